@@ -29,13 +29,11 @@ const (
 
 var hostStackNames = [hostStackSides]string{"kernel", "kernel (A/A)", "rings"}
 
-var hostStackConnections = []int{1, 64, 200}
-
 const hostStackScenario = "ping-pong of 64 octets between two processes"
 
-func hostStackSeries(side, connections int) result.Series {
-	return result.Series{Part: partHostStack, Scenario: hostStackScenario, Side: hostStackNames[side], Family: "IPv4",
-		Parameters: result.Parameters{"connections": connections}}
+func hostStackSeries(side int, c loadCase) result.Series {
+	return result.Series{Part: partHostStack, Scenario: hostStackScenario + ", " + c.String(), Side: hostStackNames[side], Family: "IPv4",
+		Parameters: result.Parameters{"connections": c.connections}}
 }
 
 // hostStackPrograms are beside the program: `make hoststack` builds them.
@@ -58,32 +56,46 @@ func runHostStack(ctx context.Context, b *bench) error {
 	if err != nil {
 		return err
 	}
-	for _, connections := range hostStackConnections {
-		for round := range b.runs {
-			if err := hostStackRound(ctx, b, library, pingpong, connections, round); err != nil {
-				return err
-			}
+	for _, c := range loadCases(false) {
+		if err := measureHostStack(ctx, b, library, pingpong, c); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func measureHostStack(ctx context.Context, b *bench, library, pingpong string, c loadCase) error {
+	if c.busy {
+		stop, err := startBusyProgram(ctx)
+		if err != nil {
+			return err
+		}
+		defer stop()
+	}
+	for round := range b.runs {
+		if err := hostStackRound(ctx, b, library, pingpong, c, round); err != nil {
+			return err
 		}
 	}
 	return nil
 }
 
 // hostStackRound has each side take its turn, another one first in each round.
-func hostStackRound(ctx context.Context, b *bench, library, pingpong string, connections, round int) error {
+func hostStackRound(ctx context.Context, b *bench, library, pingpong string, c loadCase, round int) error {
 	for turn := range hostStackSides {
 		side := (turn + round) % hostStackSides
 		preload := ""
 		if side == hostStackRings {
 			preload = library
 		}
-		sample, err := pingPong(ctx, b, pingpong, preload, connections)
+		sample, err := pingPong(ctx, b, pingpong, preload, c.connections)
 		if err != nil {
-			return fmt.Errorf("%s, %d connections: %w", hostStackNames[side], connections, err)
+			return fmt.Errorf("%s, %d connections: %w", hostStackNames[side], c.connections, err)
 		}
-		if want := map[bool]int{true: connections}[side == hostStackRings]; sample.Attached != want {
-			return fmt.Errorf("%s: %d of %d connections are on rings", hostStackNames[side], sample.Attached, connections)
+		if want := map[bool]int{true: c.connections}[side == hostStackRings]; sample.Attached != want {
+			return fmt.Errorf("%s: %d of %d connections are on rings", hostStackNames[side], sample.Attached, c.connections)
 		}
-		sample.add(b.results, side, connections)
+		sample.add(b.results, side, c)
 	}
 	return nil
 }
@@ -114,12 +126,12 @@ func pingPong(ctx context.Context, b *bench, program, preload string, connection
 	return s, json.Unmarshal(out, &s)
 }
 
-func (s pingPongSample) add(results *result.File, side, connections int) {
+func (s pingPongSample) add(results *result.File, side int, c loadCase) {
 	for _, m := range []struct {
 		metric result.Metric
 		value  float64
 	}{{metricP50, s.P50}, {metricP90, s.P90}, {metricCPU, s.ClientCPU + s.ServerCPU}} {
-		row := result.Row{Series: hostStackSeries(side, connections), Metric: m.metric}
+		row := result.Row{Series: hostStackSeries(side, c), Metric: m.metric}
 		if side != hostStackKernel {
 			row.Against = hostStackNames[hostStackKernel]
 		}
@@ -129,14 +141,14 @@ func (s pingPongSample) add(results *result.File, side, connections int) {
 
 func printHostStack(r *report) {
 	r.say("\n%s on loopback. Ratios to the kernel, median of the rounds [95 %% interval]; the CPU time is of both processes", hostStackScenario)
-	for _, connections := range hostStackConnections {
+	for _, c := range loadCases(false) {
 		of := func(side int, m result.Metric) []float64 {
-			return r.results.Samples(hostStackSeries(side, connections), m)
+			return r.results.Samples(hostStackSeries(side, c), m)
 		}
 		if len(of(hostStackKernel, metricP50)) == 0 {
 			continue
 		}
-		r.say("  %d connections: kernel p50 %.1f us, p90 %.1f us, %.1f us of CPU time for each", connections, stat.Median(of(hostStackKernel, metricP50)),
+		r.say("  %d connections, %s: kernel p50 %.1f us, p90 %.1f us, %.1f us of CPU time for each", c.connections, c, stat.Median(of(hostStackKernel, metricP50)),
 			stat.Median(of(hostStackKernel, metricP90)), stat.Median(of(hostStackKernel, metricCPU)))
 		for _, side := range []int{hostStackKernelAgain, hostStackRings} {
 			line := fmt.Sprintf("    %-12s", hostStackNames[side])

@@ -29,10 +29,10 @@ func TestHostStack(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, connections := range hostStackConnections {
+	for _, c := range loadCases(false) {
 		for side := range hostStackSides {
-			if got := r.Samples(hostStackSeries(side, connections), metricP90); len(got) != 1 || got[0] <= 0 {
-				t.Errorf("%s, %d connections: p90 %v", hostStackNames[side], connections, got)
+			if got := r.Samples(hostStackSeries(side, c), metricP90); len(got) != 1 || got[0] <= 0 {
+				t.Errorf("%s, %+v: p90 %v", hostStackNames[side], c, got)
 			}
 		}
 	}

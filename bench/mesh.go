@@ -37,32 +37,32 @@ const (
 	meshSeconds = 1 // of each run of wrk
 )
 
-// A meshCase is a load, beside another program that is always busy or not.
-type meshCase struct {
+// A loadCase is a load, beside another program that is always busy or not.
+type loadCase struct {
 	connections int
 	busy        bool
 }
 
-func meshCases(smoke bool) (all []meshCase) {
+func loadCases(smoke bool) (all []loadCase) {
 	if smoke {
-		return []meshCase{{64, false}}
+		return []loadCase{{64, false}}
 	}
 	for _, busy := range []bool{false, true} {
 		for _, connections := range []int{1, 64, 200} {
-			all = append(all, meshCase{connections, busy})
+			all = append(all, loadCase{connections, busy})
 		}
 	}
 	return all
 }
 
-func (c meshCase) String() string {
+func (c loadCase) String() string {
 	if c.busy {
 		return "beside a busy program"
 	}
 	return "alone"
 }
 
-func meshSeries(proxy string, c meshCase, side int) result.Series {
+func meshSeries(proxy string, c loadCase, side int) result.Series {
 	return result.Series{Part: partMesh, Scenario: proxy + ", " + c.String(), Side: meshNames[side], Family: "IPv4",
 		Parameters: result.Parameters{"connections": c.connections}}
 }
@@ -74,7 +74,7 @@ func runMesh(ctx context.Context, b *bench) (err error) {
 	}
 	defer func() { err = errors.Join(err, rig.end()) }()
 	for _, p := range meshProxies(b.envoy) {
-		if !slices.ContainsFunc(meshCases(b.smoke), func(c meshCase) bool { return b.wantsMesh(p.name, c) }) {
+		if !slices.ContainsFunc(loadCases(b.smoke), func(c loadCase) bool { return b.wantsMesh(p.name, c) }) {
 			continue
 		}
 		if err := rig.measureProxy(ctx, b, p); err != nil {
@@ -85,7 +85,7 @@ func runMesh(ctx context.Context, b *bench) (err error) {
 }
 
 // wantsMesh reports whether --case matches.
-func (b *bench) wantsMesh(proxy string, c meshCase) bool {
+func (b *bench) wantsMesh(proxy string, c loadCase) bool {
 	return b.only == nil || b.only.MatchString(fmt.Sprintf("%s %d %s", proxy, c.connections, c))
 }
 
@@ -101,7 +101,7 @@ func (rig *meshRig) measureProxy(ctx context.Context, b *bench, p meshProxy) err
 			return fmt.Errorf("%s: %w", meshNames[side], err)
 		}
 	}
-	for _, c := range meshCases(b.smoke) {
+	for _, c := range loadCases(b.smoke) {
 		if !b.wantsMesh(p.name, c) {
 			continue
 		}
@@ -112,15 +112,13 @@ func (rig *meshRig) measureProxy(ctx context.Context, b *bench, p meshProxy) err
 	return nil
 }
 
-func (rig *meshRig) measureCase(ctx context.Context, b *bench, proxy string, c meshCase) error {
+func (rig *meshRig) measureCase(ctx context.Context, b *bench, proxy string, c loadCase) error {
 	if c.busy {
-		ctx, stop := context.WithCancel(ctx)
-		spinner := exec.CommandContext(ctx, "sh", "-c", "while :; do :; done")
-		if err := spinner.Start(); err != nil {
-			stop()
+		stop, err := startBusyProgram(ctx)
+		if err != nil {
 			return err
 		}
-		defer func() { stop(); spinner.Wait() }()
+		defer stop()
 	}
 	for round := range min(b.runs, meshRounds) {
 		for _, side := range turns(round, meshSides) {
@@ -130,6 +128,17 @@ func (rig *meshRig) measureCase(ctx context.Context, b *bench, proxy string, c m
 		}
 	}
 	return nil
+}
+
+// startBusyProgram starts a program that always has work, until stop ends it.
+func startBusyProgram(ctx context.Context) (stop func(), err error) {
+	ctx, cancel := context.WithCancel(ctx)
+	program := exec.CommandContext(ctx, "sh", "-c", "while :; do :; done")
+	if err := program.Start(); err != nil {
+		cancel()
+		return nil, err
+	}
+	return func() { cancel(); program.Wait() }, nil
 }
 
 // meshWarmUp is how long a proxy may take to serve: a second, on a machine that is not busy.
@@ -150,7 +159,7 @@ func (rig *meshRig) warmUp(ctx context.Context, side int) error {
 }
 
 // measure runs wrk once.
-func (rig *meshRig) measure(ctx context.Context, results *result.File, proxy string, c meshCase, side int) error {
+func (rig *meshRig) measure(ctx context.Context, results *result.File, proxy string, c loadCase, side int) error {
 	before, err := rig.skipped(side)
 	if err != nil {
 		return err
@@ -192,13 +201,13 @@ func (rig *meshRig) measure(ctx context.Context, results *result.File, proxy str
 func printMesh(r *report) {
 	r.say("\nwrk in a pod, through the proxy in the same pod, to a web server on another host; answers of %d bytes. Medians, and ratios to netfilter [95 %% interval]", answerLength)
 	for _, p := range meshProxies("") {
-		for _, c := range meshCases(false) {
+		for _, c := range loadCases(false) {
 			printMeshCase(r, p.name, c)
 		}
 	}
 }
 
-func printMeshCase(r *report, proxy string, c meshCase) {
+func printMeshCase(r *report, proxy string, c loadCase) {
 	of := func(side int, m result.Metric) []float64 { return r.results.Samples(meshSeries(proxy, c, side), m) }
 	if len(of(meshNetfilter, metricPerSecond)) == 0 {
 		return
