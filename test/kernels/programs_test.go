@@ -132,12 +132,14 @@ func wantLoaded(t *testing.T, d *datapath.Datapath, bpffs string) {
 	} {
 		spec, err := load()
 		must(t, err)
+		if spec.Programs[datapath.MeshProgBeelineMeshMessage] != nil && d.Unskipped != "" {
+			t.Log(d.Unskipped)
+			wantVerified(t, spec)
+			delete(spec.Programs, datapath.MeshProgBeelineMeshMessage)
+			delete(spec.Programs, datapath.MeshProgBeelineMeshRead)
+		}
+		delete(spec.Programs, datapath.MeshProgBeelineMeshUnread) // uses no table; loaded with the one for messages
 		for name := range spec.Programs {
-			if name == datapath.MeshProgBeelineMeshMessage && d.Unskipped != "" {
-				t.Log(d.Unskipped)
-				wantVerified(t, spec)
-				continue
-			}
 			if _, ok := loaded[name]; !ok {
 				t.Errorf("%s is not loaded; the loaded programs are %v", name, loaded)
 			}
