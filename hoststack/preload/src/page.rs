@@ -153,9 +153,16 @@ pub fn list(side: &Side, role: Role, server: End, client: End) {
 /// Of an entry that is being written.
 const RESERVED: u32 = u32::MAX;
 
+/// Where the next look for a free entry begins, so that a look is short although many are taken.
+static NEXT: AtomicU32 = AtomicU32::new(0);
+
+/// Entries of ended processes are looked for among so many: each is a system call.
+const ENDED_LOOKS: usize = 64;
+
 /// take reserves an entry that is free, or else one whose process has ended.
 fn take() -> Option<(u32, &'static Entry)> {
-    let all = || (1..=ENTRIES as u32).map_while(|number| Some((number, entry(number)?)));
+    let first = NEXT.load(Ordering::Relaxed);
+    let all = || (first..first + ENTRIES as u32).map(|i| i % ENTRIES as u32 + 1).map_while(|n| Some((n, entry(n)?)));
     let get = |entry: &Entry, of: u32| {
         entry.process.compare_exchange(of, RESERVED, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     };
@@ -163,7 +170,12 @@ fn take() -> Option<(u32, &'static Entry)> {
         let process = entry.process.load(Ordering::Relaxed);
         process != RESERVED && lock::has_ended(process) && get(entry, process)
     };
-    all().find(|(_, entry)| get(entry, 0)).or_else(|| all().find(|(_, entry)| ended(entry)))
+    let is_free = |entry: &Entry| entry.process.load(Ordering::Relaxed) == 0 && get(entry, 0);
+    let taken = all().find(|(_, entry)| is_free(entry));
+    let taken = taken.or_else(|| all().take(ENDED_LOOKS).find(|(_, entry)| ended(entry)));
+    let looked = taken.map_or(first + ENDED_LOOKS as u32, |(number, _)| number);
+    NEXT.store(looked % ENTRIES as u32, Ordering::Relaxed);
+    taken
 }
 
 /// note stores where both directions are now.

@@ -10,7 +10,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"strings"
 )
 
 const maxEnvironment = 1 << 20
@@ -97,8 +96,6 @@ func causeOf(program, own *elf.File, isGo bool) string {
 		return "a static Go program: no loader reads LD_PRELOAD"
 	case loader == "":
 		return "a static program: no loader reads LD_PRELOAD"
-	case strings.Contains(loader, "musl"):
-		return "its C library is musl, for which the library is not built"
 	}
 	return "the loader did not load it: see what the program printed when it started; is the file in its container, and readable?"
 }

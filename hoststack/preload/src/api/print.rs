@@ -16,25 +16,15 @@ extern "C" {
     fn vasprintf(to: *mut *mut c_char, format: Text, list: List) -> c_int;
 }
 
-/// # Safety
-/// As for the function of this name in the C library.
-#[no_mangle]
-pub unsafe extern "C" fn vdprintf(fd: c_int, format: Text, list: List) -> c_int {
-    // SAFETY: the caller keeps the contract of the C library's function.
-    unsafe {
+exported! {
+    fn vdprintf(fd: c_int, format: Text, list: List) -> c_int {
         match table::session(fd) {
             Some(_) => print(fd, format, list),
             None => real::vdprintf(fd, format, list),
         }
     }
-}
 
-/// # Safety
-/// As for the function of this name in the C library.
-#[no_mangle]
-pub unsafe extern "C" fn __vdprintf_chk(fd: c_int, flag: c_int, format: Text, list: List) -> c_int {
-    // SAFETY: the caller keeps the contract of the C library's function.
-    unsafe {
+    fn __vdprintf_chk(fd: c_int, flag: c_int, format: Text, list: List) -> c_int {
         match table::session(fd) {
             Some(_) => print(fd, format, list),
             None => real::__vdprintf_chk(fd, flag, format, list),
