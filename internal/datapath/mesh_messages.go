@@ -78,10 +78,23 @@ func forgetMeshReaders(bpffs string) error {
 		return err
 	}
 	defer m.Close()
-	readers, err := kernelHash[uint64, MeshMeshReader]{MeshMapMeshReaders, m}.All()
+	table := kernelHash[uint64, MeshMeshReader]{MeshMapMeshReaders, m}
+	readers, err := table.All()
 	for cookie := range readers {
-		if e := m.Delete(cookie); e != nil && !errors.Is(e, ebpf.ErrKeyNotExist) {
-			err = errors.Join(err, e)
+		err = errors.Join(err, table.Delete(cookie))
+	}
+	return err
+}
+
+// ForgetMeshMembers deletes the rows of sockets in network namespaces for whose cookie gone returns true: no program
+// has seen the end of sockets that outlived the programs at their cgroup. Messages of one that is still open take TCP.
+func (d *Datapath) ForgetMeshMembers(gone func(netns uint64) bool) error {
+	members := kernelHash[MeshMeshTuple, MeshMeshMember]{MeshMapMeshMembers, d.maps[MeshMapMeshMembers]}
+	readers := kernelHash[uint64, MeshMeshReader]{MeshMapMeshReaders, d.maps[MeshMapMeshReaders]}
+	all, err := members.All()
+	for tuple, member := range all {
+		if gone(tuple.Netns) {
+			err = errors.Join(err, members.Delete(tuple), readers.Delete(member.Cookie))
 		}
 	}
 	return err

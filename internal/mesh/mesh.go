@@ -46,6 +46,8 @@ type Shortcut struct {
 	started bool
 	nodes   []netip.Addr
 	turn    int // number of calls of Repair
+	// strangers are network namespaces that have members of the sockmap, and had no pod at the last audit.
+	strangers map[uint64]bool
 
 	mu      sync.Mutex
 	pods    []Pod // those of Config.Cgroups, and after them those of Kubernetes
@@ -325,5 +327,20 @@ func (s *Shortcut) Audit() (repaired []string, err error) {
 	s.mu.Unlock()
 	s.repair(false, true)
 	s.removeOthers()
-	return repaired, errors.Join(s.datapath.SetMeshNodeAddresses(s.nodes), s.datapath.ForgetMeshHandshakes())
+	return repaired, errors.Join(s.datapath.SetMeshNodeAddresses(s.nodes), s.datapath.ForgetMeshHandshakes(), s.forgetMembers())
+}
+
+// forgetMembers deletes what is left of the sockets of former pods. The namespace of a new pod is found soon, so one
+// that has no pod at two audits has none.
+func (s *Shortcut) forgetMembers() error {
+	pods, strangers := s.Pods(), map[uint64]bool{}
+	err := s.datapath.ForgetMeshMembers(func(netns uint64) bool {
+		if slices.ContainsFunc(pods, func(p Pod) bool { return p.Namespace == netns }) {
+			return false
+		}
+		strangers[netns] = true
+		return s.strangers[netns]
+	})
+	s.strangers = strangers
+	return err
 }
