@@ -21,8 +21,9 @@ type result struct {
 	tally
 	err     error // of the command
 	seconds float64
-	lines   int    // printed by the step
-	last    string // of these, cut to a terminal's width
+	cpu     time.Duration // of the command and all processes that it has waited for
+	lines   int           // printed by the step
+	last    string        // of these, cut to a terminal's width
 	held    strings.Builder
 }
 
@@ -67,6 +68,7 @@ func (r *result) run(interrupted context.Context, c *console, log io.Writer) {
 	watched := context.AfterFunc(interrupted, func() { syscall.Kill(-cmd.Process.Pid, syscall.SIGINT) })
 	readErr := r.read(read, c, log)
 	r.err = errors.Join(cmd.Wait(), readErr)
+	r.cpu = cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()
 	watched()
 	c.end(r)
 	r.finish(c)

@@ -46,18 +46,19 @@ func summarize(c *console, results []*result, logPath string) (ok bool) {
 }
 
 func printTotals(c *console, results []*result) {
-	c.print(fmt.Sprintf("%-24s %8s %8s %8s %8s", "", "passed", "failed", "skipped", "seconds"))
+	c.print(fmt.Sprintf("%-24s %8s %8s %8s %8s %8s", "", "passed", "failed", "skipped", "seconds", "of CPU"))
 	var passed, failed, skipped int
+	var cpu time.Duration
 	for _, r := range results {
 		p, f, s := r.done(), len(r.failed()), len(r.with("skip"))
 		if f == 0 && !r.ok() {
 			f = 1 // the command itself
 		}
-		passed, failed, skipped = passed+p, failed+f, skipped+s
-		c.print(fmt.Sprintf("%-24s %8d %8d %8d %8.0f", r.name, p, f, s, r.seconds))
+		passed, failed, skipped, cpu = passed+p, failed+f, skipped+s, cpu+r.cpu
+		c.print(fmt.Sprintf("%-24s %8d %8d %8d %8.0f %8.0f", r.name, p, f, s, r.seconds, r.cpu.Seconds()))
 	}
 	if len(results) > 1 {
-		c.print(fmt.Sprintf("%-24s %8d %8d %8d %8.0f", "total", passed, failed, skipped, time.Since(c.begun).Seconds()))
+		c.print(fmt.Sprintf("%-24s %8d %8d %8d %8.0f %8.0f", "total", passed, failed, skipped, time.Since(c.begun).Seconds(), cpu.Seconds()))
 	}
 }
 
