@@ -4,7 +4,7 @@ package judge
 
 import (
 	"fmt"
-	"maps"
+	"math/bits"
 	"math/rand/v2"
 	"slices"
 	"sync"
@@ -14,32 +14,34 @@ const (
 	probesEach = 10 // of a scenario
 	// How many are drawn for each one that is used: the one with the most pairs of facts that no earlier
 	// case has.
-	scenarioDraws, probeDraws = 6, 8
+	scenarioDraws, probeDraws = 16, 8
 )
+
 
 // Generate makes the cases of n scenarios. The same seed makes the same cases.
 func Generate(seed uint64, n int) []*Case {
 	random := rand.New(rand.NewPCG(seed, 0))
-	seen := pairs{}
+	seen := new(pairs)
 	var all []*Case
 	for number := range n {
 		var best []*Case
-		var bestNew pairs
+		var bestNew *pairs
+		most := -1
 		for range scenarioDraws {
 			cases, fresh := drawCases(random, drawScenario(random, number), seen)
-			if best == nil || len(fresh) > len(bestNew) {
-				best, bestNew = cases, fresh
+			if news := fresh.without(seen); news > most {
+				best, bestNew, most = cases, fresh, news
 			}
 		}
-		maps.Copy(seen, bestNew)
+		seen.addAll(bestNew)
 		all = append(all, best...)
 	}
 	return all
 }
 
-// drawCases draws probes of a scenario, and returns which pairs they are the first to have.
-func drawCases(random *rand.Rand, s Scenario, seen pairs) (cases []*Case, fresh pairs) {
-	fresh = pairs{}
+// drawCases draws probes of a scenario, and returns their pairs.
+func drawCases(random *rand.Rand, s Scenario, seen *pairs) (cases []*Case, all *pairs) {
+	all = new(pairs)
 	var probes []Probe
 	for i := range probesEach {
 		var best *Case
@@ -53,7 +55,7 @@ func drawCases(random *rand.Rand, s Scenario, seen pairs) (cases []*Case, fresh 
 			if slices.Contains(probes, c.Probe) {
 				continue
 			}
-			if news := c.newPairs(seen, fresh); news > bestNew {
+			if news := seen.lacks(c.factNumbers(), all); news > bestNew {
 				best, bestNew = c, news
 			}
 		}
@@ -62,30 +64,35 @@ func drawCases(random *rand.Rand, s Scenario, seen pairs) (cases []*Case, fresh 
 		}
 		probes = append(probes, best.Probe)
 		cases = append(cases, best)
-		fresh.add(best)
+		all.add(best.factNumbers())
 		if s.Affinity {
 			again := *best
 			again.ID, again.Sticky = best.ID+"s", true
 			cases = append(cases, &again)
-			fresh.add(&again)
+			all.add(again.factNumbers())
 		}
 	}
-	return cases, fresh
+	return cases, all
 }
 
-// pairs are pairs of facts in cases, as their numbers.
-type pairs map[[2]uint16]bool
+// maxFacts is the most facts that there may be, such as "from=pod".
+const maxFacts = 512
 
-// factNumbers are short names of facts such as "from=pod".
+// pairs is a set of pairs of facts in cases: a bit for each two numbers of facts, the first that of the fact whose name
+// is first. There are many more lookups than pairs.
+type pairs [maxFacts][maxFacts / 64]uint64
+
+// factNumbers are the numbers of facts, by name and value.
 var factNumbers = struct {
 	sync.Mutex
 	of map[[2]string]uint16
 }{of: map[[2]string]uint16{}}
 
-func (c *Case) pairs(each func([2]uint16)) {
+func (c *Case) factNumbers() []uint16 {
 	facts := c.Facts()
 	numbers := make([]uint16, len(caseFacts))
 	factNumbers.Lock()
+	defer factNumbers.Unlock()
 	for i, name := range caseFacts {
 		fact := [2]string{name, facts[name]}
 		number, known := factNumbers.of[fact]
@@ -95,24 +102,45 @@ func (c *Case) pairs(each func([2]uint16)) {
 		}
 		numbers[i] = number
 	}
-	factNumbers.Unlock()
+	return numbers
+}
+
+func (p *pairs) add(numbers []uint16) {
 	for i, a := range numbers {
 		for _, b := range numbers[i+1:] {
-			each([2]uint16{a, b})
+			p[a][b/64] |= 1 << (b % 64)
 		}
 	}
 }
 
-func (p pairs) add(c *Case) { c.pairs(func(pair [2]uint16) { p[pair] = true }) }
-
-func (c *Case) newPairs(seen, fresh pairs) int {
-	count := 0
-	c.pairs(func(pair [2]uint16) {
-		if !seen[pair] && !fresh[pair] {
-			count++
+// lacks is how many pairs of a case are in neither set.
+func (p *pairs) lacks(numbers []uint16, other *pairs) (n int) {
+	for i, a := range numbers {
+		for _, b := range numbers[i+1:] {
+			if (p[a][b/64]|other[a][b/64])>>(b%64)&1 == 0 {
+				n++
+			}
 		}
-	})
-	return count
+	}
+	return n
+}
+
+func (p *pairs) addAll(other *pairs) {
+	for a := range p {
+		for i := range p[a] {
+			p[a][i] |= other[a][i]
+		}
+	}
+}
+
+// without is how many pairs are in p and not in other.
+func (p *pairs) without(other *pairs) (n int) {
+	for a := range p {
+		for i := range p[a] {
+			n += bits.OnesCount64(p[a][i] &^ other[a][i])
+		}
+	}
+	return n
 }
 
 // pick draws one of several; one that is listed twice is drawn twice as often.

@@ -14,7 +14,7 @@ import (
 
 var (
 	liveSeed    = flag.Uint64("live.seed", 1, "seed of the random live changes; 0: from the clock")
-	liveChanges = flag.Int("live.changes", 40, "how many random live changes to make")
+	liveChanges = flag.Int("live.changes", 40, "how many random live changes to make; with -short no more than 20")
 )
 
 // changesEach is the number of random changes before both sides are compared.
@@ -101,6 +101,9 @@ func (l *live) random(t *testing.T) {
 		*liveSeed = uint64(time.Now().UnixNano())
 	}
 	t.Logf("-live.seed=%d", *liveSeed)
+	if testing.Short() {
+		*liveChanges = min(*liveChanges, 20)
+	}
 	r := rand.New(rand.NewPCG(*liveSeed, 0))
 	start := base(15)
 	subject, probes := &start, questions("clusterIP", "nodePort", "ingress")

@@ -87,7 +87,7 @@ func (r *report) showAll(t *testing.T) {
 // applies to some.
 func (r *report) wantWhole(t *testing.T, differences []*Difference) {
 	t.Helper()
-	if n, want := len(r.all), 2000; n < want && *scenarios >= scenariosByDefault {
+	if n, want := len(r.all), 8*(*scenarios); n < want && *scenarios >= scenariosShort {
 		t.Errorf("%d cases were judged, want at least %d", n, want)
 	}
 	for _, row := range differences {
