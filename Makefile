@@ -39,14 +39,15 @@ SCRIPTS := hoststack/programs/run scripts/hoststack scripts/manifests scripts/in
 SUITE = bin/suite
 # lint vets all packages. The program is the one that users get.
 GO_TEST = BEELINE_PROGRAM=$(CURDIR)/bin/beeline go test -json -vet=off
+PACKAGES_TEST = $(GO_TEST) -p $(shell echo $$(($$(nproc) + 1))) -timeout 60m
 # test/churn simulates a node under load, so nothing else runs at the same time. The slowest packages
-# start first, so that no CPU is idle at the end. The emulated machine has one CPU and never waits, and the
+# start first, so that no CPU is idle at the end, and one more than there are CPUs, because tests wait. The emulated machine has one CPU and never waits, and the
 # benchmark runs one part after the other: they get the time that the packages leave. The tests of the cluster
 # often wait, so they run beside those of the deployment.
 # -short skips tests of the cluster and the benchmark that take a minute or more, and runs most tests of the edge for
 # one of tc and XDP; test-full runs all.
 ALL_PACKAGES = $(shell go list ./...)
-LONG_PACKAGES = $(filter %/test/edge %/test/packet %/test/socket %/test/soak,$(ALL_PACKAGES))
+LONG_PACKAGES = $(addprefix $(shell go list -m)/,test/edge test/socket test/soak test/packet test/pod test/gateway test/mesh internal/datapath)
 MOST_PACKAGES = $(LONG_PACKAGES) $(filter-out %/test/churn $(LONG_PACKAGES),$(ALL_PACKAGES))
 # A module of its own, because Kubernetes is large. Linters and vet skip its program:
 # they would analyse all of Kubernetes for two short files.
@@ -145,7 +146,7 @@ check: lint ## lint, and the unit tests of internal/ and cmd/, for daily work (r
 
 test: build hoststack lint controlplane monitoring build/envoy ## lint, and all tests except the slow ones (root)
 	@$(SUITE) --log build/test.json \
-		--go 'packages=$(GO_TEST) -short -timeout 60m $(MOST_PACKAGES)' \
+		--go 'packages=$(PACKAGES_TEST) -short $(MOST_PACKAGES)' \
 		--beside --run 'Linux 6.1, emulated=scripts/kernels --smoke' \
 		--then --go 'benchmark=$(BENCH_TEST) -short -timeout 60m ./...' \
 		--go 'churn=$(GO_TEST) -timeout 15m ./test/churn' \
@@ -157,7 +158,7 @@ test: build hoststack lint controlplane monitoring build/envoy ## lint, and all 
 test-full: build hoststack lint controlplane monitoring build/envoy ## all tests, also those that -short skips above, with the race detector where it helps (root)
 	@$(SUITE) --log build/test-full.json \
 		--go 'races=CGO_ENABLED=1 $(GO_TEST) -timeout 30m -race ./internal/...' \
-		--go 'packages=$(GO_TEST) -timeout 60m -count=1 $(MOST_PACKAGES)' \
+		--go 'packages=$(PACKAGES_TEST) -count=1 $(MOST_PACKAGES)' \
 		--go 'churn=$(GO_TEST) -timeout 15m -count=1 ./test/churn' \
 		--run 'host stack=scripts/hoststack test' \
 		--run 'suites of others=scripts/hoststack suites' \

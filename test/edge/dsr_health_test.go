@@ -106,77 +106,74 @@ func (w *world) serveTLS(ca *authority, pod string) {
 // others. Once it accepts them, they are up again. The VIPs are the balancer's own addresses, as in
 // docs/operate/dsr.md.
 func TestHealthChecksGoByDSR(t *testing.T) {
-	for _, test := range []struct{ kind, mode, words string }{
-		{"ipip", "tc", "through IPIP to "}, {"ipip", "xdp", "through IPIP to "},
-		{"geneve", "tc", "through Geneve to "}, {"opt", "tc", "through an IP option to "},
-	} {
-		t.Run(test.kind+" "+test.mode, func(t *testing.T) {
-			flags := []string{"--edge-mode=" + test.mode, "--dsr=" + test.kind}
-			w := newWorldOf(t, threeNodes, flags...)
-			own, ca := addresses(w.agent.Host, 0), newAuthority(t)
-			if test.kind != "opt" { // clients cannot be balancers, and the balancer probes from its own address
-				flags = append(flags, fmt.Sprintf("--dsr-balancers=%s/32,%s/128", own[0].Addr(), own[1].Addr()))
-			}
-			b := w.agentOn("node-b", flags...)
-			w.agentOn("node-c", flags...)
-			var endpoints []netip.AddrPort
+	inVariants(t, dsrVariants, func(t *testing.T, variant string) {
+		kind, mode, _ := strings.Cut(variant, " ")
+		words := map[string]string{"ipip": "through IPIP to ", "geneve": "through Geneve to ", "opt": "through an IP option to "}[kind]
+		flags := []string{"--edge-mode=" + mode, "--dsr=" + kind}
+		w := newWorldOf(t, threeNodes, flags...)
+		own, ca := addresses(w.agent.Host, 0), newAuthority(t)
+		if kind != "opt" { // clients cannot be balancers, and the balancer probes from its own address
+			flags = append(flags, fmt.Sprintf("--dsr-balancers=%s/32,%s/128", own[0].Addr(), own[1].Addr()))
+		}
+		b := w.agentOn("node-b", flags...)
+		w.agentOn("node-c", flags...)
+		var endpoints []netip.AddrPort
+		for _, pod := range []string{"b1", "c1"} {
+			endpoints = append(endpoints, addresses(w.Host(pod), 0)...)
+			w.serveTLS(ca, pod)
+		}
+		file := w.checkedManifest(endpoints, func(a netip.Addr) string {
 			for _, pod := range []string{"b1", "c1"} {
-				endpoints = append(endpoints, addresses(w.Host(pod), 0)...)
-				w.serveTLS(ca, pod)
-			}
-			file := w.checkedManifest(endpoints, func(a netip.Addr) string {
-				for _, pod := range []string{"b1", "c1"} {
-					if h := w.Host(pod); a == h.Addr4 || a == h.Addr6 {
-						return ", nodeName: " + h.Node.Name
-					}
-				}
-				return ""
-			})
-			for _, a := range w.agents {
-				a.Manifests = file
-			}
-			for n := range checkedServices {
-				for family := range 2 {
-					vip := checkedVIP(n, family)
-					w.must(addRoute(w.Host("fabric"), "node-a", &netlink.Route{Dst: netlink.NewIPNet(vip.AsSlice()), Gw: own[family].Addr().AsSlice()}))
-					w.must(w.agent.Host.AddAddress("lo", netip.PrefixFrom(vip, vip.BitLen())))
+				if h := w.Host(pod); a == h.Addr4 || a == h.Addr6 {
+					return ", nodeName: " + h.Node.Name
 				}
 			}
-			w.startAgents()
-			targets := 2 * len(endpoints) / 2 * len(checkedServices)
-			served := func(pods ...string) {
-				t.Helper()
-				for family := range 2 {
-					w.wantServed("tcp", netip.AddrPortFrom(checkedVIP(0, family), 80), pods...)
-					w.wantServed("tcp", netip.AddrPortFrom(checkedVIP(3, family), 80), pods...)
-				}
-			}
-			w.wantChecked(targets, "")
-			served("b1", "c1")
-			show, err := w.agent.CLI("service", "show", "site")
-			w.must(err)
-			if n := strings.Count(show, "("+test.words); n != len(endpoints) {
-				t.Errorf("service show contains %d times that checks go %s:\n%s", n, test.words, show)
-			}
-
-			w.must(b.Kill())
-			_, err = b.CLI("cleanup")
-			w.must(err)
-			w.wantChecked(targets, test.words, w.Host("b1").Addr4, w.Host("b1").Addr6)
-			list, err := w.agent.CLI("backend", "list")
-			w.must(err)
-			if !strings.Contains(list, "down") || !strings.Contains(list, test.words) {
-				t.Errorf("backend list does not say what failed:\n%s", list)
-			}
-			for _, a := range addresses(w.Host("b1"), lab.PortTCP) {
-				if _, err := w.askAs("node-a", "tcp", a); err != nil {
-					t.Errorf("b1 does not answer at its own address: %v", err)
-				}
-			}
-			served("c1")
-			w.must(b.Start())
-			w.wantChecked(targets, "")
-			served("b1", "c1")
+			return ""
 		})
-	}
+		for _, a := range w.agents {
+			a.Manifests = file
+		}
+		for n := range checkedServices {
+			for family := range 2 {
+				vip := checkedVIP(n, family)
+				w.must(addRoute(w.Host("fabric"), "node-a", &netlink.Route{Dst: netlink.NewIPNet(vip.AsSlice()), Gw: own[family].Addr().AsSlice()}))
+				w.must(w.agent.Host.AddAddress("lo", netip.PrefixFrom(vip, vip.BitLen())))
+			}
+		}
+		w.startAgents()
+		targets := 2 * len(endpoints) / 2 * len(checkedServices)
+		served := func(pods ...string) {
+			t.Helper()
+			for family := range 2 {
+				w.wantServed("tcp", netip.AddrPortFrom(checkedVIP(0, family), 80), pods...)
+				w.wantServed("tcp", netip.AddrPortFrom(checkedVIP(3, family), 80), pods...)
+			}
+		}
+		w.wantChecked(targets, "")
+		served("b1", "c1")
+		show, err := w.agent.CLI("service", "show", "site")
+		w.must(err)
+		if n := strings.Count(show, "("+words); n != len(endpoints) {
+			t.Errorf("service show contains %d times that checks go %s:\n%s", n, words, show)
+		}
+
+		w.must(b.Kill())
+		_, err = b.CLI("cleanup")
+		w.must(err)
+		w.wantChecked(targets, words, w.Host("b1").Addr4, w.Host("b1").Addr6)
+		list, err := w.agent.CLI("backend", "list")
+		w.must(err)
+		if !strings.Contains(list, "down") || !strings.Contains(list, words) {
+			t.Errorf("backend list does not say what failed:\n%s", list)
+		}
+		for _, a := range addresses(w.Host("b1"), lab.PortTCP) {
+			if _, err := w.askAs("node-a", "tcp", a); err != nil {
+				t.Errorf("b1 does not answer at its own address: %v", err)
+			}
+		}
+		served("c1")
+		w.must(b.Start())
+		w.wantChecked(targets, "")
+		served("b1", "c1")
+	})
 }

@@ -35,6 +35,9 @@ func startDSR(t *testing.T, kind, mode string, flags ...string) *world {
 	return w
 }
 
+// dsrVariants are the kinds of DSR with the hook of the balancer.
+var dsrVariants = []string{"ipip tc", "ipip xdp", "geneve tc", "opt tc"}
+
 // withEachDSR runs a test for tc and for XDP in a world in which annotations give Services their kind of DSR:
 // applyKinds.
 func withEachDSR(t *testing.T, flags []string, f func(t *testing.T, w *world)) {

@@ -57,9 +57,10 @@ endpoints:
 // packets by --dsr-balancers. Without that flag they drop and count them. (Not so for opt, which has no outer
 // source.)
 func TestStandAloneDSR(t *testing.T) {
-	for _, test := range []struct{ kind, mode string }{{"ipip", "tc"}, {"ipip", "xdp"}, {"geneve", "tc"}, {"opt", "tc"}} {
-		t.Run(test.kind+" "+test.mode, func(t *testing.T) { standAloneDSR(t, test.kind, test.mode) })
-	}
+	inVariants(t, dsrVariants, func(t *testing.T, variant string) {
+		kind, mode, _ := strings.Cut(variant, " ")
+		standAloneDSR(t, kind, mode)
+	})
 }
 
 func standAloneDSR(t *testing.T, kind, mode string) {

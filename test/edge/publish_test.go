@@ -35,17 +35,22 @@ func nth(prefix string, n int) netip.Addr {
 	return addr
 }
 
-// inModes runs a test for tc and for XDP. With -short half of the tests run for tc only and half for XDP only:
-// test/packet compares the programs of both with the same model.
+// inModes runs a test for tc and for XDP, with -short for one of them.
 func inModes(t *testing.T, f func(t *testing.T, mode string)) {
+	inVariants(t, []string{"tc", "xdp"}, f)
+}
+
+// inVariants runs a test in each variant. With -short it runs in one, which depends on the test's name: test/packet
+// compares the programs of all variants with the same model.
+func inVariants(t *testing.T, variants []string, f func(t *testing.T, variant string)) {
 	name := fnv.New32()
 	io.WriteString(name, t.Name())
-	for i, mode := range []string{"tc", "xdp"} {
-		t.Run(mode, func(t *testing.T) {
-			if testing.Short() && name.Sum32()%2 != uint32(i) {
-				t.Skip("-short: only for the other of tc and XDP")
+	for i, variant := range variants {
+		t.Run(variant, func(t *testing.T) {
+			if testing.Short() && name.Sum32()%uint32(len(variants)) != uint32(i) {
+				t.Skip("-short: only in another variant")
 			}
-			f(t, mode)
+			f(t, variant)
 		})
 	}
 }

@@ -17,7 +17,7 @@ import (
 
 var (
 	seedFlag    = flag.Uint64("seed", 1, "seed of TestModel's tables and packets; 0: from the clock")
-	packetsFlag = flag.Int("packets", 200_000, "how many packets TestModel generates")
+	packetsFlag = flag.Int("packets", 200_000, "how many packets TestModel generates; with -short no more than 100,000")
 	roundFlag   = flag.Uint64("round", 0, "TestModel's first round of 500 packets at each hook: each starts without state, so a failed one can be repeated")
 	lastingFlag = flag.Duration("lasting", 0, "how long TestModel generates packets instead, half of it at each hook")
 )
@@ -37,6 +37,9 @@ func TestModel(t *testing.T) {
 		seed = uint64(time.Now().UnixNano())
 	}
 	t.Logf("-seed=%d", seed)
+	if testing.Short() {
+		*packetsFlag = min(*packetsFlag, enoughPackets)
+	}
 	for n, at := range []hook{atIngress, atXDP} {
 		t.Run(string(at), func(t *testing.T) {
 			w := newWorld(t, limits{})

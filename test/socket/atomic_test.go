@@ -71,7 +71,11 @@ func TestChangesAreAtomic(t *testing.T) {
 		loads = append(loads, w.startLoad(f.name, from, f, f.clusterIP(1), "a2 a3 b1 b2"))
 	}
 	order := rand.New(rand.NewPCG(1, 2)) // the same each time
-	for i := range 200 {
+	changes := 200
+	if testing.Short() {
+		changes = 70
+	}
+	for i := range changes {
 		v := variants[order.IntN(len(variants))]
 		w.apply("web", w.objectsOf(v)...)
 		for _, from := range w.hosts("a1 b1 node-a") {

@@ -17,7 +17,6 @@ const (
 	scenarioDraws, probeDraws = 16, 8
 )
 
-
 // Generate makes the cases of n scenarios. The same seed makes the same cases.
 func Generate(seed uint64, n int) []*Case {
 	random := rand.New(rand.NewPCG(seed, 0))
