@@ -41,9 +41,9 @@ SUITE = bin/suite
 GO_TEST = BEELINE_PROGRAM=$(CURDIR)/bin/beeline go test -json -vet=off
 PACKAGES_TEST = $(GO_TEST) -p $(shell echo $$(($$(nproc) + 1))) -timeout 60m
 # test/churn simulates a node under load, so nothing else runs at the same time. The slowest packages
-# start first, so that no CPU is idle at the end, and one more than there are CPUs, because tests wait. The emulated machine has one CPU and never waits, and the
-# benchmark runs one part after the other: they get the time that the packages leave. The tests of the cluster
-# often wait, so they run beside those of the deployment.
+# start first, and one more than there are CPUs, because tests wait. The emulated machine has one CPU and never
+# waits, and the benchmark runs one part after the other: they get the time that the packages leave. The tests of
+# the cluster often wait, so they run beside those of the deployment.
 # -short skips tests of the cluster and the benchmark that take a minute or more, and runs most tests of the edge for
 # one of tc and XDP; test-full runs all.
 ALL_PACKAGES = $(shell go list ./...)
@@ -149,10 +149,10 @@ test: build hoststack lint controlplane monitoring build/envoy ## lint, and all 
 		--go 'packages=$(PACKAGES_TEST) -short $(MOST_PACKAGES)' \
 		--beside --run 'Linux 6.1, emulated=scripts/kernels --smoke' \
 		--then --go 'benchmark=$(BENCH_TEST) -short -timeout 60m ./...' \
-		--go 'churn=$(GO_TEST) -timeout 15m ./test/churn' \
-		--run 'host stack=scripts/hoststack test' \
+		--go 'churn=$(GO_TEST) -timeout 15m ./test/churn -churn=15s' \
 		--go 'cluster=$(CLUSTER_TEST) -short -timeout 40m $(CLUSTER_PACKAGES)' \
-		--beside --go 'monitoring=$(MONITORING_TEST) -timeout 10m ./...' \
+		--beside --run 'host stack=scripts/hoststack test' \
+		--then --go 'monitoring=$(MONITORING_TEST) -timeout 10m ./...' \
 		--beside --go 'deployment=$(DEPLOY_TEST) -timeout 20m ./...'
 
 test-full: build hoststack lint controlplane monitoring build/envoy ## all tests, also those that -short skips above, with the race detector where it helps (root)

@@ -38,7 +38,11 @@ func TestKilledAfterEachOperation(t *testing.T) {
 	r := newRand(t)
 	killed := errors.New("the agent is dead")
 	stops := 0
-	for range 25 {
+	changes := 25
+	if testing.Short() {
+		changes = 10
+	}
+	for range changes {
 		before, after := randomPlans(r, 5), randomPlans(r, 5)
 		oldState, newState := stateOf(before), stateOf(after)
 		for stop, done := 0, false; !done; stop++ {

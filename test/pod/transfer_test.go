@@ -26,7 +26,9 @@ func TestTransfers(t *testing.T) {
 		name string
 		run  func(*world)
 	}{
-		{"50 MB each way", func(w *world) { w.transfers(1600, w.stream("a1", "a2", 0, 0), w.stream("a1", "b1", 1, 0)) }},
+		{"50 MB each way, or 16", func(w *world) {
+			w.transfers(lengthOf(1600, 500), w.stream("a1", "a2", 0, 0), w.stream("a1", "b1", 1, 0))
+		}},
 		{"without checksum offload", (*world).withoutOffload},
 		{"fragments", (*world).fragments},
 		{"slow uplink", (*world).slowUplink},
@@ -39,6 +41,14 @@ func TestTransfers(t *testing.T) {
 	if n := w.invalid("node-a") + w.invalid("node-b"); n > 0 {
 		t.Errorf("%d packets were dropped as invalid", n)
 	}
+}
+
+// lengthOf is the length of a transfer, and that with -short.
+func lengthOf(full, short int64) int64 {
+	if testing.Short() {
+		return short
+	}
+	return full
 }
 
 // toBoth are streams between pods of one node and of two, in both families.
