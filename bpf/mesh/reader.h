@@ -19,6 +19,9 @@
 /* The number of reads after which a program is known. */
 #define MESH_READS 16
 
+/* The number of a pod's programs that may be known: processes can change their names. */
+#define MESH_PROGRAMS_OF_POD 64
+
 /* Readers by the cookies of their sockets, those of `mesh_sockets`. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
@@ -28,12 +31,14 @@ struct {
 	__type(value, struct mesh_reader);
 } mesh_readers SEC(".maps");
 
+/* The agent deletes the rows of former pods. */
 struct {
-	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__uint(max_entries, 16384);
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 65536);
 	__type(key, struct mesh_program_key);
 	__type(value, struct mesh_program);
-} mesh_programs SEC(".maps");
+} mesh_pod_programs SEC(".maps");
 
 /* The program of the calling process. */
 static __always_inline void mesh_current_program(struct mesh_program_key *key, __u64 netns)
@@ -46,15 +51,30 @@ static __always_inline void mesh_current_program(struct mesh_program_key *key, _
 	bpf_core_read_str(key->name, sizeof(key->name), &leader->comm);
 }
 
+static __always_inline struct mesh_program *
+mesh_make_program_row(const struct mesh_program_key *key)
+{
+	struct mesh_program none = {};
+
+	bpf_map_update_elem(&mesh_pod_programs, key, &none, BPF_NOEXIST);
+	return bpf_map_lookup_elem(&mesh_pod_programs, key);
+}
+
+/* The row of a program; NULL if its pod has too many, or the table is full. CPUs may make a row more
+ * than that, which does not matter. */
 static __always_inline struct mesh_program *mesh_program_row(const struct mesh_program_key *key)
 {
-	struct mesh_program *program = bpf_map_lookup_elem(&mesh_programs, key);
-	struct mesh_program none = {};
+	struct mesh_program *program = bpf_map_lookup_elem(&mesh_pod_programs, key);
+	struct mesh_program_key of_pod = { .netns = key->netns };
+	struct mesh_program *counter;
 
 	if (program)
 		return program;
-	bpf_map_update_elem(&mesh_programs, key, &none, BPF_NOEXIST);
-	return bpf_map_lookup_elem(&mesh_programs, key);
+	counter = mesh_make_program_row(&of_pod);
+	if (!counter || counter->names >= MESH_PROGRAMS_OF_POD)
+		return NULL;
+	counter->names++;
+	return mesh_make_program_row(key);
 }
 
 /* Returns whether all of the first buffer in the receive queue has been read. */
@@ -70,7 +90,8 @@ static __always_inline void mesh_read_by_splice(const struct tcp_sock *tcp,
 						struct mesh_reader *reader,
 						struct mesh_program *program)
 {
-	program->splices = 1;
+	if (program)
+		program->splices = 1;
 	reader->splices = 1;
 	if (!reader->stuck && mesh_has_messages(tcp)) {
 		reader->stuck = bpf_ktime_get_ns();
@@ -116,12 +137,12 @@ static __always_inline void mesh_reads_tcp(struct sock *sk)
 		return;
 	mesh_current_program(&key, BPF_CORE_READ(sk, __sk_common.skc_net.net, net_cookie));
 	program = mesh_program_row(&key);
-	if (!program)
-		return;
 	if (empty)
 		mesh_read_by_splice(tcp, reader, program);
-	else
+	else if (program)
 		mesh_read_by_recvmsg(reader, program, &key);
+	else
+		reader->reads = 0; /* an unknown program reads this socket now */
 }
 
 /* Returns whether messages to a reader may skip TCP. */
@@ -131,6 +152,6 @@ static __always_inline int mesh_reads_messages(const struct mesh_reader *reader)
 
 	if (!reader->reads || reader->splices)
 		return 0;
-	program = bpf_map_lookup_elem(&mesh_programs, &reader->program);
+	program = bpf_map_lookup_elem(&mesh_pod_programs, &reader->program);
 	return program && program->reads >= MESH_READS && !program->splices;
 }

@@ -99,7 +99,9 @@ static __always_inline int mesh_sends_plainly(struct mesh_reader *reader, __u64 
 	enum mesh_call call = mesh_sending_call(&flags);
 	int urgent = (flags & MESH_MSG_OOB) != 0;
 
-	if (!urgent && reader->sender_known)
+	if (urgent)
+		reader->urgent = 1;
+	else if (reader->sender_known)
 		return call != MESH_OTHER_CALL && !reader->urgent;
 	mesh_current_program(&key, netns);
 	program = mesh_program_row(&key);

@@ -55,7 +55,7 @@ struct mesh_program {
 	__u32 reads;  /* by recvmsg() and the like, of data that took TCP, up to MESH_READS */
 	__u8 splices; /* it has read by splice() */
 	__u8 urgent;  /* it has sent urgent data */
-	__u8 reserved[2];
+	__u16 names;  /* rows of this pod with names; only in the row without a name */
 };
 
 /* What is known of the reader of such a socket. Sockets keep the program that they have joined

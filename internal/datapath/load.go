@@ -62,7 +62,10 @@ func (d *Datapath) load() error {
 		return err
 	}
 	d.fresh = len(pinned) == 0 && d.old == nil
-	return d.pinTables(pinned)
+	if err := d.pinTables(pinned); err != nil {
+		return err
+	}
+	return d.removeUndeclaredTables()
 }
 
 // loadTables uses the pinned tables of an object, adds them to pinned, and makes the others.

@@ -58,7 +58,7 @@ var meshHooks = []CgroupHook{
 const (
 	meshHandshakeLimit = 65536
 	meshSocketLimit    = 65536
-	meshProgramLimit   = 16384
+	meshProgramLimit   = 65536
 	// meshPodLimit is the number of pods whose proxies have places for listeners.
 	meshPodLimit         = 2048
 	meshRuleLimit        = 65536
@@ -75,7 +75,7 @@ var meshTables = []Table{
 	{Name: MeshMapMeshSockets, Kind: StateTable, Fixed: meshSocketLimit, Copy: StartEmpty},
 	{Name: MeshMapMeshMembers, Kind: StateTable, Fixed: meshSocketLimit, Copy: StartEmpty},
 	{Name: MeshMapMeshReaders, Kind: StateTable, Fixed: meshSocketLimit, Copy: StartEmpty},
-	{Name: MeshMapMeshPrograms, Kind: StateTable, Fixed: meshProgramLimit, Copy: StartEmpty},
+	{Name: MeshMapMeshPodPrograms, Kind: StateTable, Fixed: meshProgramLimit, Copy: StartEmpty},
 	{Name: MeshMapMeshPods, Kind: ConfigTable, Fixed: 2 * meshPodLimit, Copy: CopyEntries, Remedy: "select fewer pods with --mesh-cgroups and --mesh-pods"},
 	{Name: MeshMapMeshPorts, Kind: ConfigTable, Fixed: meshRuleLimit, Copy: CopyEntries, Remedy: "exclude and include fewer ports of pods"},
 	{Name: MeshMapMeshNetworks, Kind: ConfigTable, Fixed: meshRuleLimit, Copy: CopyEntries, Remedy: "exclude and include fewer and larger networks"},

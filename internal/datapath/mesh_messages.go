@@ -86,8 +86,13 @@ func forgetMeshReaders(bpffs string) error {
 	return err
 }
 
-// ForgetMeshMembers deletes the rows of sockets in network namespaces for whose cookie gone returns true: no program
-// has seen the end of sockets that outlived the programs at their cgroup. Messages of one that is still open take TCP.
+func (d *Datapath) meshPrograms() kernelHash[MeshMeshProgramKey, MeshMeshProgram] {
+	return kernelHash[MeshMeshProgramKey, MeshMeshProgram]{MeshMapMeshPodPrograms, d.maps[MeshMapMeshPodPrograms]}
+}
+
+// ForgetMeshMembers deletes the rows of sockets and programs in network namespaces for whose cookie gone returns true:
+// no program has seen the end of sockets that outlived the programs at their cgroup. Messages of one that is still open
+// take TCP.
 func (d *Datapath) ForgetMeshMembers(gone func(netns uint64) bool) error {
 	members := kernelHash[MeshMeshTuple, MeshMeshMember]{MeshMapMeshMembers, d.maps[MeshMapMeshMembers]}
 	readers := kernelHash[uint64, MeshMeshReader]{MeshMapMeshReaders, d.maps[MeshMapMeshReaders]}
@@ -95,6 +100,13 @@ func (d *Datapath) ForgetMeshMembers(gone func(netns uint64) bool) error {
 	for tuple, member := range all {
 		if gone(tuple.Netns) {
 			err = errors.Join(err, members.Delete(tuple), readers.Delete(member.Cookie))
+		}
+	}
+	programs, e := d.meshPrograms().All()
+	err = errors.Join(err, e)
+	for key := range programs {
+		if gone(key.Netns) {
+			err = errors.Join(err, d.meshPrograms().Delete(key))
 		}
 	}
 	return err
@@ -119,7 +131,7 @@ func meshProgramOf(k *MeshMeshProgramKey) MeshProgram {
 
 // MeshSplicers returns the programs that have read by splice(2) what was sent to sockets whose messages may skip TCP.
 func (d *Datapath) MeshSplicers() (all []MeshProgram, err error) {
-	programs, err := kernelHash[MeshMeshProgramKey, MeshMeshProgram]{MeshMapMeshPrograms, d.maps[MeshMapMeshPrograms]}.All()
+	programs, err := d.meshPrograms().All()
 	for key, p := range programs {
 		if p.Splices != 0 {
 			all = append(all, meshProgramOf(&key))

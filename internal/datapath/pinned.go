@@ -57,6 +57,18 @@ func (d *Datapath) pinnedTables(spec *ebpf.CollectionSpec, c *Component) (map[st
 	return found, nil
 }
 
+// removeUndeclaredTables removes the pins of tables that only an earlier version of Beeline with the same layout has.
+// Programs of it that are still attached keep them.
+func (d *Datapath) removeUndeclaredTables() error {
+	pins, err := filepath.Glob(d.tablePath("*"))
+	for _, pin := range pins {
+		if d.components.table(filepath.Base(pin)) == nil {
+			err = errors.Join(err, os.Remove(pin))
+		}
+	}
+	return err
+}
+
 // fitPinned returns a pinned table, or its replacement if it does not have the layout or size of the object's map.
 // It closes the pinned one if it does not return it.
 func (d *Datapath) fitPinned(t *Table, s *ebpf.MapSpec, m *ebpf.Map) (*ebpf.Map, error) {

@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"crypto/rand"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"os"
@@ -14,9 +15,12 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
 	"beeline.io/beeline/internal/condition"
+	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/netns"
 	"beeline.io/beeline/test/lab"
 )
 
@@ -44,6 +48,7 @@ func TestReaders(t *testing.T) {
 		{"stream", (*world).splicesStream},
 		{"urgent", (*world).urgent},
 		{"urgent inline", (*world).urgentInline},
+		{"many names", (*world).manyNames}, // the last, because no other program of the pod can be known after it
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			rename(t, strings.ReplaceAll(c.name, " ", "-"))
@@ -319,4 +324,38 @@ func (w *world) splicingProxy() {
 		w.transfer(to, from, 8<<20)
 	}
 	w.eventually("the agent sees that haproxy uses splice(2)", func() bool { return w.splices(s.pod, "haproxy") })
+}
+
+// manyNames is a program that changes its name with each message. It cannot fill the table of programs: those of other
+// pods have room. What it reads takes TCP.
+func (w *world) manyNames(pod *lab.Host, listener net.Listener) {
+	application, proxy := w.connect(pod, listener)
+	before := w.counts()
+	for i := range 100 {
+		rename(w.t, fmt.Sprint("name-", i))
+		w.oneMessage(application, proxy, i)
+		w.oneMessage(proxy, application, i)
+	}
+	if now := w.counts(); now.Skipped != before.Skipped {
+		w.t.Errorf("%d messages to programs that are not known skipped TCP", now.Skipped-before.Skipped)
+	}
+	namespace, err := netns.Open(pod.NetNS)
+	w.must(err)
+	defer namespace.Close()
+	own, err := namespace.Cookie()
+	w.must(err)
+	m, err := ebpf.LoadPinnedMap(datapath.TablePath(w.agent.BPFFS(), datapath.MeshMapMeshPodPrograms), nil)
+	w.must(err)
+	defer m.Close()
+	var key datapath.MeshMeshProgramKey
+	var program datapath.MeshMeshProgram
+	rows := 0
+	for all := m.Iterate(); all.Next(&key, &program); {
+		if key.Netns == own {
+			rows++
+		}
+	}
+	if rows < 60 || rows > 70 { // 64, the one that counts them, and a few that CPUs have made at once
+		w.t.Errorf("the pod has %d rows", rows)
+	}
 }
