@@ -17,7 +17,7 @@
 #include "mesh/maps.h"
 
 /* The number of reads after which a program is known. */
-#define MESH_READS 16
+#define MESH_READS	     16
 
 /* The number of a pod's programs that may be known: processes can change their names. */
 #define MESH_PROGRAMS_OF_POD 64
@@ -60,12 +60,12 @@ mesh_make_program_row(const struct mesh_program_key *key)
 	return bpf_map_lookup_elem(&mesh_pod_programs, key);
 }
 
-/* The row of a program; NULL if its pod has too many, or the table is full. CPUs may make a row more
- * than that, which does not matter. */
+/* The row of a program; NULL if its pod has too many, or the table is full. CPUs may make a row
+ * more than that, which does not matter. */
 static __always_inline struct mesh_program *mesh_program_row(const struct mesh_program_key *key)
 {
 	struct mesh_program *program = bpf_map_lookup_elem(&mesh_pod_programs, key);
-	struct mesh_program_key of_pod = { .netns = key->netns };
+	struct mesh_program_key of_pod = {.netns = key->netns};
 	struct mesh_program *counter;
 
 	if (program)

@@ -5,10 +5,13 @@ package datapath
 import (
 	"errors"
 	"os"
+	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
 	"beeline.io/beeline/internal/pinfs"
+	"github.com/cilium/ebpf"
 )
 
 // TestSecondAgentIsRefused: a second agent is refused with the pid of the first.
@@ -38,4 +41,25 @@ func TestOtherLayoutIsRefused(t *testing.T) {
 	}
 	must(t, Cleanup(o.BPFFS))
 	mustOpen(t, o)
+}
+
+// TestFormerTablesAreRemoved: the pins of tables that only an earlier version has go away, and no others.
+func TestFormerTablesAreRemoved(t *testing.T) {
+	o := options(t)
+	d := mustOpen(t, o)
+	former, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Hash, KeySize: 4, ValueSize: 4, MaxEntries: 1})
+	must(t, err)
+	defer former.Close()
+	must(t, former.Pin(d.tablePath("former_table")))
+	d.Close()
+	pins := func() []string {
+		all, err := filepath.Glob(d.tablePath("*"))
+		must(t, err)
+		return all
+	}
+	before := pins()
+	mustOpen(t, o).Close()
+	if after := pins(); len(after) != len(before)-1 || slices.Contains(after, d.tablePath("former_table")) {
+		t.Errorf("pinned are %q, before %q", after, before)
+	}
 }

@@ -62,7 +62,7 @@ func (d *Datapath) pinnedTables(spec *ebpf.CollectionSpec, c *Component) (map[st
 func (d *Datapath) removeUndeclaredTables() error {
 	pins, err := filepath.Glob(d.tablePath("*"))
 	for _, pin := range pins {
-		if d.components.table(filepath.Base(pin)) == nil {
+		if d.components.table(strings.TrimSuffix(filepath.Base(pin), "_new")) == nil { // _new: pinCopy
 			err = errors.Join(err, os.Remove(pin))
 		}
 	}

@@ -59,7 +59,7 @@ func TestReaders(t *testing.T) {
 }
 
 // rename gives this program another name.
-func rename(t *testing.T, name string) {
+func rename(t testing.TB, name string) {
 	t.Helper()
 	if err := os.WriteFile("/proc/self/comm", []byte(name), 0); err != nil {
 		t.Fatal(err)
