@@ -199,6 +199,17 @@ func (f *Flow) Exchange(rounds int) error {
 	return nil
 }
 
+// Send sends messages without waiting for answers.
+func (f *Flow) Send(messages int) error {
+	message := make([]byte, messageSize)
+	for range messages {
+		if _, err := f.conn.Write(message); err != nil {
+			return fmt.Errorf("%s: %w", f.Kind, err)
+		}
+	}
+	return nil
+}
+
 // Stream sends octets by TCP, receives them again at the same time, and compares them.
 func (f *Flow) Stream(octets int) error {
 	sent := make(chan error, 1)
