@@ -81,6 +81,9 @@ func (w *world) echo(host string, to netip.Addr, ttl int) (got echoed, err error
 	b := make([]byte, 2048)
 	for {
 		n, sender, err := unix.Recvfrom(fd, b, 0)
+		if err == unix.EINTR { // with SO_RCVTIMEO the kernel does not restart the call, see signal(7)
+			continue
+		}
 		if err != nil {
 			return got, fmt.Errorf("no answer: %w", err)
 		}
