@@ -44,8 +44,8 @@ PACKAGES_TEST = $(GO_TEST) -p $(shell echo $$(($$(nproc) + 1))) -timeout 60m
 # start first, and one more than there are CPUs, because tests wait. The emulated machine has one CPU and never
 # waits, and the benchmark runs one part after the other: they get the time that the packages leave. The tests of
 # the cluster often wait, so they run beside those of the deployment.
-# -short skips tests of the cluster and the benchmark that take a minute or more, and runs most tests of the edge for
-# one of tc and XDP; test-full runs all.
+# -short skips tests of the cluster and the benchmark that take a minute or more, and runs most tests of the edge in
+# one of their variants; test-full runs all.
 ALL_PACKAGES = $(shell go list ./...)
 LONG_PACKAGES = $(addprefix $(shell go list -m)/,test/edge test/socket test/soak test/packet test/pod test/gateway test/mesh internal/datapath)
 MOST_PACKAGES = $(LONG_PACKAGES) $(filter-out %/test/churn $(LONG_PACKAGES),$(ALL_PACKAGES))

@@ -9,40 +9,45 @@ import (
 
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/netns"
+	"beeline.io/beeline/test/lab"
 )
 
-// Rows of sockets of former pods do not fill the tables: audits delete them, and leave those of pods that are served.
+// Rows of sockets and programs of former pods do not fill the tables: audits delete them, and leave those of pods that
+// are served.
 func TestRowsOfFormerPods(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "--mesh-sockmap", "--audit-interval=200ms")
 	w.startAgent()
 	const former = 1 << 40 // no namespace has this cookie
-	namespace, err := netns.Open(w.Host("a1").NetNS)
-	w.must(err)
-	defer namespace.Close()
-	served, err := namespace.Cookie()
-	w.must(err)
-	for _, row := range []uint64{former, served} {
-		w.must(w.member(row, func(m *ebpf.Map, k datapath.MeshMeshTuple) error {
-			return m.Put(&k, &datapath.MeshMeshMember{Cookie: row})
-		}))
-	}
-	has := func(netns uint64) bool {
-		return w.member(netns, func(m *ebpf.Map, k datapath.MeshMeshTuple) error {
-			return m.Lookup(&k, new(datapath.MeshMeshMember))
-		}) == nil
-	}
-	w.eventually("the row of a former pod is deleted", func() bool { return !has(former) })
-	if !has(served) {
-		t.Error("so is one of a pod that is served")
+	served := w.cookieOf(w.Host("a1"))
+	for _, table := range []struct {
+		name  string
+		key   func(netns uint64) any
+		value any
+	}{
+		{datapath.MeshMapMeshMembers, func(netns uint64) any { return &datapath.MeshMeshTuple{Netns: netns, LocalPort: 1, RemotePort: 2} }, new(datapath.MeshMeshMember)},
+		{datapath.MeshMapMeshPodPrograms, func(netns uint64) any { return &datapath.MeshMeshProgramKey{Netns: netns} }, new(datapath.MeshMeshProgram)},
+	} {
+		m, err := ebpf.LoadPinnedMap(datapath.TablePath(w.agent.BPFFS(), table.name), nil)
+		w.must(err)
+		defer m.Close()
+		w.must(m.Put(table.key(served), table.value))
+		w.must(m.Put(table.key(former), table.value))
+		has := func(netns uint64) bool { return m.Lookup(table.key(netns), table.value) == nil }
+		w.eventually(table.name+": the row of a former pod is deleted", func() bool { return !has(former) })
+		if !has(served) {
+			t.Errorf("%s: so is one of a pod that is served", table.name)
+		}
 	}
 }
 
-// member does something with the row of a socket in a network namespace.
-func (w *world) member(netns uint64, do func(*ebpf.Map, datapath.MeshMeshTuple) error) error {
+// cookieOf is the cookie of a host's network namespace.
+func (w *world) cookieOf(host *lab.Host) uint64 {
 	w.t.Helper()
-	m, err := ebpf.LoadPinnedMap(datapath.TablePath(w.agent.BPFFS(), datapath.MeshMapMeshMembers), nil)
+	namespace, err := netns.Open(host.NetNS)
 	w.must(err)
-	defer m.Close()
-	return do(m, datapath.MeshMeshTuple{Netns: netns, LocalPort: 1, RemotePort: 2})
+	defer namespace.Close()
+	cookie, err := namespace.Cookie()
+	w.must(err)
+	return cookie
 }

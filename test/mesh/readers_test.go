@@ -20,7 +20,6 @@ import (
 
 	"beeline.io/beeline/internal/condition"
 	"beeline.io/beeline/internal/datapath"
-	"beeline.io/beeline/internal/netns"
 	"beeline.io/beeline/test/lab"
 )
 
@@ -339,11 +338,7 @@ func (w *world) manyNames(pod *lab.Host, listener net.Listener) {
 	if now := w.counts(); now.Skipped != before.Skipped {
 		w.t.Errorf("%d messages to programs that are not known skipped TCP", now.Skipped-before.Skipped)
 	}
-	namespace, err := netns.Open(pod.NetNS)
-	w.must(err)
-	defer namespace.Close()
-	own, err := namespace.Cookie()
-	w.must(err)
+	own := w.cookieOf(pod)
 	m, err := ebpf.LoadPinnedMap(datapath.TablePath(w.agent.BPFFS(), datapath.MeshMapMeshPodPrograms), nil)
 	w.must(err)
 	defer m.Close()
