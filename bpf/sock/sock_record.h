@@ -104,11 +104,14 @@ static __always_inline void record_forget(struct bpf_sock *sk, const struct dest
 		bpf_sk_storage_delete(&connected_prev, sk);
 }
 
-/* Returns the record of a socket's last connect(), or 0. */
+/* Returns the record of a socket's last connect(), or 0. Each received datagram asks: a lookup
+ * that finds nothing takes 8 ns. */
 static __always_inline struct connected *record_of(struct bpf_sock *sk)
 {
-	struct connection *connection = bpf_sk_storage_get(&tcp_connections, sk, 0, 0);
+	struct connection *connection = 0;
 
+	if (sk->protocol == IPPROTO_TCP)
+		connection = bpf_sk_storage_get(&tcp_connections, sk, 0, 0);
 	return connection ? &connection->peer : bpf_sk_storage_get(&connected, sk, 0, 0);
 }
 
