@@ -65,7 +65,7 @@ static __always_inline int hides_protocol(const struct packet *p)
 static __always_inline int may_be_for_service(const struct packet *p)
 {
 	return p->l4 && !has_ports(p->tuple.protocol) && !hides_protocol(p) &&
-	       prefilter_may_match(&p->tuple.destination);
+	       prefilter_may_match(&p->tuple.destination, 0);
 }
 
 /* Rejects or drops a packet of another protocol to a Service; ACTION_CONTINUE for other packets.

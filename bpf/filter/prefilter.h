@@ -1,17 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* The prefilter: a Bloom filter that shows, before any lookup, that a packet belongs neither to a
- * Service nor to a flow. That is so for most other packets. It has bits for
- *
- *   - the address of each frontend, and the address with its port
- *   - the destination address of each conntrack entry (`conntrack`, `unreplied`), and the
- *     address with the port
- *   - the source, instead of the destination, of entries for replies of this node's backends:
- *     these are looked up at egress, and their destinations are arbitrary clients
- *
- * A false positive costs a lookup in the tables. A false negative would lose packets: a bit is
- * set before the object that needs it, and cleared only by the agent. The agent builds a new set
- * of bits from all objects, while programs set bits in both sets, and then switches `state`
- * (docs/develop/prefilter.md). The prefilter of a new table is off: everything is looked up. */
+/* The prefilter for packets: which of them are looked up, by its bits (filter/prefilter_bits.h). */
 #pragma once
 
 #include <linux/bpf.h>
@@ -26,6 +14,7 @@
 
 #include "encap/wire.h"
 #include "filter/maps.h"
+#include "filter/prefilter_bits.h"
 #include "filter/source_class.h"
 #include "filter/types.h"
 #include "lb/address.h"
@@ -33,34 +22,6 @@
 #include "lb/types.h"
 #include "packet/packet.h"
 #include "packet/types.h"
-
-#define PREFILTER_MULTIPLIER	   ((__u64)PREFILTER_FIRST_HIGH << 32 | PREFILTER_FIRST_LOW)
-#define PREFILTER_OTHER_MULTIPLIER ((__u64)PREFILTER_LAST_HIGH << 32 | PREFILTER_LAST_LOW)
-
-/* Hash of an address in two words, and of an address and port. The agent computes the same
- * (datapath.Prefilter). A change of these functions is a change of the table layout. */
-static __always_inline __u64 prefilter_address(__u64 first, __u64 last)
-{
-	return (first * PREFILTER_MULTIPLIER ^ last) * PREFILTER_OTHER_MULTIPLIER;
-}
-
-static __always_inline __u64 prefilter_endpoint(__u64 address, __be16 port)
-{
-	return (address + port + 1) * PREFILTER_MULTIPLIER;
-}
-
-/* Hash of an address as a source. */
-static __always_inline __u64 prefilter_source(__u64 address)
-{
-	return ~address * PREFILTER_OTHER_MULTIPLIER;
-}
-
-static __always_inline __u64 prefilter_address_of(const struct address *a)
-{
-	const __u32 *w = address_words_const(a);
-
-	return prefilter_address((__u64)w[1] << 32 | w[0], (__u64)w[3] << 32 | w[2]);
-}
 
 static __always_inline void prefilter_set(struct prefilter *prefilter, __u64 hash)
 {
@@ -94,11 +55,6 @@ __noinline int prefilter_add(const struct tuple *key, __u32 local_reply)
 	return 0;
 }
 
-static __always_inline int prefilter_has(const __u64 *bits, __u64 hash)
-{
-	return bits[hash >> PREFILTER_WORD_SHIFT] >> (hash >> PREFILTER_BIT_SHIFT & 63) & 1;
-}
-
 /* The endpoints of a packet to look up. */
 struct prefilter_query {
 	__u64 source, destination; /* prefilter_address */
@@ -111,32 +67,13 @@ static __always_inline int prefilter_match(const __u64 *bits, const struct prefi
 {
 	__u64 source;
 
-	if (prefilter_has(bits, c->destination) &&
-	    (prefilter_has(bits, prefilter_endpoint(c->destination, c->destination_port)) ||
-	     prefilter_has(bits, prefilter_endpoint(c->destination, 0))))
+	if (prefilter_has_destination(bits, c->destination, c->destination_port))
 		return 1;
 	if (!egress)
 		return 0;
 	source = prefilter_source(c->source);
 	return prefilter_has(bits, source) &&
 	       prefilter_has(bits, prefilter_endpoint(source, c->source_port));
-}
-
-static __always_inline int in_networks4(const struct prefilter_network4 *networks, __be32 a)
-{
-	for (int i = 0; i < PREFILTER_NETWORKS; i++)
-		if ((a & networks[i].mask) == networks[i].value)
-			return 1;
-	return 0;
-}
-
-static __always_inline int in_networks6(const struct prefilter_network6 *networks, const __u64 *a)
-{
-	for (int i = 0; i < PREFILTER_NETWORKS; i++)
-		if ((a[0] & networks[i].mask[0]) == networks[i].value[0] &&
-		    (a[1] & networks[i].mask[1]) == networks[i].value[1])
-			return 1;
-	return 0;
 }
 
 /* Returns whether the transport header is well-formed and the packet needs no further inspection.
@@ -233,37 +170,6 @@ static __always_inline int prefilter_miss_v6(struct context *ctx, const struct p
 	return prefilter_well_formed(ctx, p->ip.nexthdr, &p->l4,
 				     LINK_HEADER + sizeof(struct ipv6hdr),
 				     bpf_ntohs(p->ip.payload_len));
-}
-
-/* Returns the active set of bits, or 0. */
-static __always_inline const __u64 *prefilter_bits(const struct prefilter *prefilter)
-{
-	switch (*(const volatile __u32 *)&prefilter->state) {
-	case PREFILTER_FIRST:
-		return prefilter->bits;
-	case PREFILTER_SECOND:
-		return prefilter->bits + PREFILTER_WORDS;
-	default:
-		return 0;
-	}
-}
-
-/* Returns whether a Service may have the address, with any port or protocol. */
-static __always_inline int prefilter_may_match(const struct address *a)
-{
-	const __u32 *w = address_words_const(a);
-	__u64 words[2], hash = prefilter_address_of(a);
-	__u32 zero = 0;
-	const struct prefilter *prefilter = bpf_map_lookup_elem(&prefilters, &zero);
-	const __u64 *bits = prefilter ? prefilter_bits(prefilter) : 0;
-
-	if (dry_run || !bits ||
-	    (prefilter_has(bits, hash) && prefilter_has(bits, prefilter_endpoint(hash, 0))))
-		return 1;
-	if (address_is_v4(a))
-		return in_networks4(prefilter->services4, w[3]);
-	__builtin_memcpy(words, w, sizeof(words));
-	return in_networks6(prefilter->services6, words);
 }
 
 /* Returns whether a packet certainly belongs to no Service and no flow. Returns 0, so that it is

@@ -46,6 +46,8 @@ static __always_inline enum verdict connect_frontend(struct connect_call *call,
 						     struct destination *d)
 {
 	destination_resolve(d, &call->source);
+	if (destination_prefilter_miss(d))
+		return connect_passes(call, CONNECT_NO_FRONTEND);
 	call->frontend = frontend_of(d, call->protocol);
 	if (!call->frontend)
 		return verdict_without_frontend(&call->caller, d, &call->reason);

@@ -5,6 +5,7 @@
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
 
+#include "filter/prefilter_bits.h"
 #include "lb/address.h"
 #include "lb/frontend.h"
 #include "lb/maps.h"
@@ -69,6 +70,15 @@ static __always_inline enum verdict socket_verdict(const struct frontend *fronte
 	if (decision->count)
 		return VERDICT_BALANCE;
 	return decision->verdict;
+}
+
+/* Returns whether a destination certainly has no frontend and is in no ServiceCIDR. frontend_of
+ * looks up other addresses for 127.0.0.0/8. */
+static __always_inline int destination_prefilter_miss(const struct destination *d)
+{
+	if (address_is_v4(&d->address) && d->address.bytes[12] == 127)
+		return 0;
+	return !prefilter_may_match(&d->address, d->port);
 }
 
 /* Returns the verdict for a destination without a frontend: PASS, unless the address is in a

@@ -90,9 +90,14 @@ static __always_inline enum verdict sendmsg_verdict(struct bpf_sock_addr *ctx,
 	if (connected_to(ctx->sk, &d->address, d->port))
 		return VERDICT_PASS;
 	udp_flows_of(ctx->sk, &set);
-	frontend = frontend_of(d, IPPROTO_UDP);
+	frontend = 0;
+	verdict = VERDICT_PASS;
+	if (!destination_prefilter_miss(d)) {
+		frontend = frontend_of(d, IPPROTO_UDP);
+		if (!frontend)
+			verdict = verdict_without_frontend(&caller, d, &reason);
+	}
 	if (!frontend) {
-		verdict = verdict_without_frontend(&caller, d, &reason);
 		if (set.first && verdict == VERDICT_PASS)
 			note_direct_datagram(ctx->sk, &set, d);
 		return verdict;

@@ -140,11 +140,11 @@ func Open(o Options) (d *Datapath, err error) {
 	if d.Tables, err = NewTables(d.maps); err != nil {
 		return d, err
 	}
+	if d.Tables.Prefilter, err = MapPrefilter(d.maps[SockMapPrefilters], d.Tables.WaitForReaders); err != nil {
+		return d, err
+	}
 	if o.Edge != nil {
 		d.Tables.Balancers = d.Balancers()
-		if d.Tables.Prefilter, err = MapPrefilter(d.maps[EdgeTCMapPrefilters], d.Tables.WaitForReaders); err != nil {
-			return d, err
-		}
 	}
 	d.countServices()
 	if events := d.Events(); events != nil {

@@ -16,8 +16,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A Prefilter is the set of bits by which the edge passes most packets that are not for Services
-// (bpf/filter/prefilter.h). A needless bit costs time, but a missing one loses packets: bits are therefore
+// A Prefilter is the set of bits by which the programs pass most packets and calls that are not for Services
+// (bpf/filter/prefilter_bits.h). A needless bit costs time, but a missing one loses packets: bits are therefore
 // set before what they are for exists, in both sets, also by programs, and are cleared only by a rebuild.
 // All methods may be called from any goroutine; on a nil Prefilter they do nothing.
 type Prefilter struct {
@@ -152,8 +152,8 @@ type PrefilterRebuild struct {
 //
 // It returns nil if the prefilter must stay as it is (SetProgramsCurrent).
 func (d *Prefilter) BeginRebuild() *PrefilterRebuild {
-	if d == nil {
-		return nil
+	if d == nil || d.wait() != nil {
+		return nil // the caller's wait fails, too
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -180,6 +180,9 @@ func (d *Prefilter) Rebuild(fill func() error) error {
 	if d == nil {
 		return fill()
 	}
+	if err := d.wait(); err != nil {
+		return err
+	}
 	d.mu.Lock()
 	rebuild := d.clear()
 	d.mu.Unlock()
@@ -193,7 +196,8 @@ func (d *Prefilter) Rebuild(fill func() error) error {
 	return nil
 }
 
-// clear empties the unused set. The caller holds the lock.
+// clear empties the unused set. The caller holds the lock and has waited for programs: a socket's hook whose task
+// was preempted may still read the set that was in use before the last rebuild ended.
 func (d *Prefilter) clear() *PrefilterRebuild {
 	next := EdgeTCPrefilterStatePREFILTER_FIRST
 	if EdgeTCPrefilterState(atomic.LoadUint32(&d.at.State)) == EdgeTCPrefilterStatePREFILTER_FIRST {
@@ -350,5 +354,5 @@ func commonNetwork(a, b netip.Prefix) netip.Prefix {
 	return p
 }
 
-// Prefilter returns the prefilter of this datapath; nil if there is no edge.
+// Prefilter returns the prefilter of this datapath.
 func (d *Datapath) Prefilter() *Prefilter { return d.Tables.Prefilter }

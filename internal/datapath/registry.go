@@ -64,6 +64,8 @@ var socketTables = []Table{
 	{Name: SockMapOptedOut, Kind: ConfigTable, Fixed: optedOutLimit, Copy: CopyEntries},
 	{Name: SockMapSocketsToAbort, Kind: ConfigTable, Fixed: socketsToAbortLimit, Copy: CopyEntries},
 	{Name: SockMapTableSecret, Kind: ConfigTable, Fixed: 1, Copy: CopyArray, Init: settable.InitSecret},
+	// Disabled until the first GC pass: a copy would not have the bits of entries that programs insert after it.
+	{Name: SockMapPrefilters, Kind: ConfigTable, Fixed: 1, Copy: StartEmpty},
 	{Name: SockMapAffinity, Kind: StateTable, Limit: &limitAffinity, Entries: affinitySets, Copy: StartEmpty, Follow: followAffinity},
 	{Name: SockMapConnected, Kind: StateTable},
 	{Name: SockMapTcpConnections, Kind: StateTable},
@@ -78,8 +80,6 @@ var edgeTables = []Table{
 	{Name: EdgeTCMapEdgeDevices, Kind: ConfigTable, Fixed: edgeDeviceLimit, Copy: CopyEntries},
 	{Name: EdgeTCMapBalancers, Kind: ConfigTable, Fixed: networkLimit, Copy: CopyEntries,
 		Remedy: "set --dsr-balancers to the nodes' networks, which cover the addresses inside"},
-	// Disabled until the first GC pass: a copy would not have the bits of entries that programs insert after it.
-	{Name: EdgeTCMapPrefilters, Kind: ConfigTable, Fixed: 1, Copy: StartEmpty},
 	// The agent clears these three when it starts (Events.unwatch, DSRChecks).
 	{Name: EdgeTCMapEdgeWatched, Kind: ConfigTable, Copy: StartEmpty},
 	{Name: EdgeTCMapDsrChecks, Kind: ConfigTable, Copy: StartEmpty},

@@ -116,8 +116,12 @@ func TestTablesReadByC(t *testing.T) {
 		must(t, p.Maps[shared.SharedMapReservedPorts].Put(&reserved, uint32(1)))
 		bits := new(datapath.EdgeTCPrefilter)
 		prefilter := datapath.NewPrefilter(bits, func() error { return nil })
-		must(t, prefilter.Rebuild(func() error { // the bit for the address with port 0, which prefilter_may_match asks for
-			prefilter.Add(datapath.FrontendKey{Address: key.Address})
+		bit := key
+		if r.IntN(2) == 0 {
+			bit.Port = 0 // a frontend with every port
+		}
+		must(t, prefilter.Rebuild(func() error {
+			prefilter.Add(bit)
 			return nil
 		}))
 		must(t, p.Maps[shared.SharedMapPrefilters].Put(uint32(0), bits))

@@ -57,7 +57,7 @@ type Tables struct {
 	// Balancers are networks whose encapsulated packets are for backends of this node, and the node's
 	// own addresses in them; nil if there is no edge.
 	Balancers Hash[NetworkKey, Balancer]
-	// Prefilter is what the edge checks first; nil if there is no edge.
+	// Prefilter is what programs check first; nil in tests without one.
 	Prefilter *Prefilter
 	// WaitForReaders returns when all programs have ended that run at the call. Then what no table
 	// leads to any more can be reused.

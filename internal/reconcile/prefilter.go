@@ -35,6 +35,14 @@ func (p *PrefilterRebuild) End() error {
 	return nil
 }
 
+// RebuildPrefilter rebuilds the prefilter of a node without edge, which has no conntrack entries.
+func (s *Syncer) RebuildPrefilter() error {
+	return s.tables.Prefilter.Rebuild(func() error {
+		s.fillPrefilter()
+		return nil
+	})
+}
+
 // fillPrefilter adds all frontends in the tables to the prefilter. A frontend that is published meanwhile
 // is added by its writer.
 func (s *Syncer) fillPrefilter() {

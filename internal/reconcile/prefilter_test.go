@@ -15,6 +15,12 @@ import (
 // each), and after each rebuild for as long as it exists; an audit finds what another program has cleared.
 func TestPrefilter(t *testing.T) {
 	k := smallKernel(t)
+	empty := func() {
+		t.Helper()
+		if err := k.tables.Prefilter.Rebuild(func() error { return nil }); err != nil {
+			t.Fatal(err)
+		}
+	}
 	s, err := New(k.tables)
 	if err != nil {
 		t.Fatal(err)
@@ -48,11 +54,18 @@ func TestPrefilter(t *testing.T) {
 	if repairs, err := s.Audit(); repairs != 0 || err != nil {
 		t.Fatalf("an audit repaired %d differences: %v", repairs, err)
 	}
-	if err := k.tables.Prefilter.Rebuild(func() error { return nil }); err != nil {
-		t.Fatal(err)
-	}
+	empty()
 	if repairs, err := s.Audit(); repairs != len(k.index.entries) || err != nil {
 		t.Errorf("an audit repaired %d differences, want %d: %v", repairs, len(k.index.entries), err)
+	}
+	empty()
+	if _, err := New(k.tables); err != nil {
+		t.Fatal(err)
+	}
+	for key := range k.index.entries {
+		if !k.tables.Prefilter.Contains(key) {
+			t.Fatalf("a new agent does not pass packets to %v, which an agent without prefilter may have published", key)
+		}
 	}
 }
 

@@ -48,6 +48,7 @@ func (s *Syncer) restore() error {
 		return err
 	}
 	for key, row := range index {
+		s.tables.Prefilter.Add(key) // an agent without prefilter may have published it
 		r.readFrontend(key, row)
 	}
 	r.takeSpare()

@@ -89,7 +89,7 @@ static __always_inline void run_lookups(struct shared_call *c, const struct scra
 	c->frontend = frontend ? row : 0;
 	c->frontend_kind = frontend ? frontend->kind : 0;
 	c->untracked = may_be_untracked(&w->packet);
-	c->prefilter = prefilter_may_match(&c->tuple.destination);
+	c->prefilter = prefilter_may_match(&c->tuple.destination, c->tuple.destination_port);
 	c->bind = port_reserved(c->tuple.destination_port, c->tuple.protocol, c->is_v6 ? 6 : 4);
 }
 

@@ -69,7 +69,7 @@ func (c *config) run(env component.Env) (*component.Instance, error) {
 	}
 	r := &running{config: c, env: env, forwarded: forwarded{}}
 	if c.off() {
-		return &component.Instance{Status: r.statusOff, Faults: r.faultsOff}, nil
+		return r.instanceOff(), nil
 	}
 	config := c.edge
 	config.Destinations, config.Log = env.Syncer, env.Log
@@ -141,21 +141,6 @@ func packetPathPods(change component.Change) []netip.Prefix {
 		}
 	}
 	return all
-}
-
-// faultsOff returns why clients outside the cluster are not served although they should be.
-func (r *running) faultsOff() condition.List {
-	if r.noEdge == "" {
-		return nil
-	}
-	return condition.List{condition.EdgeOff.New("%s", r.noEdge)}
-}
-
-// statusOff is the status without an edge.
-func (r *running) statusOff(s *inspect.Status) {
-	s.Unserved = r.noEdge
-	s.Slots = r.env.Syncer.SlotUsage(r.establishedTimeout)
-	s.Edge = &edge.Status{Mode: edge.Off, Devices: []edge.DeviceStatus{}}
 }
 
 func (r *running) status(s *inspect.Status) {
