@@ -16,6 +16,7 @@
 
 #include "lb/frontend.h"
 #include "lb/maps.h"
+#include "sock/maps.h"
 #include "sock/reserved_port.h"
 
 enum { BIND_REFUSE = 0, BIND_PROCEED = 1 };

@@ -12,6 +12,7 @@
 #include <bpf/bpf_helpers.h>
 
 #include "lb/serving.h"
+#include "sock/maps.h"
 
 /* Keeps the type in the BTF for the agent: no variable has it. */
 const struct stale_socket *unused_stale_socket __attribute__((unused));

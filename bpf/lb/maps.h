@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* The tables that all programs share, and their lookups.
+/* The tables that the edge and the sockets share, and their lookups.
  *
- * The agent is the only writer of all tables except the counters, socket storage, and
- * `affinity` (lb/affinity.h). What a reader can reach never changes:
+ * The agent is the only writer of all tables except the counters and `affinity`
+ * (lb/affinity.h). What a reader can reach never changes:
  *
  *   frontends: key -> row number   switched last, by one hash update
  *   frontend_rows                  written while the index does not refer to the row
@@ -89,50 +89,6 @@ struct {
 	__type(value, enum network);
 } networks SEC(".maps");
 
-struct {
-	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, int);
-	__type(value, struct connected);
-} connected SEC(".maps");
-
-struct {
-	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, int);
-	__type(value, struct connection);
-} tcp_connections SEC(".maps");
-
-/* The previous peer of a connected UDP socket that calls connect() again. The socket keeps it if
- * the kernel rejects the new peer. */
-struct {
-	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, int);
-	__type(value, struct connected);
-} connected_prev SEC(".maps");
-
-struct {
-	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, int);
-	__type(value, struct udp_flows);
-} udp_flows SEC(".maps");
-
-struct {
-	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, int);
-	__type(value, struct udp_flows_overflow);
-} udp_flows_overflow SEC(".maps");
-
-struct {
-	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, int);
-	__type(value, struct bind_pending);
-} bind_pending SEC(".maps");
-
 /* Lets most packets skip the lookup of an untracked frontend. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -141,33 +97,6 @@ struct {
 	__type(key, __u32);
 	__type(value, struct untracked_filter);
 } untracked_frontends SEC(".maps");
-
-/* Ports that bind() refuses: those of NodePorts and HostPorts (service.FrontendKind). */
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__uint(max_entries, 1);
-	__type(key, struct reserved_port_key);
-	__type(value, __u32);
-} reserved_ports SEC(".maps");
-
-/* Cookies of the network namespaces of pods that have opted out of the socket shortcut. */
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__uint(max_entries, 1);
-	__type(key, __u64);
-	__type(value, __u32);
-} opted_out SEC(".maps");
-
-/* Cookies of the TCP sockets that the next garbage collection of sockets aborts. */
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__uint(max_entries, 1);
-	__type(key, __u64);
-	__type(value, __u32);
-} sockets_to_abort SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
@@ -205,10 +134,4 @@ static __always_inline int source_admitted(__u32 source_set, const struct addres
 	};
 
 	return bpf_map_lookup_elem(&source_ranges, &key) != 0;
-}
-
-/* Returns whether a pod has opted out: its calls are left to the packet path. */
-static __always_inline int has_opted_out(__u64 netns_cookie)
-{
-	return bpf_map_lookup_elem(&opted_out, &netns_cookie) != 0;
 }

@@ -124,7 +124,9 @@ _Static_assert(sizeof(struct frontend) == 64, "a frontend's row is one cache lin
 _Static_assert(sizeof(struct frontend_lists) == 64, "so is that of its lists");
 
 enum frontend_flag {
-	FRONTEND_MASQUERADE = 1,   /* shifted left by the source class */
+	/* Shifted left by the source class. Only the agent reads it, for its reports: programs
+	 * masquerade if the backend is on another node. */
+	FRONTEND_MASQUERADE = 1,
 	FRONTEND_ONE_ADDRESS = 8,  /* matches 127.0.0.1 only, instead of 127.0.0.0/8 */
 	FRONTEND_OWN_ADDRESS = 16, /* the address is this node's, and `source_set` is not 0 */
 	FRONTEND_MAGLEV = 32,	   /* the sets of `decisions` are Maglev tables */

@@ -12,6 +12,7 @@
 #include "lb/frontend.h"
 #include "lb/maps.h"
 #include "lb/types.h"
+#include "sock/maps.h"
 #include "sock/policy.h"
 #include "sock/socket.h"
 #include "sock/types.h"

@@ -10,6 +10,7 @@
 #include "lb/frontend.h"
 #include "lb/maps.h"
 #include "lb/types.h"
+#include "sock/maps.h"
 #include "sock/types.h"
 
 enum { HOOK_REFUSE = 0, HOOK_PROCEED = 1 };

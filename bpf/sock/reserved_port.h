@@ -9,6 +9,7 @@
 #include "lb/frontend.h"
 #include "lb/maps.h"
 #include "lb/types.h"
+#include "sock/maps.h"
 #include "sock/types.h"
 
 static __always_inline int port_reserved(__be16 port, __u8 protocol, __u8 ip_version)

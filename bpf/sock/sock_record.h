@@ -9,6 +9,7 @@
 #include "lb/maps.h"
 #include "lb/serving.h"
 #include "lb/types.h"
+#include "sock/maps.h"
 #include "sock/socket.h"
 #include "sock/types.h"
 

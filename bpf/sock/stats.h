@@ -13,6 +13,7 @@
 
 #include "lb/maps.h"
 #include "lb/types.h"
+#include "sock/maps.h"
 #include "sock/types.h"
 
 /* Whether to count in `backend_sockets`, too. Set by the loader. */

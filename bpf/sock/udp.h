@@ -15,6 +15,7 @@
 #include "lb/maps.h"
 #include "lb/serving.h"
 #include "lb/types.h"
+#include "sock/maps.h"
 #include "sock/policy.h"
 #include "sock/sock_record.h"
 #include "sock/socket.h"

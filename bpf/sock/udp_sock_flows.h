@@ -12,6 +12,7 @@
 #include "lb/frontend.h"
 #include "lb/maps.h"
 #include "lb/serving.h"
+#include "sock/maps.h"
 #include "sock/types.h"
 
 struct udp_flow_set {

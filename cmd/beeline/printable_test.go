@@ -65,7 +65,7 @@ func TestNothingReachesTheTerminal(t *testing.T) {
 	down := inspect.BackendHealth{Service: "default/web", Why: "certificate of " + escape, Since: now, Last: now}
 	problems := condition.List{condition.AddressTaken.New("%s", escape).Do("%s", escape)}
 	status := &inspect.Status{
-		Running: true, Answered: true, Unserved: escape, Unreadable: escape,
+		Running: true, Answered: true, NoEdge: escape, Unreadable: escape,
 		Source:        inspect.Source{Problems: condition.List{condition.SourceError.New("%s", escape).At(escape)}, Connection: &source.Connection{Error: escape}},
 		Objects:       []reconcile.Status{{Owner: ref, State: reconcile.Failed, Reasons: []string{escape}, Problems: problems}},
 		PortConflicts: []inspect.PortConflict{{PID: 1, Process: escape}}, PortConflictsUnknown: "evil",

@@ -25,7 +25,7 @@ var (
 	NodesWithoutPodCIDRs = register("NodesWithoutPodCIDRs", Warning,
 		"Other Nodes have no podCIDRs. Their pods count as clients outside the cluster, and externalTrafficPolicy applies to them.",
 		"set --pod-networks to the pod networks")
-	EndpointNotServed = register("EndpointNotServed", Warning,
+	ListenFailed = register("ListenFailed", Warning,
 		"The agent cannot listen on the address of an HTTP endpoint, usually because another program uses the port. Probes and monitoring that ask there get no answer or another program's.",
 		"stop the program that the port belongs to (kube-proxy uses the same ports), or set --healthz-bind-address or --metrics-bind-address; the agent retries every two seconds").ofNode()
 	AgentStalled = register("AgentStalled", Error,
@@ -233,7 +233,7 @@ var (
 	SysctlNotSet = register("SysctlNotSet", Error,
 		"--set-sysctls is given, but the kernel rejects a setting.",
 		"let the agent write to /proc/sys/net, or set the sysctl on the node")
-	FlowsNotSwept = register("FlowsNotSwept", Warning,
+	ConntrackGCFailed = register("ConntrackGCFailed", Warning,
 		"Garbage collection of the conntrack table failed. Expired entries occupy it longer than they should.",
 		"see the reason in the message; the agent retries")
 	FlowsNearlyFull = register("FlowsNearlyFull", Warning,

@@ -42,7 +42,7 @@ func (c *Collector) CompleteStatus(s *Status, counters map[string]uint64) (all c
 	s.LastGC, s.GCSeconds = c.stats.last, c.stats.took.Seconds()
 	s.Expired, s.Ended = c.stats.expired, c.stats.stale
 	if err := errors.Join(c.stats.passErr, c.stats.staleErr); err != nil {
-		all = append(all, condition.FlowsNotSwept.New("conntrack garbage collection failed, and expired flows may be kept for longer: %v", err))
+		all = append(all, condition.ConntrackGCFailed.New("conntrack garbage collection failed, and expired flows may be kept for longer: %v", err))
 	}
 	now := time.Now()
 	if counters != nil {

@@ -50,25 +50,25 @@ func (d *Datapath) socketObjects() ([]*ebpf.CollectionSpec, error) {
 }
 
 // canProtectBind reports whether bind() of served ports can be refused, if the options enable that. It
-// needs the kernel's BTF; without BTF everything else works, and Unprotected has the reason.
+// needs the kernel's BTF; without BTF everything else works, and NoBindProtection has the reason.
 func (d *Datapath) canProtectBind() bool {
 	if d.options.BindProtection && !kernelHas()[kernelTypes] {
 		d.options.BindProtection = false
-		d.Unprotected = "bind() of NodePorts and HostPorts is not refused, because this kernel has no BTF (CONFIG_DEBUG_INFO_BTF): " +
+		d.NoBindProtection = "bind() of NodePorts and HostPorts is not refused, because this kernel has no BTF (CONFIG_DEBUG_INFO_BTF): " +
 			"use another kernel, or --bind-protection=false if that is acceptable"
 	}
 	return d.options.BindProtection
 }
 
 // socketStatsObjects returns the object of the statistics. It needs the kernel's BTF; without BTF everything else
-// works, and Uncounted has the reason.
+// works, and NoSocketStats has the reason.
 func (d *Datapath) socketStatsObjects() ([]*ebpf.CollectionSpec, error) {
 	if d.options.SocketStats == nil {
 		return nil, nil
 	}
 	if !kernelHas()[kernelTypes] {
 		d.options.SocketStats = nil
-		d.Uncounted = "connections at sockets are not counted, because this kernel has no BTF (CONFIG_DEBUG_INFO_BTF): " +
+		d.NoSocketStats = "connections at sockets are not counted, because this kernel has no BTF (CONFIG_DEBUG_INFO_BTF): " +
 			"use another kernel, or --socket-stats=false if that is acceptable"
 		return nil, nil
 	}

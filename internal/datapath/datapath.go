@@ -43,17 +43,17 @@ type Options struct {
 // Datapath is the loaded programs and their tables. It holds the lock of its bpffs directory until Close.
 type Datapath struct {
 	Tables *Tables
-	// Unprotected is why there is no bind protection although the options enable it; empty otherwise.
-	Unprotected string
-	// Uncounted is why connections at sockets are not counted although the options enable that; empty otherwise.
-	Uncounted string
-	// Unshortened is why there is no pod shortcut although the options enable it; empty otherwise.
-	Unshortened string
-	// Uncached is why there is no flow cache although the options enable it; empty otherwise.
-	Uncached string
-	// Unskipped is why messages between applications and proxies take TCP although the options let them skip it;
+	// NoBindProtection is why there is no bind protection although the options enable it; empty otherwise.
+	NoBindProtection string
+	// NoSocketStats is why connections at sockets are not counted although the options enable that; empty otherwise.
+	NoSocketStats string
+	// NoPodShortcut is why there is no pod shortcut although the options enable it; empty otherwise.
+	NoPodShortcut string
+	// NoFlowCache is why there is no flow cache although the options enable it; empty otherwise.
+	NoFlowCache string
+	// NoMeshSockmap is why messages between applications and proxies take TCP although the options let them skip it;
 	// empty otherwise.
-	Unskipped string
+	NoMeshSockmap string
 
 	options    Options
 	components componentList // Options.Components

@@ -45,7 +45,7 @@ var featureProbes = []featureProbe{
 		socketHelper(asm.FnLoop)},
 	{Feature{Name: "return values of socket hooks", Since: "5.18", Required: true, Cost: "connect() to a Service without endpoints cannot return ECONNREFUSED"},
 		socketHelper(asm.FnSetRetval)},
-	{Feature{Name: "types of the kernel (CONFIG_DEBUG_INFO_BTF)", Since: "5.2", Cost: "no bind protection, and none of the following"},
+	{Feature{Name: "kernel BTF (CONFIG_DEBUG_INFO_BTF)", Since: "5.2", Cost: "no bind protection, and none of the following"},
 		kernelTold(kernelTypes)},
 	{Feature{Name: "socket iterators", Since: "5.9", Cost: "UDP sockets stay connected to removed backends"},
 		kernelTold(socketIterator)},

@@ -130,13 +130,13 @@ func jiffy() (uint32, error) {
 	return uint32(t.Nano()), nil
 }
 
-// gatewayObjects returns the object of the flow cache. Uncached has the reason if the options enable it and the
+// gatewayObjects returns the object of the flow cache. NoFlowCache has the reason if the options enable it and the
 // kernel cannot have it: everything else works.
 func (d *Datapath) gatewayObjects() ([]*ebpf.CollectionSpec, error) {
 	if d.options.Gateway == nil {
 		return nil, nil
 	}
-	if d.Uncached = lacksForGateway(); d.Uncached != "" {
+	if d.NoFlowCache = lacksForGateway(); d.NoFlowCache != "" {
 		d.options.Gateway = nil
 		return nil, nil
 	}

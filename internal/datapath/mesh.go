@@ -103,14 +103,14 @@ func ofMesh(value func(*MeshOptions) any) ConstantValue {
 }
 
 // meshObjects returns the object for the cgroups of pods. That for their namespaces is loaded for each of these.
-// Unskipped has the reason if the options let messages skip TCP and the kernel cannot: everything else works.
+// NoMeshSockmap has the reason if the options let messages skip TCP and the kernel cannot: everything else works.
 func (d *Datapath) meshObjects() ([]*ebpf.CollectionSpec, error) {
 	if d.options.Mesh == nil {
 		return nil, nil
 	}
 	if d.options.Mesh.Sockmap {
-		d.Unskipped = lacksForMessages()
-		d.options.Mesh.Sockmap = d.Unskipped == ""
+		d.NoMeshSockmap = lacksForMessages()
+		d.options.Mesh.Sockmap = d.NoMeshSockmap == ""
 	}
 	mesh, err := LoadMesh()
 	if err == nil && !d.options.Mesh.Sockmap {

@@ -82,13 +82,13 @@ var podTables = []Table{
 	{Name: PodMapPodFlows, Kind: ScratchTable},
 }
 
-// podObjects returns the object of the pod shortcut. Unshortened has the reason if the options enable it and the
+// podObjects returns the object of the pod shortcut. NoPodShortcut has the reason if the options enable it and the
 // kernel cannot have it: everything else works.
 func (d *Datapath) podObjects() ([]*ebpf.CollectionSpec, error) {
 	if d.options.Pods == nil {
 		return nil, nil
 	}
-	if d.Unshortened = lacksForPods(); d.Unshortened != "" {
+	if d.NoPodShortcut = lacksForPods(); d.NoPodShortcut != "" {
 		d.options.Pods = nil
 		return nil, nil
 	}

@@ -36,8 +36,8 @@ type Datapath interface {
 // Config is the gateway's configuration.
 type Config struct {
 	Provider Provider
-	// Uncached is why there is no flow cache; empty: it is loaded.
-	Uncached string
+	// NoFlowCache is why there is no flow cache; empty: it is loaded.
+	NoFlowCache string
 	// Threshold is the number of packets of one direction after which it is a candidate.
 	Threshold uint32
 	// Devices returns the gateway's devices.
@@ -94,7 +94,7 @@ func New(d Datapath, c Config) (*Gateway, error) {
 		config: c, datapath: d, flowtable: flowtable.New(nil, c.Log), rules: r, changed: wakeup.NewSignal(),
 		started: make(chan struct{}), problems: map[string]string{},
 	}
-	if c.Uncached != "" {
+	if c.NoFlowCache != "" {
 		return g, nil
 	}
 	tables, err := d.GatewayTables()

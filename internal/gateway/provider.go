@@ -74,8 +74,8 @@ func (g *Gateway) try(ctx context.Context, p Provider) error {
 	defer cancel()
 	switch p {
 	case Cache:
-		if g.config.Uncached != "" {
-			return errors.New(g.config.Uncached)
+		if g.config.NoFlowCache != "" {
+			return errors.New(g.config.NoFlowCache)
 		}
 		return selftest.Run(ctx, &prover{wait: g.datapath.WaitForReaders, log: g.config.Log})
 	case Hardware:

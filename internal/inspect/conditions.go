@@ -136,8 +136,8 @@ func (s *Status) ofSockets() (all condition.List) {
 	if s.PortConflictsUnknown != "" {
 		all = append(all, condition.PortHoldersUnknown.New("cannot tell which sockets are bound to ports of Services and Pods: %s", s.PortConflictsUnknown))
 	}
-	if s.Unprotected != "" {
-		all = append(all, condition.BindNotProtected.New("%s", s.Unprotected))
+	if s.NoBindProtection != "" {
+		all = append(all, condition.BindNotProtected.New("%s", s.NoBindProtection))
 	}
 	return all
 }
@@ -147,8 +147,8 @@ func (s *Status) ofHooks() (all condition.List) {
 	if s.Unreadable != "" {
 		all = append(all, condition.PinsUnreadable.New("pins are missing; a running agent restores them within two seconds: %s", s.Unreadable))
 	}
-	if s.Unserved != "" {
-		all = append(all, condition.EdgeOff.New("%s", s.Unserved))
+	if s.NoEdge != "" {
+		all = append(all, condition.EdgeOff.New("%s", s.NoEdge))
 	}
 	if len(s.Attachments) < s.Hooks {
 		all = append(all, condition.HooksMissing.New("%d of %d hooks are attached", len(s.Attachments), s.Hooks))

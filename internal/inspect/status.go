@@ -35,10 +35,10 @@ type Status struct {
 	Node     string    `json:"node,omitempty"`
 	// Unreadable names the pins that cannot be read, because another program removed them.
 	Unreadable string `json:"unreadable,omitempty"`
-	// Unprotected is why bind protection is off although it is configured.
-	Unprotected string `json:"unprotected,omitempty"`
-	// Unserved is why clients outside the cluster are not served although the edge is configured.
-	Unserved string `json:"unserved,omitempty"`
+	// NoBindProtection is why bind protection is off although it is configured.
+	NoBindProtection string `json:"unprotected,omitempty"`
+	// NoEdge is why clients outside the cluster are not served although the edge is configured.
+	NoEdge string `json:"unserved,omitempty"`
 	// OtherNamespace means that the status was read in another network namespace than the agent's, where
 	// the agent's devices are not visible.
 	OtherNamespace bool `json:"otherNamespace,omitempty"`

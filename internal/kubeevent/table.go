@@ -33,7 +33,7 @@ func init() {
 		{condition.ObjectNotApplied, kind{action: "Program"}},
 		{condition.ObjectLeftOut, kind{action: "Program"}},
 		// Of the Node.
-		{condition.EndpointNotServed, kind{action: "Listen"}},
+		{condition.ListenFailed, kind{action: "Listen"}},
 		{condition.AgentStalled, kind{action: "Follow"}},
 		{condition.ChangesLate, kind{action: "Program"}},
 		{condition.DatapathDamaged, kind{action: "Repair"}},

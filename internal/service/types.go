@@ -225,7 +225,8 @@ type Decision struct {
 	// Scope selects the set (Frontend.Set) if Verdict is Balance. That set is never empty: without
 	// endpoints the verdict is Reject or Drop.
 	Scope Scope
-	// Masquerade makes the packet path use this node's address as the flow's source (R18, R19). The
-	// socket path ignores it, because there the kernel chooses the source after the rewrite.
+	// Masquerade says that the flow gets this node's address as source if the backend is on another node (R18,
+	// R19). It is reported only: the programs decide by the backend's node, and at a socket the kernel
+	// chooses the source after the rewrite.
 	Masquerade bool
 }

@@ -110,7 +110,7 @@ func (h *healthTest) testLost(t *testing.T) {
 		t.Errorf("the Event is about %+v, type %s", event.Regarding, event.Type)
 	}
 	// An Event of the Node, with the UID with which kubectl looks for those.
-	event = h.awaitEvent(t, "beeline", string(condition.EndpointNotServed.Code))
+	event = h.awaitEvent(t, "beeline", string(condition.ListenFailed.Code))
 	if event.Regarding.Kind != "Node" || event.Regarding.Name != h.node.Name || string(event.Regarding.UID) != h.node.Name || !strings.Contains(event.Note, proxyMetrics) {
 		t.Errorf("the Event is about %+v: %s", event.Regarding, event.Note)
 	}

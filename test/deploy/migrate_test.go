@@ -51,7 +51,7 @@ func (n *labNode) migrates(t *testing.T) {
 // notServed is the number of ports that another program has.
 func notServed(s *inspect.Status) (count int) {
 	for _, c := range s.Conditions {
-		if c.Code == condition.EndpointNotServed.Code {
+		if c.Code == condition.ListenFailed.Code {
 			count++
 		}
 	}

@@ -112,14 +112,14 @@ func attachMesh(t *testing.T, d *datapath.Datapath, pod *lab.Host) {
 // 1,000,000 that it allows a program.
 func wantLoaded(t *testing.T, d *datapath.Datapath, bpffs string) {
 	t.Helper()
-	if d.Unprotected != "" {
-		t.Error(d.Unprotected)
+	if d.NoBindProtection != "" {
+		t.Error(d.NoBindProtection)
 	}
-	if d.Uncounted != "" {
-		t.Error(d.Uncounted)
+	if d.NoSocketStats != "" {
+		t.Error(d.NoSocketStats)
 	}
-	if d.Unshortened != "" {
-		t.Error(d.Unshortened)
+	if d.NoPodShortcut != "" {
+		t.Error(d.NoPodShortcut)
 	}
 	sweep, err := d.OpenSocketGC(datapath.HaveSockDestroy())
 	must(t, err)
@@ -132,8 +132,8 @@ func wantLoaded(t *testing.T, d *datapath.Datapath, bpffs string) {
 	} {
 		spec, err := load()
 		must(t, err)
-		if spec.Programs[datapath.MeshProgBeelineMeshMessage] != nil && d.Unskipped != "" {
-			t.Log(d.Unskipped)
+		if spec.Programs[datapath.MeshProgBeelineMeshMessage] != nil && d.NoMeshSockmap != "" {
+			t.Log(d.NoMeshSockmap)
 			wantVerified(t, spec)
 			delete(spec.Programs, datapath.MeshProgBeelineMeshMessage)
 			delete(spec.Programs, datapath.MeshProgBeelineMeshRead)

@@ -50,7 +50,7 @@ func (c *config) addFlags(fs *pflag.FlagSet) {
 	fs.StringSliceVar(&c.edge.Devices, "devices", nil, "names or shell patterns of the devices that lead to clients outside the cluster (default: devices with a default route or with an address of the Node); devices that lead to backends on other nodes are always added")
 	fs.BoolVar(&c.edge.SetSysctls, "set-sysctls", false, "set net.ipv4.ip_forward and net.ipv6.conf.all.forwarding to 1 if they are 0 and Services have backends of that family; without forwarding no client outside the cluster reaches these")
 	fs.Uint32Var(&c.icmpRate, "icmp-rate", 1000, "maximum number of ICMP errors per second and CPU sent to clients, such as port unreachable for a rejected datagram; \"too big\" has a separate limit of the same size; 0 for no limit")
-	fs.StringSliceVar(&c.snatPorts, "snat-ports", nil, "at most two ranges of SNAT ports, the source ports of forwarded packets to backends on other nodes (default: the largest range that neither ip_local_port_range nor NodePorts use)")
+	fs.StringSliceVar(&c.snatPorts, "snat-ports", nil, "at most two ranges of SNAT ports, the source ports of forwarded packets to backends on other nodes (default: the two largest ranges that neither ip_local_port_range nor NodePorts use)")
 	fs.StringSliceVar(&c.podNetworks, "pod-networks", nil, "pod networks; clients there do not count as outside the cluster (default: the podCIDRs of all Nodes, and the addresses of Pods)")
 	fs.BoolVar(&c.metricsBackends, "edge-stats-per-backend", false, "also count the tracked flows of each backend, in /metrics")
 	c.addDSRFlags(fs)

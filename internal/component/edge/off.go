@@ -52,7 +52,7 @@ func (r *running) faultsOff() condition.List {
 
 // statusOff is the status without an edge.
 func (r *running) statusOff(s *inspect.Status) {
-	s.Unserved = r.noEdge
+	s.NoEdge = r.noEdge
 	s.Slots = r.env.Syncer.SlotUsage(r.establishedTimeout)
 	s.Edge = &edge.Status{Mode: edge.Off, Devices: []edge.DeviceStatus{}}
 }

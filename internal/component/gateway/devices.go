@@ -22,7 +22,7 @@ func (c *config) gateway(env component.Env) (*gateway.Gateway, error) {
 		refuses = exceptEdge(conntrack.TablesOf(env.Datapath.ConntrackMaps()), refuses)
 	}
 	return gateway.New(env.Datapath, gateway.Config{
-		Provider: gateway.Provider(c.provider), Uncached: env.Datapath.Uncached, Threshold: c.threshold,
+		Provider: gateway.Provider(c.provider), NoFlowCache: env.Datapath.NoFlowCache, Threshold: c.threshold,
 		IgnoreFilters: c.ignoreFilters, Refuses: refuses, Traffic: c.traffic(), Log: env.Log, Devices: c.find,
 	})
 }

@@ -42,7 +42,7 @@ func (c *config) run(env component.Env) (*component.Instance, error) {
 		return nil, err
 	}
 	r := &running{env: env, shortcut: shortcut}
-	if reason := env.Datapath.Unskipped; reason != "" {
+	if reason := env.Datapath.NoMeshSockmap; reason != "" {
 		env.Log.Error(reason)
 	}
 	tasks := []component.Task{{Name: "mesh", Run: shortcut.Run}}
@@ -96,7 +96,7 @@ func (r *running) status(s *inspect.Status) {
 
 func (r *running) conditions() condition.List {
 	all := r.shortcut.Conditions()
-	if reason := r.env.Datapath.Unskipped; reason != "" {
+	if reason := r.env.Datapath.NoMeshSockmap; reason != "" {
 		all = append(all, condition.MeshSockmapUnavailable.New("%s", reason))
 	}
 	if r.programs != nil {

@@ -94,7 +94,7 @@ func (c *config) run(env component.Env) (*component.Instance, error) {
 	if !c.enabled() {
 		return &component.Instance{}, nil
 	}
-	if reason := env.Datapath.Unshortened; reason != "" {
+	if reason := env.Datapath.NoPodShortcut; reason != "" {
 		env.Log.Error(reason)
 		return &component.Instance{
 			Status:     func(s *inspect.Status) { s.Pods = &pods.Status{Unavailable: reason} },

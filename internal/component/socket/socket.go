@@ -74,8 +74,8 @@ type running struct {
 }
 
 func (c *config) run(env component.Env) (*component.Instance, error) {
-	if env.Datapath.Unprotected != "" {
-		env.Log.Error(env.Datapath.Unprotected)
+	if env.Datapath.NoBindProtection != "" {
+		env.Log.Error(env.Datapath.NoBindProtection)
 	}
 	tracker, err := optout.New(env.Datapath.Tables.OptedOut, c.podCgroups, env.Datapath.CgroupPath(), env.Log)
 	if err != nil {
@@ -94,7 +94,7 @@ func (c *config) run(env component.Env) (*component.Instance, error) {
 }
 
 func (r *running) status(s *inspect.Status) {
-	s.Unprotected, s.Sockets = r.env.Datapath.Unprotected, r.sockets.Status()
+	s.NoBindProtection, s.Sockets = r.env.Datapath.NoBindProtection, r.sockets.Status()
 	r.optOuts.status(s)
 }
 

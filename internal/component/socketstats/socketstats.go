@@ -49,7 +49,7 @@ func (c *config) run(env component.Env) (*component.Instance, error) {
 		return &component.Instance{}, nil
 	}
 	r := &running{env}
-	if reason := env.Datapath.Uncounted; reason != "" {
+	if reason := env.Datapath.NoSocketStats; reason != "" {
 		env.Log.Error(reason)
 		return &component.Instance{Status: r.statusOff}, nil
 	}
@@ -57,7 +57,7 @@ func (c *config) run(env component.Env) (*component.Instance, error) {
 }
 
 func (r *running) statusOff(s *inspect.Status) {
-	s.Components = append(s.Components, inspect.ComponentStatus{Name: "socket statistics", State: r.env.Datapath.Uncounted})
+	s.Components = append(s.Components, inspect.ComponentStatus{Name: "socket statistics", State: r.env.Datapath.NoSocketStats})
 }
 
 // audit deletes the statistics of backends that are gone.

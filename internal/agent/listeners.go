@@ -47,7 +47,7 @@ func (e endpoints) tasks() (all []component.Task) {
 func (e endpoints) conditions() (all condition.List) {
 	for _, server := range e {
 		if err := server.Err(); err != nil {
-			all = append(all, condition.EndpointNotServed.New("%s is not served: %v", server.Name, err).At(server.Address))
+			all = append(all, condition.ListenFailed.New("%s is not served: %v", server.Name, err).At(server.Address))
 		}
 	}
 	return all
