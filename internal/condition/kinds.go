@@ -201,7 +201,7 @@ var (
 		"With --mesh-sockmap: a program of a pod reads its connections between application and proxy by splice(2), which does not find messages past TCP. Messages to it take TCP. The agent logs a warning if the program began with it so late that a connection had to be aborted.",
 		"nothing; or switch splice(2) off in the program, for example haproxy's option splice-auto, and restart the pod")
 	MeshHostStackIOUring = register("MeshHostStackIOUring", Warning,
-		"With --mesh-hoststack: a program has the host stack's library and an io_uring(7). What it reads and writes by io_uring on a connection on rings misses the rings: octets are lost or out of order.",
+		"With --mesh-hoststack: a program has the host stack's library and an io_uring(7). What it reads and writes by io_uring on a connection on rings misses the rings: bytes are lost or out of order.",
 		"start the program without the library (LD_PRELOAD), or without io_uring; --mesh-hoststack=off keeps all programs from rings meanwhile")
 	MeshHostStackUnread = register("MeshHostStackUnread", Warning,
 		"With --mesh-hoststack: the page in which a program with the host stack's library keeps its connections could not be read, or is not what the library writes. Its connections are not listed or counted, and --mesh-hoststack=off may have no effect on it.",

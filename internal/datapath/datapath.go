@@ -45,14 +45,15 @@ type Datapath struct {
 	Tables *Tables
 	// NoBindProtection is why there is no bind protection although the options enable it; empty otherwise.
 	NoBindProtection string
-	// NoSocketStats is why connections at sockets are not counted although the options enable that; empty otherwise.
+	// NoSocketStats is why connections at sockets are not counted although the options enable that; empty
+	// otherwise.
 	NoSocketStats string
 	// NoPodShortcut is why there is no pod shortcut although the options enable it; empty otherwise.
 	NoPodShortcut string
 	// NoFlowCache is why there is no flow cache although the options enable it; empty otherwise.
 	NoFlowCache string
-	// NoMeshSockmap is why messages between applications and proxies take TCP although the options let them skip it;
-	// empty otherwise.
+	// NoMeshSockmap is why messages between applications and proxies take TCP although the options let them skip
+	// it; empty otherwise.
 	NoMeshSockmap string
 
 	options    Options

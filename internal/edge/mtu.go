@@ -14,7 +14,7 @@ import (
 // clientMTU is the largest packet that is expected from clients: few networks carry more (RFC 894).
 const clientMTU = 1500
 
-// overheads are the octets that packets of IPv4 and of IPv6 grow by (bpf/encap/wire.h).
+// overheads are the bytes that packets of IPv4 and of IPv6 grow by (bpf/encap/wire.h).
 var overheads = map[service.DSR][2]int{
 	service.DSRIPIP:   {20, 40},
 	service.DSRGeneve: {20 + 8 + 8 + 4 + 8, 40 + 8 + 8 + 4 + 20},
@@ -29,7 +29,7 @@ func overhead(kind service.DSR, family service.Family) int {
 }
 
 // DSRStatus is the packet size that reaches all backends on other nodes by one kind of DSR, for clients of
-// one family. Sizes are in octets from the IP header on.
+// one family. Sizes are in bytes from the IP header on.
 type DSRStatus struct {
 	Kind     service.DSR    `json:"kind"`
 	Family   service.Family `json:"family"` // 4 or 6
@@ -44,7 +44,7 @@ type DSRStatus struct {
 }
 
 func (s DSRStatus) String() string {
-	text := fmt.Sprintf("DSR (%s), %s: clients' packets up to %d octets", s.Kind, s.Family, s.Fits)
+	text := fmt.Sprintf("DSR (%s), %s: clients' packets up to %d bytes", s.Kind, s.Family, s.Fits)
 	if s.Fits >= s.Wanted {
 		return text
 	}

@@ -38,34 +38,34 @@ func TestWhatFitsByDSR(t *testing.T) {
 		{"no backends on other nodes", []Device{clients.with(1500)}, map[service.DSR][]netip.Addr{service.DSRIPIP: nil}, ""},
 		{"no route", []Device{clients.with(1500, way("10.0.0.0/8", 0))}, map[service.DSR][]netip.Addr{service.DSRIPIP: addrs("192.0.2.7", "fd00::1")}, ""},
 		{"ipip", []Device{clients.with(1500, default4, default6)}, map[service.DSR][]netip.Addr{service.DSRIPIP: addrs("10.10.2.11", "fd00::1")},
-			"DSR (ipip), IPv4: clients' packets up to 1480 octets; larger ones are answered with ICMP: raise the MTU of eth0 from 1500 to 1520; " +
-				"DSR (ipip), IPv6: clients' packets up to 1460 octets; larger ones are answered with ICMP: raise the MTU of eth0 from 1500 to 1540"},
+			"DSR (ipip), IPv4: clients' packets up to 1480 bytes; larger ones are answered with ICMP: raise the MTU of eth0 from 1500 to 1520; " +
+				"DSR (ipip), IPv6: clients' packets up to 1460 bytes; larger ones are answered with ICMP: raise the MTU of eth0 from 1500 to 1540"},
 		{"geneve and opt", []Device{clients.with(1500, default4, default6)},
 			map[service.DSR][]netip.Addr{service.DSRGeneve: addrs("192.0.2.2", "2001:db8::2"), service.DSROpt: addrs("10.10.2.11", "fd00::1")},
-			"DSR (geneve), IPv4: clients' packets up to 1452 octets; larger ones are answered with ICMP: raise the MTU of eth0 from 1500 to 1548; " +
-				"DSR (geneve), IPv6: clients' packets up to 1420 octets; larger ones are answered with ICMP: raise the MTU of eth0 from 1500 to 1580; " +
-				"DSR (opt), IPv4: clients' packets up to 1492 octets; larger ones are answered with ICMP: raise the MTU of eth0 from 1500 to 1508; " +
-				"DSR (opt), IPv6: clients' packets up to 1476 octets; larger ones are answered with ICMP: raise the MTU of eth0 from 1500 to 1524"},
+			"DSR (geneve), IPv4: clients' packets up to 1452 bytes; larger ones are answered with ICMP: raise the MTU of eth0 from 1500 to 1548; " +
+				"DSR (geneve), IPv6: clients' packets up to 1420 bytes; larger ones are answered with ICMP: raise the MTU of eth0 from 1500 to 1580; " +
+				"DSR (opt), IPv4: clients' packets up to 1492 bytes; larger ones are answered with ICMP: raise the MTU of eth0 from 1500 to 1508; " +
+				"DSR (opt), IPv6: clients' packets up to 1476 bytes; larger ones are answered with ICMP: raise the MTU of eth0 from 1500 to 1524"},
 		{"large enough", []Device{clients.with(1520, default4)}, map[service.DSR][]netip.Addr{service.DSRIPIP: addrs("10.10.2.11")},
-			"DSR (ipip), IPv4: clients' packets up to 1500 octets"},
+			"DSR (ipip), IPv4: clients' packets up to 1500 bytes"},
 		{"jumbo frames", []Device{clients.with(9000, default4)}, map[service.DSR][]netip.Addr{service.DSRIPIP: addrs("10.10.2.11")},
-			"DSR (ipip), IPv4: clients' packets up to 8980 octets"},
+			"DSR (ipip), IPv4: clients' packets up to 8980 bytes"},
 		{"clients of a narrow network", []Device{clients.with(1400, default6), overlay.with(1450, way("10.10.0.0/16", 0))},
 			map[service.DSR][]netip.Addr{service.DSRIPIP: addrs("10.10.2.11"), service.DSRGeneve: addrs("10.10.2.11")},
-			"DSR (geneve), IPv4: clients' packets up to 1402 octets; DSR (ipip), IPv4: clients' packets up to 1430 octets"},
+			"DSR (geneve), IPv4: clients' packets up to 1402 bytes; DSR (ipip), IPv4: clients' packets up to 1430 bytes"},
 		{"the longest prefix wins", []Device{clients.with(1600, default4), overlay.with(1450, way("10.10.0.0/16", 0))},
 			map[service.DSR][]netip.Addr{service.DSRIPIP: addrs("10.10.2.11"), service.DSRGeneve: addrs("192.0.2.2")},
-			"DSR (geneve), IPv4: clients' packets up to 1552 octets; " +
-				"DSR (ipip), IPv4: clients' packets up to 1430 octets; larger ones are answered with ICMP: raise the MTU of vxlan0 from 1450 to 1520"},
+			"DSR (geneve), IPv4: clients' packets up to 1552 bytes; " +
+				"DSR (ipip), IPv4: clients' packets up to 1430 bytes; larger ones are answered with ICMP: raise the MTU of vxlan0 from 1450 to 1520"},
 		{"the narrowest backend", []Device{clients.with(1600, default4), overlay.with(1450, way("10.10.2.0/24", 0))},
 			map[service.DSR][]netip.Addr{service.DSRIPIP: addrs("10.10.1.11", "10.10.2.11", "10.10.3.11")},
-			"DSR (ipip), IPv4: clients' packets up to 1430 octets; larger ones are answered with ICMP: raise the MTU of vxlan0 from 1450 to 1520"},
+			"DSR (ipip), IPv4: clients' packets up to 1430 bytes; larger ones are answered with ICMP: raise the MTU of vxlan0 from 1450 to 1520"},
 		{"the route's own MTU", []Device{clients.with(1600, default4, way("10.10.2.0/24", 1510), way("10.10.3.0/24", 9000))},
 			map[service.DSR][]netip.Addr{service.DSRIPIP: addrs("10.10.2.11", "10.10.3.11")},
-			"DSR (ipip), IPv4: clients' packets up to 1490 octets; larger ones are answered with ICMP: raise the MTU of the route to 10.10.2.0/24 by eth0 from 1510 to 1520"},
+			"DSR (ipip), IPv4: clients' packets up to 1490 bytes; larger ones are answered with ICMP: raise the MTU of the route to 10.10.2.0/24 by eth0 from 1510 to 1520"},
 		{"two routes of one length", []Device{clients.with(1600, default4), overlay.with(1450, default4)},
 			map[service.DSR][]netip.Addr{service.DSROpt: addrs("10.10.2.11")},
-			"DSR (opt), IPv4: clients' packets up to 1442 octets; larger ones are answered with ICMP: raise the MTU of vxlan0 from 1450 to 1508"},
+			"DSR (opt), IPv4: clients' packets up to 1442 bytes; larger ones are answered with ICMP: raise the MTU of vxlan0 from 1450 to 1508"},
 	} {
 		var got []string
 		for _, s := range planDSR(c.devices, c.devices[:1], c.destinations) {
@@ -107,7 +107,7 @@ func TestWhatFitsIsFollowed(t *testing.T) {
 	w.config.Log = slog.New(slog.NewTextHandler(&log, nil))
 	w.rescan()
 	w.rescan()
-	if got := fits(); len(got) != 1 || got[0] != 1480 || strings.Count(log.String(), "up to 1480 octets") != 1 {
+	if got := fits(); len(got) != 1 || got[0] != 1480 || strings.Count(log.String(), "up to 1480 bytes") != 1 {
 		t.Errorf("with ipip: %v; logged:\n%s", got, log.String())
 	}
 	w.devices[0].MTU = 1520

@@ -70,7 +70,7 @@ var groups = []group{
 		{"beeline_datapath_info", gaugeKind, []string{"tables"}, "1, with the version of the tables' layout.", nil},
 		{"beeline_edge_devices", gaugeKind, []string{"mode"}, "Devices by how the edge serves them: xdp, generic xdp, tc, or none if it could not be attached.", nil},
 		{"beeline_edge_packets_total", counterKind, []string{"reason"}, "Packets at devices, by what the edge did with them ([reasons](debug.md#reasons)).", nil},
-		{"beeline_socket_calls_total", counterKind, []string{"event"}, "Calls of sockets, by what the hooks did ([events](debug.md)).", nil},
+		{"beeline_socket_calls_total", counterKind, []string{"event"}, "Calls of sockets, by what the hooks did ([events](debug.md#calls-of-sockets)).", nil},
 		{"beeline_sockets_ended_total", counterKind, []string{"protocol"}, "Sockets that were ended because their backend was removed.", nil},
 	}},
 	{"The pod shortcut", "Only with --pod-devices.", []Family{

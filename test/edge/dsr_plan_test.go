@@ -186,14 +186,14 @@ func TestDSRSaysWhatFits(t *testing.T) {
 	w.apply("web", objects(w.public("a1", "b1"))...)
 	fits := func(v4, v6 int) {
 		t.Helper()
-		w.must(w.agent.WaitFor(fmt.Sprintf("packets up to %d and %d octets", v4, v6), func(s *inspect.Status) bool {
+		w.must(w.agent.WaitFor(fmt.Sprintf("packets up to %d and %d bytes", v4, v6), func(s *inspect.Status) bool {
 			return len(s.Edge.DSR) == 2 && s.Edge.DSR[0].Fits == v4 && s.Edge.DSR[1].Fits == v6
 		}))
 	}
 	fits(1480, 1460)
 	text, err := w.agent.CLI("status", "-v")
 	w.must(err) // it is no condition
-	if want := "DSR (ipip), IPv4: clients' packets up to 1480 octets; larger ones are answered with ICMP: raise the MTU of eth0 from 1500 to 1520"; !strings.Contains(text, want) {
+	if want := "DSR (ipip), IPv4: clients' packets up to 1480 bytes; larger ones are answered with ICMP: raise the MTU of eth0 from 1500 to 1520"; !strings.Contains(text, want) {
 		t.Errorf("status says\n%s", text)
 	}
 	nl, link, err := w.Host("node-a").OpenDevice("eth0")
