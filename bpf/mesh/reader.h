@@ -17,10 +17,7 @@
 #include "mesh/maps.h"
 
 /* The number of reads after which a program is known. */
-#define MESH_READS	     16
-
-/* The number of a pod's programs that may be known: processes can change their names. */
-#define MESH_PROGRAMS_OF_POD 64
+#define MESH_READS 16
 
 /* Readers by the cookies of their sockets, those of `mesh_sockets`. */
 struct {

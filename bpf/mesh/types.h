@@ -80,7 +80,10 @@ struct mesh_unread {
 /* Several sockets listen at the proxy's port for inbound connections: one for each family, thread
  * and generation of the proxy. With SO_REUSEPORT the kernel balances among all of them, if any is
  * found here. */
-enum mesh_size { MESH_LISTENERS = 16 };
+enum mesh_size {
+	MESH_LISTENERS = 16,
+	MESH_PROGRAMS_OF_POD = 64, /* that may be known: processes can change their names */
+};
 
 struct mesh_listener_key {
 	__u64 netns; /* cookie */

@@ -200,6 +200,9 @@ var (
 	MeshProgramSplices = register("MeshProgramSplices", Info,
 		"With --mesh-sockmap: a program of a pod reads its connections between application and proxy by splice(2), which does not find messages past TCP. Messages to it take TCP. The agent logs a warning if the program began with it so late that a connection had to be aborted.",
 		"nothing; or switch splice(2) off in the program, for example haproxy's option splice-auto, and restart the pod")
+	MeshProgramsFull = register("MeshProgramsFull", Info,
+		"With --mesh-sockmap: so many programs of a pod have read between application and proxy, each with a name of its own, that messages to further ones take TCP.",
+		"nothing; or give processes of the pod the same name (/proc/PID/comm), and restart the pod")
 	MeshHostStackIOUring = register("MeshHostStackIOUring", Warning,
 		"With --mesh-hoststack: a program has the host stack's library and an io_uring(7). What it reads and writes by io_uring on a connection on rings misses the rings: bytes are lost or out of order.",
 		"start the program without the library (LD_PRELOAD), or without io_uring; --mesh-hoststack=off keeps all programs from rings meanwhile")

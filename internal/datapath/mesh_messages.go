@@ -129,15 +129,27 @@ func meshProgramOf(k *MeshMeshProgramKey) MeshProgram {
 	return MeshProgram{k.Netns, unix.ByteSliceToString(name)}
 }
 
-// MeshSplicers returns the programs that have read by splice(2) what was sent to sockets whose messages may skip TCP.
-func (d *Datapath) MeshSplicers() (all []MeshProgram, err error) {
+// MeshReaders are the programs to which all messages take TCP.
+type MeshReaders struct {
+	// Splicers have read by splice(2) what was sent to sockets whose messages may skip TCP.
+	Splicers []MeshProgram
+	// Full are the cookies of the pods' network namespaces that have as many known programs as they may have:
+	// messages to further ones take TCP.
+	Full []uint64
+}
+
+// MeshReaders reads them from the table, in no order.
+func (d *Datapath) MeshReaders() (r MeshReaders, err error) {
 	programs, err := d.meshPrograms().All()
 	for key, p := range programs {
 		if p.Splices != 0 {
-			all = append(all, meshProgramOf(&key))
+			r.Splicers = append(r.Splicers, meshProgramOf(&key))
+		}
+		if uint64(p.Names) >= uint64(MeshMeshSizeMESH_PROGRAMS_OF_POD) {
+			r.Full = append(r.Full, key.Netns)
 		}
 	}
-	return all, err
+	return r, err
 }
 
 // A StuckMeshSocket has messages in its queue that splice(2) of its program has not found.

@@ -53,8 +53,8 @@ type Shortcut struct {
 	pods    []Pod // those of Config.Cgroups, and after them those of Kubernetes
 	left    []service.SidecarLeft
 	problem condition.List
-	// splicers are programs that read by splice(2), with --mesh-sockmap.
-	splicers []datapath.MeshProgram
+	// readers are those to which messages take TCP, with --mesh-sockmap.
+	readers datapath.MeshReaders
 }
 
 // New returns a shortcut that Start starts.

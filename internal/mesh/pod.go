@@ -106,7 +106,7 @@ func (s *Shortcut) Conditions() (all condition.List) {
 			all = append(all, condition.MeshProxyMissing.New("the proxy of %s does not listen at port %d", p.Label(), s.config.InboundPort).At(p.Label()))
 		}
 	}
-	all = append(all, s.splicerConditions(pods)...)
+	all = append(all, s.readerConditions(pods)...)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return append(all, s.problem...)

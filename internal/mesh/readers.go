@@ -25,12 +25,12 @@ func (s *Shortcut) watchReaders() {
 	if !s.datapath.MessagesSkipTCP() {
 		return
 	}
-	splicers, err := s.datapath.MeshSplicers()
-	slices.SortFunc(splicers, func(a, b datapath.MeshProgram) int {
+	readers, err := s.datapath.MeshReaders()
+	slices.SortFunc(readers.Splicers, func(a, b datapath.MeshProgram) int {
 		return cmp.Or(cmp.Compare(a.Netns, b.Netns), cmp.Compare(a.Name, b.Name))
 	})
 	s.mu.Lock()
-	s.splicers = splicers
+	s.readers = readers
 	s.mu.Unlock()
 	stuck, e := s.datapath.StuckMeshSockets(stuckAge)
 	err = errors.Join(err, e)
@@ -78,13 +78,19 @@ func abortIn(directory string, cookie uint64) (aborted bool, err error) {
 	return aborted, err
 }
 
-// splicerConditions names the programs whose messages take TCP.
-func (s *Shortcut) splicerConditions(pods []Pod) (all condition.List) {
+// readerConditions names the programs to which all messages take TCP, and the pods with too many programs.
+func (s *Shortcut) readerConditions(pods []Pod) (all condition.List) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, program := range s.splicers {
+	for _, program := range s.readers.Splicers {
 		if i := slices.IndexFunc(pods, func(p Pod) bool { return p.Namespace == program.Netns }); i >= 0 {
 			all = append(all, condition.MeshProgramSplices.New("messages to the program %q take TCP, because it reads by splice(2)", program.Name).At(pods[i].Label()))
+		}
+	}
+	for _, p := range pods {
+		if p.Namespace != 0 && slices.Contains(s.readers.Full, p.Namespace) {
+			all = append(all, condition.MeshProgramsFull.New("%d programs with different names have read from proxies or applications, and messages to further ones take TCP",
+				datapath.MeshMeshSizeMESH_PROGRAMS_OF_POD).At(p.Label()))
 		}
 	}
 	return all

@@ -10,6 +10,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -83,14 +84,16 @@ func (w *world) echoed(conn net.Conn, messages, size int) {
 
 // splices reports whether the agent knows that this program reads by splice(2).
 func (w *world) splices(pod *lab.Host, program string) bool {
+	return w.reports(condition.MeshProgramSplices, pod, `"`+program+`"`)
+}
+
+// reports reports whether the status has a condition of a pod with a text.
+func (w *world) reports(kind *condition.Kind, pod *lab.Host, text string) bool {
 	s, err := w.agent.Status()
 	w.must(err)
-	for _, c := range s.Conditions {
-		if c.Code == condition.MeshProgramSplices.Code && c.Object == pod.Cgroup && strings.Contains(c.Message, `"`+program+`"`) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(s.Conditions, func(c condition.Condition) bool {
+		return c.Code == kind.Code && c.Object == pod.Cgroup && strings.Contains(c.Message, text)
+	})
 }
 
 // copies is a proxy that reads only by splice(2), as Go's io.Copy does.
@@ -353,4 +356,5 @@ func (w *world) manyNames(pod *lab.Host, listener net.Listener) {
 	if rows < 60 || rows > 70 { // 64, the one that counts them, and a few that CPUs have made at once
 		w.t.Errorf("the pod has %d rows", rows)
 	}
+	w.eventually("a condition for a pod with too many programs", func() bool { return w.reports(condition.MeshProgramsFull, pod, "64 programs") })
 }
