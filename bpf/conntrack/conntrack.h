@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Conntrack at the edge: looks up, creates and ends the flows of packets. conntrack/update.h
- * updates a flow by its packets. */
+/* Conntrack at the edge: looks up and ends the flows of packets. conntrack/create.h creates the
+ * entries of a flow, conntrack/update.h updates them by its packets. */
 #pragma once
 
 #include <linux/bpf.h>

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Creates the entries of a new flow, and allocates the port that its backend replies to. */
+/* Allocates the SNAT port of a new flow, to which its backend replies: searches for a free one, and
+ * evicts another flow if there is none. Inserts the entry of replies with it. */
 #pragma once
 
 #include <linux/bpf.h>
@@ -233,31 +234,4 @@ static __always_inline int snat_choose_port(struct snat_search *search, struct s
 			port_pressure_note(w, search->exhausted || !search->found);
 	}
 	return search->found;
-}
-
-/* Creates the entries of a new flow. Two flows of one client may be translated to the same tuple at
- * a backend; then the later one gets another port, like all flows that do not keep the client's.
- * Gets the scratch area itself, because before Linux 6.2 a function argument cannot be a map key.
- * Returns enum edge_reason. Global function: the verifier checks it once. */
-__noinline int ct_create(int keep_port)
-{
-	__u32 zero = 0;
-	struct scratch *w = bpf_map_lookup_elem(&scratch, &zero);
-	struct snat_search search = {.victim = EVICT_NEVER};
-	__u8 protocol;
-
-	if (!w)
-		return EDGE_DROP_INSERT_FAILED;
-	protocol = w->packet.tuple.protocol;
-	ct_init(w);
-	ct_reverse(&w->packet.tuple, &w->ct, &w->reverse_key, &w->other);
-	search.recover_only = ct_is_invalid(w);
-	search.keep_port = keep_port || protocol == IPPROTO_SCTP;
-	if (!snat_choose_port(&search, w, protocol))
-		return search.recover_only ? EDGE_DROP_INVALID : EDGE_DROP_NO_PORT;
-	w->ct.xlate.source_port = w->reverse_key.destination_port;
-	if (search.failed || ct_restore(w, search.unreplied || !search.recovered))
-		return EDGE_DROP_INSERT_FAILED;
-	w->to = w->ct.xlate;
-	return search.recovered ? EDGE_RECOVERED : EDGE_NEW;
 }

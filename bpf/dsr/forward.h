@@ -25,7 +25,6 @@
 #include "lb/backend_select.h"
 #include "lb/frontend.h"
 #include "lb/maps.h"
-#include "lb/serving.h"
 #include "lb/types.h"
 #include "packet/packet.h"
 #include "route/fib.h"
@@ -180,18 +179,4 @@ static __always_inline enum action established_dsr(struct context *ctx, struct s
 		ct->device = device;
 	ct_update(w, ct, unreplied);
 	return dsr_send(ctx, w, EDGE_ESTABLISHED);
-}
-
-/* Returns whether a SYN has the tuple of a flow whose backend no longer serves: it opens a new
- * flow. */
-static __always_inline int backend_gone(const struct scratch *w, const struct ct_entry *ct)
-{
-	struct destination service, backend;
-	__u32 slot = 0;
-
-	if (ct->flags & CT_REPLY || w->decap.dsr || !tcp_opens(&w->packet))
-		return 0;
-	destination_set(&service, &w->packet.tuple.destination, w->packet.tuple.destination_port);
-	destination_set(&backend, &w->to.destination, w->to.destination_port);
-	return !still_serves(&service, w->packet.tuple.protocol, &backend, &slot);
 }

@@ -14,7 +14,7 @@
 #pragma once
 
 #include "conntrack/conntrack.h"
-#include "conntrack/snat_alloc.h"
+#include "conntrack/create.h"
 #include "conntrack/types.h"
 #include "conntrack/update.h"
 #include "dsr/decap.h"

@@ -10,7 +10,7 @@
 #include <bpf/bpf_helpers.h>
 
 #include "conntrack/conntrack.h"
-#include "conntrack/snat_alloc.h"
+#include "conntrack/create.h"
 #include "conntrack/types.h"
 #include "conntrack/update.h"
 #include "dsr/decap.h"
@@ -29,6 +29,7 @@
 #include "lb/backend_select.h"
 #include "lb/frontend.h"
 #include "lb/maps.h"
+#include "lb/serving.h"
 #include "lb/types.h"
 #include "packet/device.h"
 #include "packet/packet.h"
@@ -261,6 +262,20 @@ static __always_inline int flow_handled_at_egress(const struct ct_entry *ct)
 	__u8 flags = ct->flags & ~CT_FIN;
 
 	return is_local_reply(ct) || (flags & CT_OUTBOUND && flags != (CT_OUTBOUND | CT_REPLY));
+}
+
+/* Returns whether a SYN has the tuple of a flow whose backend no longer serves: it opens a new
+ * flow. */
+static __always_inline int backend_gone(const struct scratch *w, const struct ct_entry *ct)
+{
+	struct destination service, backend;
+	__u32 slot = 0;
+
+	if (ct->flags & CT_REPLY || w->decap.dsr || !tcp_opens(&w->packet))
+		return 0;
+	destination_set(&service, &w->packet.tuple.destination, w->packet.tuple.destination_port);
+	destination_set(&backend, &w->to.destination, w->to.destination_port);
+	return !still_serves(&service, w->packet.tuple.protocol, &backend, &slot);
 }
 
 static __always_inline enum action edge_ingress(struct context *ctx)
