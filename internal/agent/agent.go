@@ -18,11 +18,11 @@ import (
 
 	"beeline.io/beeline/internal/component"
 	"beeline.io/beeline/internal/datapath"
-	"beeline.io/beeline/internal/health"
 	"beeline.io/beeline/internal/healthcheck"
 	"beeline.io/beeline/internal/inspect"
 	"beeline.io/beeline/internal/kubeevent"
 	"beeline.io/beeline/internal/metrics"
+	"beeline.io/beeline/internal/nodehealth"
 	"beeline.io/beeline/internal/reconcile"
 	"beeline.io/beeline/internal/selfprobe"
 	"beeline.io/beeline/internal/service"
@@ -47,9 +47,9 @@ type Agent struct {
 	sidecars   *service.Sidecars
 	components component.Running
 	prober     *healthcheck.Prober
-	endpoints  endpoints
-	health     *health.Tracker
-	nodePorts  *health.NodePorts
+	listeners  listeners
+	health     *nodehealth.Tracker
+	nodePorts  *nodehealth.NodePorts
 	probe      *selfprobe.Probe    // nil without --self-probe
 	recorder   *kubeevent.Recorder // nil with manifests
 	// objectsChanged: the conditions of objects may differ from the last ones that became Events.
@@ -127,7 +127,7 @@ func Run(ctx context.Context, config Config, version string, log *slog.Logger) e
 	defer a.nodePorts.Close()
 	a.recorder = a.newRecorder()
 	a.metrics.Collect("components", a.components.Metrics)
-	a.endpoints = a.newEndpoints()
+	a.listeners = a.newListeners()
 	if datapath.Attached(config.BPFFS) {
 		if err := a.datapath.Attach(); err != nil {
 			return err

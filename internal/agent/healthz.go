@@ -8,14 +8,14 @@ import (
 	"beeline.io/beeline/internal/component"
 	"beeline.io/beeline/internal/condition"
 	"beeline.io/beeline/internal/datapath"
-	"beeline.io/beeline/internal/health"
 	"beeline.io/beeline/internal/inspect"
+	"beeline.io/beeline/internal/nodehealth"
 	"beeline.io/beeline/internal/reconcile"
 	"beeline.io/beeline/internal/selfprobe"
 	"beeline.io/beeline/internal/service"
 )
 
-// What finds faults of the datapath, for health.Tracker.SetFaults.
+// What finds faults of the datapath, for nodehealth.Tracker.SetFaults.
 const (
 	faultsOfSource     = "source"
 	faultsOfRepair     = "repair"
@@ -25,8 +25,8 @@ const (
 
 // newHealth sets up what R34 and R35 need.
 func (a *Agent) newHealth() error {
-	a.health = health.NewTracker(time.Now)
-	a.nodePorts = health.NewNodePorts(a.health.Healthy, a.log)
+	a.health = nodehealth.NewTracker(time.Now)
+	a.nodePorts = nodehealth.NewNodePorts(a.health.Healthy, a.log)
 	if !datapath.Attached(a.config.BPFFS) {
 		a.health.SetFaults(faultsOfSource, condition.List{inspect.NotSynced("nothing is attached")})
 	}

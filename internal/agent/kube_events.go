@@ -70,7 +70,7 @@ func (a *Agent) objectItems() (all []kubeevent.Item) {
 // nodeItems returns the conditions of this node's Node, and of healthCheckNodePorts.
 func (a *Agent) nodeItems() (all []kubeevent.Item) {
 	node := service.Ref{Kind: service.KindNode, Name: a.config.NodeName}
-	for _, c := range slices.Concat(a.health.Conditions(), a.endpoints.conditions()) {
+	for _, c := range slices.Concat(a.health.Conditions(), a.listeners.conditions()) {
 		all = append(all, kubeevent.Item{Object: node, Condition: c})
 	}
 	for _, p := range a.nodePorts.Problems() {

@@ -13,18 +13,18 @@ import (
 	"beeline.io/beeline/internal/httpserve"
 )
 
-// Default addresses of the HTTP endpoints: those of kube-proxy.
+// Default addresses of the listeners: those of kube-proxy.
 const (
 	DefaultHealthzAddress = "0.0.0.0:10256"
 	DefaultMetricsAddress = "127.0.0.1:10249"
 )
 
-// endpoints are the agent's HTTP endpoints for probes and monitoring. An address that cannot be used is a
+// listeners are the agent's HTTP servers for probes and monitoring. An address that cannot be used is a
 // condition, and is retried; it never stops the agent.
-type endpoints []*httpserve.Server
+type listeners []*httpserve.Server
 
-// newEndpoints returns the endpoints that the configuration enables.
-func (a *Agent) newEndpoints() (all endpoints) {
+// newListeners returns the listeners that the configuration enables.
+func (a *Agent) newListeners() (all listeners) {
 	add := func(name, address string, handler http.Handler) {
 		if address != "" {
 			all = append(all, &httpserve.Server{Name: name, Address: address, Handler: handler, Log: a.log})
@@ -35,17 +35,17 @@ func (a *Agent) newEndpoints() (all endpoints) {
 	return all
 }
 
-// tasks returns a task for each endpoint.
-func (e endpoints) tasks() (all []component.Task) {
-	for _, server := range e {
+// tasks returns a task for each listener.
+func (l listeners) tasks() (all []component.Task) {
+	for _, server := range l {
 		all = append(all, component.Task{Name: server.Name, Run: server.Run})
 	}
 	return all
 }
 
-// conditions returns a condition for each endpoint that is not served.
-func (e endpoints) conditions() (all condition.List) {
-	for _, server := range e {
+// conditions returns a condition for each listener that cannot listen.
+func (l listeners) conditions() (all condition.List) {
+	for _, server := range l {
 		if err := server.Err(); err != nil {
 			all = append(all, condition.ListenFailed.New("%s is not served: %v", server.Name, err).At(server.Address))
 		}
@@ -53,7 +53,7 @@ func (e endpoints) conditions() (all condition.List) {
 	return all
 }
 
-// checkAddress validates an address of an endpoint: host:port with an IP address, or empty.
+// checkAddress validates the address of a listener: host:port with an IP address, or empty.
 func checkAddress(flag, address string) error {
 	if address == "" {
 		return nil

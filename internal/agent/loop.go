@@ -34,7 +34,7 @@ func (a *Agent) serve(ctx context.Context) error {
 	events, health := make(chan source.Event), make(chan []healthcheck.Change)
 	addresses := wakeup.NewSignal()
 	var group gosync.WaitGroup
-	tasks := append(slices.Concat(a.components.Tasks(), a.endpoints.tasks(), a.probeTasks(), a.eventTasks()),
+	tasks := append(slices.Concat(a.components.Tasks(), a.listeners.tasks(), a.probeTasks(), a.eventTasks()),
 		component.Task{Name: "socket", Run: func(ctx context.Context) error { return a.answer(ctx, listener) }},
 		component.Task{Name: "source", Run: func(ctx context.Context) error { return a.objects.Run(ctx, events) }},
 		component.Task{Name: "health checks", Run: func(ctx context.Context) error { return a.prober.Run(ctx, health) }},

@@ -16,8 +16,8 @@ import (
 	"testing"
 	"time"
 
-	"beeline.io/beeline/internal/health"
 	"beeline.io/beeline/internal/metrics"
+	"beeline.io/beeline/internal/nodehealth"
 	"beeline.io/beeline/internal/service"
 	"beeline.io/beeline/internal/source"
 )
@@ -66,7 +66,7 @@ func TestAPIServerIsNoExternalIP(t *testing.T) {
 	ref := service.Ref{Kind: service.KindService, Namespace: web.Namespace, Name: web.Name}
 	for _, refuse := range []bool{false, true} {
 		a := &Agent{config: Config{Service: service.Config{NodeName: "n", RefuseForeignExternalIPs: refuse}}, log: slog.New(slog.NewTextHandler(io.Discard, nil)), optOuts: service.NewOptOuts("n"), sidecars: service.NewSidecars("n", nil),
-			health: health.NewTracker(time.Now), metrics: metrics.New(metrics.Options{Log: slog.New(slog.DiscardHandler)})}
+			health: nodehealth.NewTracker(time.Now), metrics: metrics.New(metrics.Options{Log: slog.New(slog.DiscardHandler)})}
 		a.cluster = service.NewCluster(a.config.Service)
 		for step, want := range []struct {
 			noted   bool

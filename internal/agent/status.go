@@ -105,7 +105,7 @@ func (a *Agent) completeStatus(s *inspect.Status) {
 	s.Sync = a.syncer.Stats()
 	s.Objects = a.syncer.Unsettled()
 	a.components.Status(s)
-	s.ComponentConditions = append(s.ComponentConditions, slices.Concat(a.endpoints.conditions(), a.healthConditions())...)
+	s.ComponentConditions = append(s.ComponentConditions, slices.Concat(a.listeners.conditions(), a.healthConditions())...)
 	a.orphanSliceStatus(s)
 	s.Health = a.healthStatus()
 	s.Source = a.sourceStatus()

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package health tells load balancers and the kubelet whether this node serves: /healthz, /livez and the
+// Package nodehealth tells load balancers and the kubelet whether this node serves: /healthz, /livez and the
 // healthCheckNodePorts of Services, as kube-proxy 1.36 answers them (R34, R35). The agent reports what it does
 // to a Tracker, which decides.
-package health
+package nodehealth
 
 import (
 	"maps"
