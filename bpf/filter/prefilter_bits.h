@@ -84,17 +84,14 @@ static __always_inline int in_networks6(const struct prefilter_network6 *network
 	return 0;
 }
 
-/* Returns the active set of bits, or 0. */
+/* Returns the active set of bits, or 0. The address is computed from the state and not selected by
+ * a branch: arm64 orders two loads by the former, so that it reads no bits from before the switch.
+ */
 static __always_inline const __u64 *prefilter_bits(const struct prefilter *prefilter)
 {
-	switch (*(const volatile __u32 *)&prefilter->state) {
-	case PREFILTER_FIRST:
-		return prefilter->bits;
-	case PREFILTER_SECOND:
-		return prefilter->bits + PREFILTER_WORDS;
-	default:
-		return 0;
-	}
+	__u32 set = *(const volatile __u32 *)&prefilter->state - PREFILTER_FIRST;
+
+	return set < 2 ? &prefilter->bits[set * PREFILTER_WORDS] : 0;
 }
 
 /* Returns whether an address is in a ServiceCIDR. */

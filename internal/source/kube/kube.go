@@ -3,7 +3,7 @@
 // Package kube is the source that follows the Kubernetes API server.
 //
 // A client-go reflector lists and watches each of seven kinds, with selectors, so that the server sends only
-// what is needed (kinds.go). Objects are converted on arrival, and the rest of them is discarded (arrive.go);
+// what is needed (kinds.go). Objects are converted on arrival, and the rest of them is discarded (listwatch.go);
 // the receiver shares the converted part (state.go). While the server is unreachable, the last state stays in
 // use (link.go); afterwards the new state is compared with it.
 package kube
