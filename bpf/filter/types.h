@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Layout of the prefilter (filter/prefilter.h). The agent fills it. */
+/* Layout of the prefilter (filter/prefilter_bits.h). The agent fills it. */
 #pragma once
 
 #include <linux/types.h>

@@ -3,7 +3,10 @@
 package agent
 
 import (
+	"math"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"beeline.io/beeline/internal/component"
 	"beeline.io/beeline/internal/condition"
@@ -26,7 +29,7 @@ const (
 // newHealth sets up what R34 and R35 need.
 func (a *Agent) newHealth() error {
 	a.health = nodehealth.NewTracker(time.Now)
-	a.nodePorts = nodehealth.NewNodePorts(a.health.Healthy, a.log)
+	a.nodePorts = nodehealth.NewNodePorts(a.health.Healthy, mostHealthPorts(), a.log)
 	if !datapath.Attached(a.config.BPFFS) {
 		a.health.SetFaults(faultsOfSource, condition.List{inspect.NotSynced("nothing is attached")})
 	}
@@ -35,6 +38,16 @@ func (a *Agent) newHealth() error {
 		a.probe, err = selfprobe.New(a.log)
 	}
 	return err
+}
+
+// mostHealthPorts returns how many listeners for healthCheckNodePorts the agent may have: half of its open files. It
+// needs the others for the datapath, sockets in pods, and connections.
+func mostHealthPorts() int {
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+		return 256
+	}
+	return int(min(limit.Cur/2, math.MaxInt32))
 }
 
 // probeTasks returns the self-probe's task, if it is enabled.

@@ -26,7 +26,7 @@ const (
 // A Subscriber takes part in each GC pass: it sees all conntrack entries in one walk. All calls come from
 // one goroutine.
 type Subscriber interface {
-	// Begin is called before the walk. All programs that run at the call have ended before the first
+	// Begin is called before the walk. It may wait for a grace period. All programs that run at the call have ended before the first
 	// Entry.
 	Begin()
 	// Entry is called with each entry, including those about to be deleted. An entry inserted after
@@ -45,7 +45,9 @@ type Config struct {
 	Counters func() (map[string]uint64, error)
 	// Reconciled is told how long a search for stale UDP flows took, and what it deleted; nil: nobody asks.
 	Reconciled func(time.Duration, Deleted)
-	Log        *slog.Logger
+	// Wanted requests a pass, for subscribers; nil: nobody does.
+	Wanted <-chan struct{}
+	Log    *slog.Logger
 }
 
 // A Collector deletes the conntrack entries that have expired, and those of UDP flows whose backend no
@@ -109,6 +111,8 @@ func (c *Collector) Run(ctx context.Context) error {
 		case <-c.udpRemoved:
 			c.deleteStaleUDP()
 		case <-c.started:
+			timer.Reset(c.Collect())
+		case <-c.config.Wanted:
 			timer.Reset(c.Collect())
 		case <-timer.C:
 			timer.Reset(c.Collect())

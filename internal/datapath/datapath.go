@@ -144,6 +144,7 @@ func Open(o Options) (d *Datapath, err error) {
 	if d.Tables.Prefilter, err = MapPrefilter(d.maps[SockMapPrefilters], d.Tables.WaitForReaders); err != nil {
 		return d, err
 	}
+	d.Tables.Prefilter.pods = o.Edge != nil
 	if o.Edge != nil {
 		d.Tables.Balancers = d.Balancers()
 	}

@@ -96,6 +96,9 @@ func OpenTables(bpffs string) (*Tables, error) {
 		if (componentList{socket}).table(name).size(DefaultLimits) == 0 {
 			continue // socket storage and counters, which Tables lacks
 		}
+		if name == SockMapPrefilters {
+			continue // an earlier version without edge has none
+		}
 		m, err := ebpf.LoadPinnedMap(TablePath(bpffs, name), nil)
 		if errors.Is(err, os.ErrNotExist) {
 			if others := otherLayouts(bpffs); len(others) > 0 {

@@ -14,6 +14,8 @@ import (
 
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
+
+	"beeline.io/beeline/internal/wakeup"
 )
 
 // A Prefilter is the set of bits by which the programs pass most packets and calls that are not for Services
@@ -21,20 +23,27 @@ import (
 // set before what they are for exists, in both sets, also by programs, and are cleared only by a rebuild.
 // All methods may be called from any goroutine; on a nil Prefilter they do nothing.
 type Prefilter struct {
-	at   *EdgeTCPrefilter
-	wait func() error // Tables.WaitForReaders
+	at     *EdgeTCPrefilter
+	wait   func() error // Tables.WaitForReaders
+	wanted wakeup.Signal
+	// pods is whether programs read the pod networks: those of the edge.
+	pods bool
 
 	mu       sync.Mutex
-	disabled uint64 // how often it was disabled
-	writing  bool   // its networks are being written
-	current  bool   // SetProgramsCurrent
+	last     EdgeTCPrefilterState // the set that is in use, or was before it was disabled
+	disabled uint64               // how often it was disabled
+	writing  bool                 // its networks are being written
+	current  bool                 // SetProgramsCurrent
 }
 
 // NewPrefilter returns a prefilter in memory, which may be a table's. wait returns when all programs have
 // ended that run at the call.
 func NewPrefilter(at *EdgeTCPrefilter, wait func() error) *Prefilter {
-	return &Prefilter{at: at, wait: wait}
+	return &Prefilter{at: at, wait: wait, wanted: wakeup.NewSignal(), pods: true, last: EdgeTCPrefilterState(atomic.LoadUint32(&at.State))}
 }
+
+// Wanted is sent when the prefilter has been disabled, and again when a rebuild can enable it.
+func (d *Prefilter) Wanted() <-chan struct{} { return d.wanted }
 
 // MapPrefilter returns the prefilter in a table.
 func MapPrefilter(m *ebpf.Map, wait func() error) (*Prefilter, error) {
@@ -55,7 +64,7 @@ const (
 	prefilterOtherMultiplier = uint64(EdgeTCPrefilterMultiplierPREFILTER_LAST_HIGH)<<32 | uint64(EdgeTCPrefilterMultiplierPREFILTER_LAST_LOW)
 )
 
-// prefilterAddress, prefilterEnd and prefilterSource are the hashes of bpf/filter/prefilter.h.
+// prefilterAddress, prefilterEnd and prefilterSource are the hashes of bpf/filter/prefilter_bits.h.
 func prefilterAddress(a [16]byte) uint64 {
 	first, last := binary.LittleEndian.Uint64(a[:8]), binary.LittleEndian.Uint64(a[8:])
 	return (first*prefilterMultiplier ^ last) * prefilterOtherMultiplier
@@ -146,7 +155,7 @@ type PrefilterRebuild struct {
 	disabled uint64 // Prefilter.disabled when it began
 }
 
-// BeginRebuild clears the unused set. The caller must wait for the programs that run at the call, because
+// BeginRebuild waits for a grace period, and clears the unused set. The caller must wait for the programs that run at the call, because
 // they may have seen bits that were set before, then add all frontends and flows, and call End. What
 // programs or callers of Add add meanwhile is in both sets. Only one rebuild may run at a time.
 //
@@ -171,6 +180,7 @@ func (r *PrefilterRebuild) End() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.Prefilter.disabled == r.disabled && !r.writing {
+		r.last = r.next
 		atomic.StoreUint32(&r.at.State, uint32(r.next))
 	}
 }
@@ -196,11 +206,12 @@ func (d *Prefilter) Rebuild(fill func() error) error {
 	return nil
 }
 
-// clear empties the unused set. The caller holds the lock and has waited for programs: a socket's hook whose task
-// was preempted may still read the set that was in use before the last rebuild ended.
+// clear empties the unused set: not the one that was in use until it was disabled a moment ago. The caller holds the
+// lock and has waited for programs: a socket's hook whose task was preempted may still read the set that was in use
+// before the last rebuild ended.
 func (d *Prefilter) clear() *PrefilterRebuild {
 	next := EdgeTCPrefilterStatePREFILTER_FIRST
-	if EdgeTCPrefilterState(atomic.LoadUint32(&d.at.State)) == EdgeTCPrefilterStatePREFILTER_FIRST {
+	if d.last == EdgeTCPrefilterStatePREFILTER_FIRST {
 		next = EdgeTCPrefilterStatePREFILTER_SECOND
 	}
 	words := d.at.Bits[:EdgeTCPrefilterSizePREFILTER_WORDS]
@@ -227,6 +238,7 @@ func (d *Prefilter) Disable() {
 	defer d.mu.Unlock()
 	d.disabled++
 	atomic.StoreUint32(&d.at.State, uint32(EdgeTCPrefilterStatePREFILTER_OFF))
+	d.wanted.Send()
 }
 
 // SetServiceNetworks lets packets to any address of networks pass. If the networks have changed, the
@@ -251,9 +263,15 @@ func (d *Prefilter) SetServiceNetworks(networks []netip.Prefix) error {
 	return nil
 }
 
+// write notes that networks are being written, or have been: then a rebuild enables the prefilter that begins from
+// now on, and so waits for the programs that may have read old networks.
 func (d *Prefilter) write(writing bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	if d.writing && !writing {
+		d.disabled++
+		d.wanted.Send()
+	}
 	d.writing = writing
 }
 

@@ -25,7 +25,7 @@ func (d *Prefilter) PodsComplete() bool {
 // no Service network overlaps them, the programs need no lookup; after an error they do. Call LookUpPods
 // before the table changes, and SetPodNetworks afterwards.
 func (d *Prefilter) SetPodNetworks(pods, services []netip.Prefix) error {
-	if d == nil {
+	if d == nil || !d.pods {
 		return nil
 	}
 	known, whole := podsAlone(pods, services)

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"math/rand/v2"
 	"net/netip"
+	"slices"
 	"testing"
 )
 
@@ -204,5 +205,62 @@ func TestPrefilterNetworksTakenBack(t *testing.T) {
 	must(t, d.Rebuild(func() error { return nil }))
 	if !d.Enabled() {
 		t.Error("the prefilter is disabled, though it has the wanted networks")
+	}
+}
+
+// A set is cleared only when no program reads it. A socket's hook may be preempted between its look at the state and
+// at the bits, so a set that has gone out of use, by a rebuild or because the prefilter was disabled meanwhile, keeps
+// its bits until programs have ended.
+func TestPrefilterSetsInUseAreNotCleared(t *testing.T) {
+	bits := new(EdgeTCPrefilter)
+	key := FrontendKey{Address: Address{Bytes: [16]byte{15: 1}}, Port: 80}
+	sets := func() (marked int) {
+		for _, set := range [][]uint64{bits.Bits[:EdgeTCPrefilterSizePREFILTER_WORDS], bits.Bits[EdgeTCPrefilterSizePREFILTER_WORDS:]} {
+			if slices.ContainsFunc(set, func(w uint64) bool { return w != 0 }) {
+				marked++
+			}
+		}
+		return marked
+	}
+	var waiting func()
+	waits := 0
+	var d *Prefilter
+	d = NewPrefilter(bits, func() error { waits++; waiting(); return nil })
+	waiting = func() {}
+	must(t, d.Rebuild(func() error { d.Add(key); return nil })) // Add sets the bits of both sets
+	for _, c := range []struct {
+		name  string
+		begin func()
+	}{
+		{"a rebuild", func() { must(t, d.Rebuild(func() error { d.Add(key); return nil })) }},
+		{"a GC pass", func() {
+			d.SetProgramsCurrent(true)
+			r := d.BeginRebuild()
+			must(t, d.wait())
+			d.Add(key)
+			r.End()
+		}},
+	} {
+		for _, disabled := range []bool{false, true} {
+			waits = 0
+			waiting = func() {
+				switch {
+				case waits == 1 && sets() != 2:
+					t.Errorf("%s clears a set before programs have ended that may read it", c.name)
+				case waits == 1 && disabled:
+					d.Disable()
+				case waits == 2 && sets() != 1:
+					t.Errorf("%s, disabled %v: %d sets have bits after one was cleared", c.name, disabled, sets())
+				case waits == 2 && disabled && !d.has(uint64(d.last-EdgeTCPrefilterStatePREFILTER_FIRST)*uint64(EdgeTCPrefilterSizePREFILTER_WORDS), prefilterAddress(key.Address.Bytes)):
+					t.Errorf("%s clears the set that was in use when it began", c.name)
+				}
+			}
+			c.begin()
+			if waits != 2 || !d.Enabled() {
+				t.Errorf("%s waits %d times, enabled %v", c.name, waits, d.Enabled())
+			}
+			waiting = func() {}
+			must(t, d.Rebuild(func() error { d.Add(key); return nil }))
+		}
 	}
 }

@@ -64,7 +64,7 @@ var socketTables = []Table{
 	{Name: SockMapOptedOut, Kind: ConfigTable, Fixed: optedOutLimit, Copy: CopyEntries},
 	{Name: SockMapSocketsToAbort, Kind: ConfigTable, Fixed: socketsToAbortLimit, Copy: CopyEntries},
 	{Name: SockMapTableSecret, Kind: ConfigTable, Fixed: 1, Copy: CopyArray, Init: settable.InitSecret},
-	// Disabled until the first GC pass: a copy would not have the bits of entries that programs insert after it.
+	// Disabled until it is rebuilt: a copy would not have the bits of entries that programs insert after it.
 	{Name: SockMapPrefilters, Kind: ConfigTable, Fixed: 1, Copy: StartEmpty},
 	{Name: SockMapAffinity, Kind: StateTable, Limit: &limitAffinity, Entries: affinitySets, Copy: StartEmpty, Follow: followAffinity},
 	{Name: SockMapConnected, Kind: StateTable},

@@ -4,6 +4,7 @@
 package httpserve
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"log/slog"
@@ -22,17 +23,19 @@ const (
 	headerTimeout = 5 * time.Second
 	writeTimeout  = 2 * time.Minute
 	idleTimeout   = 2 * time.Minute
-	maxHeader     = 1 << 16 // octets
+	maxHeader     = 1 << 16 // bytes
 )
 
 // A Server serves one handler at one address.
 type Server struct {
 	// Name says what the server is for, in logs and conditions.
 	Name string
-	// Address is host:port as net.Listen takes it.
-	Address string
-	Handler http.Handler
-	Log     *slog.Logger
+	// Network and Address are those of net.Listen; without a network "tcp", of which 0.0.0.0 includes IPv6.
+	Network, Address string
+	Handler          http.Handler
+	Log              *slog.Logger
+	// Connections bounds the open connections of several servers; nil: those of this one.
+	Connections *Connections
 	// Quiet logs success at level debug only, for servers of which a node may have many.
 	Quiet bool
 
@@ -59,7 +62,7 @@ func (s *Server) Listening() bool {
 // on the server is told by Err.
 func (s *Server) Run(ctx context.Context) error {
 	for {
-		listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", s.Address)
+		listener, err := (&net.ListenConfig{}).Listen(ctx, cmp.Or(s.Network, "tcp"), s.Address)
 		if ctx.Err() != nil {
 			return nil
 		}
@@ -104,7 +107,7 @@ func (s *Server) serve(ctx context.Context, listener net.Listener) error {
 	stop := context.AfterFunc(ctx, func() { server.Close() })
 	defer stop()
 	defer server.Close()
-	if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
+	if err := server.Serve(cmp.Or(s.Connections, NewConnections()).bound(listener)); !errors.Is(err, http.ErrServerClosed) {
 		return err
 	}
 	return nil

@@ -4,10 +4,12 @@ package httpserve
 
 import (
 	"context"
+	"errors"
 	"io"
 	"log/slog"
 	"net"
 	"net/http"
+	"syscall"
 	"testing"
 	"time"
 )
@@ -44,6 +46,48 @@ func TestTakenAddress(t *testing.T) {
 	if c, err := net.Dial("tcp", address); err == nil {
 		c.Close()
 		t.Error("the server accepts connections after its end")
+	}
+}
+
+// Clients that keep connections open, with and without a request, close their own and no others: each takes a file
+// descriptor of the agent.
+func TestConnectionsAreBounded(t *testing.T) {
+	server := &Server{Name: "test", Network: "tcp4", Address: "127.0.0.1:0", Log: slog.New(slog.DiscardHandler), Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		io.WriteString(w, "served")
+	})}
+	listener, err := net.Listen("tcp4", server.Address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error)
+	go func() { ended <- server.serve(ctx, listener) }()
+	var first net.Conn
+	for i := range maxConnections + 40 {
+		c, err := net.Dial("tcp4", listener.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		if i == 0 {
+			first = c
+		}
+		if i%2 == 0 {
+			io.WriteString(c, "GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+		}
+	}
+	response, err := http.Get("http://" + listener.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	response.Body.Close()
+	first.SetReadDeadline(time.Now().Add(30 * time.Second))
+	if _, err := io.ReadAll(first); err != nil && !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("the first connection is open: %v", err)
+	}
+	cancel()
+	if err := <-ended; err != nil {
+		t.Error(err)
 	}
 }
 

@@ -23,9 +23,15 @@ import (
 type NodePorts struct {
 	// Healthy is serviceProxyHealthy.
 	Healthy func() bool
-	Log     *slog.Logger
+	// Most is how many listeners there may be: each takes a file descriptor of the agent.
+	Most int
+	Log  *slog.Logger
 
-	mu sync.Mutex
+	connections *httpserve.Connections // of all listeners
+
+	mu      sync.Mutex
+	started int // nodePorts with a server that runs
+	waiting int // without one, because there are Most
 	// serving holds the servers of each Service. In manifests two Services may ask for the same address.
 	serving map[service.Ref]map[netip.AddrPort]*nodePort
 }
@@ -36,13 +42,13 @@ type nodePort struct {
 	server httpserve.Server
 	ready  int
 	served bool
-	cancel context.CancelFunc
+	cancel context.CancelFunc // nil: it waits until there are fewer than NodePorts.Most
 	ended  chan struct{}
 }
 
 // NewNodePorts returns a NodePorts that serves nothing.
-func NewNodePorts(healthy func() bool, log *slog.Logger) *NodePorts {
-	return &NodePorts{Healthy: healthy, Log: log, serving: map[service.Ref]map[netip.AddrPort]*nodePort{}}
+func NewNodePorts(healthy func() bool, most int, log *slog.Logger) *NodePorts {
+	return &NodePorts{Healthy: healthy, Most: most, Log: log, connections: httpserve.NewConnections(), serving: map[service.Ref]map[netip.AddrPort]*nodePort{}}
 }
 
 // Set replaces the addresses of one Service; none if it has no plan. Addresses that stay keep their listeners
@@ -66,9 +72,27 @@ func (n *NodePorts) Set(owner service.Ref, ports []service.HealthPort, served bo
 	}
 	for addr, ready := range wanted {
 		if all[addr] == nil {
-			all[addr] = n.start(owner, addr)
+			all[addr] = n.newNodePort(owner, addr)
+			n.waiting++
 		}
 		all[addr].ready, all[addr].served = ready, served
+	}
+	n.startWaiting()
+}
+
+// startWaiting starts the servers that wait, as far as there may be more. The caller holds the lock.
+func (n *NodePorts) startWaiting() {
+	if n.waiting == 0 || n.started >= n.Most {
+		return
+	}
+	for _, owner := range slices.SortedFunc(maps.Keys(n.serving), service.Ref.Compare) {
+		for _, p := range n.serving[owner] {
+			if p.cancel == nil && n.started < n.Most {
+				p.start()
+				n.started++
+				n.waiting--
+			}
+		}
 	}
 }
 
@@ -79,9 +103,15 @@ func (n *NodePorts) stop(owner service.Ref, wanted map[netip.AddrPort]int) {
 	n.mu.Lock()
 	all := n.serving[owner]
 	for addr, port := range all {
-		if _, stays := wanted[addr]; !stays {
+		if _, stays := wanted[addr]; stays {
+			continue
+		}
+		delete(all, addr)
+		if port.cancel == nil {
+			n.waiting--
+		} else {
+			n.started--
 			gone = append(gone, port)
-			delete(all, addr)
 		}
 	}
 	if len(all) == 0 {
@@ -92,22 +122,35 @@ func (n *NodePorts) stop(owner service.Ref, wanted map[netip.AddrPort]int) {
 		port.cancel()
 		<-port.ended
 	}
+	if len(gone) > 0 {
+		n.mu.Lock()
+		n.startWaiting()
+		n.mu.Unlock()
+	}
 }
 
-// start listens at an address. The caller holds the lock.
-func (n *NodePorts) start(owner service.Ref, addr netip.AddrPort) *nodePort {
-	p := &nodePort{owner: owner, ended: make(chan struct{})}
+// newNodePort returns the server of an address, which does not run yet.
+func (n *NodePorts) newNodePort(owner service.Ref, addr netip.AddrPort) *nodePort {
+	p := &nodePort{owner: owner}
 	p.server = httpserve.Server{
-		Name: "the healthCheckNodePort of " + owner.String(), Address: addr.String(), Log: n.Log, Quiet: true,
-		Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { n.answer(w, p) }),
+		Name: "the healthCheckNodePort of " + owner.String(), Network: "tcp4", Address: addr.String(), Log: n.Log, Quiet: true,
+		Handler:     http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { n.answer(w, p) }),
+		Connections: n.connections,
 	}
+	if service.FamilyOf(addr.Addr()) == service.IPv6 {
+		p.server.Network = "tcp6"
+	}
+	return p
+}
+
+func (p *nodePort) start() {
+	p.ended = make(chan struct{})
 	var ctx context.Context
 	ctx, p.cancel = context.WithCancel(context.Background())
 	go func() {
 		defer close(p.ended)
 		p.server.Run(ctx)
 	}()
-	return p
 }
 
 // Refresh updates whether the tables hold each Service.
@@ -132,7 +175,7 @@ func (n *NodePorts) Close() {
 	}
 }
 
-// answer sends what kube-proxy 1.36 sends, octet for octet.
+// answer sends what kube-proxy 1.36 sends, byte for byte.
 func (n *NodePorts) answer(w http.ResponseWriter, port *nodePort) {
 	healthy := n.Healthy()
 	n.mu.Lock()
@@ -159,11 +202,20 @@ func (n *NodePorts) Problems() (all []Problem) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	for _, owner := range slices.SortedFunc(maps.Keys(n.serving), service.Ref.Compare) {
+		waiting := 0
 		for _, addr := range slices.SortedFunc(maps.Keys(n.serving[owner]), netip.AddrPort.Compare) {
-			if err := n.serving[owner][addr].server.Err(); err != nil {
+			p := n.serving[owner][addr]
+			if p.cancel == nil {
+				waiting++
+			} else if err := p.server.Err(); err != nil {
 				c := condition.HealthCheckNodePortNotServed.New("healthCheckNodePort %d is not served at %s: %v", addr.Port(), addr.Addr(), err)
 				all = append(all, Problem{owner, c.At(owner.String())})
 			}
+		}
+		if waiting > 0 {
+			c := condition.HealthCheckNodePortNotServed.New("the healthCheckNodePort is not served at %d addresses: the agent listens for %d already, all that its limit of open files allows", waiting, n.started)
+			c = c.Do("select fewer addresses by --nodeport-addresses, or all of them (0.0.0.0/0 and ::/0), for which one listener suffices; or raise the agent's limit of open files")
+			all = append(all, Problem{owner, c.At(owner.String())})
 		}
 	}
 	return all

@@ -20,9 +20,9 @@ import (
 // kube-proxy's in test/cluster.)
 func TestNodePorts(t *testing.T) {
 	a, b := service.Ref{Kind: service.KindService, Namespace: "default", Name: "a"}, service.Ref{Kind: service.KindService, Namespace: "default", Name: "b"}
-	one, two := freeAddress(t, "127.0.0.1"), freeAddress(t, "127.0.0.2")
+	one, two, three := freeAddress(t, "127.0.0.1"), freeAddress(t, "127.0.0.2"), freeAddress(t, "127.0.0.3")
 	healthy := true
-	n := NewNodePorts(func() bool { return healthy }, slog.New(slog.DiscardHandler))
+	n := NewNodePorts(func() bool { return healthy }, 2, slog.New(slog.DiscardHandler))
 	defer n.Close()
 	at := func(addr netip.AddrPort, ready int) []service.HealthPort {
 		return []service.HealthPort{{Addr: addr, Ready: ready}}
@@ -38,6 +38,16 @@ func TestNodePorts(t *testing.T) {
 		{"one is left out", func() { healthy = true; n.Refresh(func(r service.Ref) bool { return r == b }) }, "a 1 503", "b 2 200"},
 		{"and not any more", func() { n.Refresh(func(service.Ref) bool { return true }) }, "a 1 200", "b 2 200"},
 		{"its port becomes another's", func() { n.Set(a, nil, false); n.Set(b, at(one, 3), true) }, "b 3 200", ""},
+		{"no room for another", func() {
+			n.Set(a, append(at(two, 1), at(three, 1)...), true)
+			if len(n.Problems()) != 1 { // b has one, a one of its two addresses
+				t.Errorf("one more listener than there may be: %v", n.Problems())
+			}
+			n.Set(b, nil, false)
+			await(t, "the address that has waited is served", func() bool { return answerOf(three) == "a 1 200" })
+			n.Set(a, nil, false)
+			n.Set(b, at(one, 3), true)
+		}, "b 3 200", ""},
 		{"both addresses", func() { n.Set(b, append(at(one, 3), at(two, 4)...), true) }, "b 3 200", "b 4 200"},
 		{"none", func() { n.Set(b, nil, false) }, "", ""},
 	} {

@@ -2,16 +2,24 @@
 
 package service
 
-import "net/netip"
+import (
+	"net/netip"
+	"slices"
+)
 
 // addHealthPorts adds the addresses of one family at which the Service's healthCheckNodePort is served: those
-// that serve NodePorts (R34). Each family counts its own endpoints.
+// that serve NodePorts (R34), or the unspecified address if these are all addresses, as in kube-proxy: a node may
+// have hundreds. Each family counts its own endpoints.
 func (p *servicePlan) addHealthPorts(family Family) {
 	if p.svc.HealthCheckNodePort == 0 {
 		return
 	}
+	addrs := ofFamily(p.node.nodePorts, family)
+	if all := netip.PrefixFrom(family.unspecified(), 0); len(addrs) > 0 && slices.Contains(p.config.NodePortAddresses, all) {
+		addrs = []netip.Addr{all.Addr()}
+	}
 	ready := p.localReady(family)
-	for _, a := range ofFamily(p.node.nodePorts, family) {
+	for _, a := range addrs {
 		p.plan.HealthPorts = append(p.plan.HealthPorts, HealthPort{netip.AddrPortFrom(a, p.svc.HealthCheckNodePort), ready})
 	}
 }

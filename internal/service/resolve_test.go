@@ -283,6 +283,12 @@ func TestR34HealthPorts(t *testing.T) {
 	if d := table.Apply(changes(moved)); len(d.Plans[web].HealthPorts) != 1 || d.Plans[web].HealthPorts[0].Addr.String() != "192.0.2.9:32000" {
 		t.Errorf("after the node's address changed: %v", d.Plans[web])
 	}
+	all := testConfig()
+	all.NodePortAddresses = []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0")}
+	ports := cluster(all, service("web", dualStack, loadBalancer(vip), eTPLocal, healthPort), both).Plan(web).HealthPorts
+	if len(ports) != 2 || ports[0].Addr.String() != "0.0.0.0:32000" || ports[1].Addr.Addr().IsUnspecified() {
+		t.Errorf("with all IPv4 addresses selected: %v", ports)
+	}
 }
 
 // R35: which states of the Node keep load balancers away.

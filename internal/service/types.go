@@ -78,6 +78,14 @@ var Families = []Family{IPv4, IPv6}
 
 func (f Family) String() string { return fmt.Sprintf("IPv%d", uint8(f)) }
 
+// unspecified returns 0.0.0.0 or ::.
+func (f Family) unspecified() netip.Addr {
+	if f == IPv4 {
+		return netip.IPv4Unspecified()
+	}
+	return netip.IPv6Unspecified()
+}
+
 // FamilyOf returns the family of an address; IPv4-mapped IPv6 counts as IPv4.
 func FamilyOf(a netip.Addr) Family {
 	if a.Unmap().Is4() {

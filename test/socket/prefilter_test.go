@@ -13,37 +13,51 @@ import (
 	"beeline.io/beeline/test/node"
 )
 
-// prefilter opens the prefilter of an agent, which need not run.
-func (w *world) prefilter(a *node.Agent) *datapath.Prefilter {
+// prefilter returns the contents of an agent's prefilter, and the table. The agent need not run.
+func (w *world) prefilter(a *node.Agent) (*datapath.EdgeTCPrefilter, *ebpf.Map) {
 	w.t.Helper()
 	m, err := ebpf.LoadPinnedMap(datapath.TablePath(a.BPFFS(), datapath.SockMapPrefilters), nil)
 	w.must(err)
-	defer m.Close()
-	prefilter, err := datapath.MapPrefilter(m, func() error { return nil })
-	w.must(err)
-	return prefilter
+	contents := new(datapath.EdgeTCPrefilter)
+	w.must(m.Lookup(uint32(0), contents))
+	return contents, m
 }
 
-func (w *world) awaitPrefilter(a *node.Agent) {
+// awaitPrefilterThat waits until the prefilter of an agent is enabled, and fulfils a condition.
+func (w *world) awaitPrefilterThat(a *node.Agent, what string, ok func(*datapath.Prefilter) bool) {
 	w.t.Helper()
-	prefilter := w.prefilter(a)
-	for deadline := time.Now().Add(patience); !prefilter.Enabled(); time.Sleep(10 * time.Millisecond) {
+	for deadline := time.Now().Add(patience); ; time.Sleep(5 * time.Millisecond) {
+		contents, m := w.prefilter(a)
+		m.Close()
+		if p := datapath.NewPrefilter(contents, nil); p.Enabled() && ok(p) {
+			return
+		}
 		if time.Now().After(deadline) {
-			w.t.Fatalf("the prefilter is disabled after %s", patience)
+			w.t.Fatalf("the prefilter of %s: not %s after %s", a.Host.Name, what, patience)
 		}
 	}
 }
 
-// The prefilter is enabled with and without edge, over restarts that enable or disable the edge, and each Service is
-// looked up: also those that an agent has published that sets no bits in the prefilter.
+func (w *world) awaitPrefilter(a *node.Agent) {
+	w.t.Helper()
+	w.awaitPrefilterThat(a, "enabled", func(*datapath.Prefilter) bool { return true })
+}
+
+// The prefilter is enabled with and without edge, over restarts that enable or disable the edge, also without audits.
+// Each Service is looked up, even if the agent that published it has set no bits of it.
 func TestPrefilterIsEnabledWithAndWithoutEdge(t *testing.T) {
-	w := startWorld(t, "node-a")
+	w := newWorld(t, "node-a")
 	a := w.agent()
+	a.Flags = []string{"--audit-interval=0"}
+	w.start()
 	w.apply("web", objects(w.web("web", 1, "a2 b1"))...)
 	for i, mode := range []string{"off", "tc", "off", "off"} {
 		if i > 0 {
 			w.must(a.Kill())
-			w.must(w.prefilter(a).Rebuild(func() error { return nil }))
+			contents, m := w.prefilter(a)
+			contents.Bits = [len(contents.Bits)]uint64{}
+			w.must(m.Put(uint32(0), contents))
+			m.Close()
 			a.EdgeMode = mode
 			w.start()
 		}
@@ -54,4 +68,18 @@ func TestPrefilterIsEnabledWithAndWithoutEdge(t *testing.T) {
 		w.apply(name, objects(w.web(name, uint8(2+i), "b2"))...)
 		w.wantMeet(t, clients, ipv6, ipv6.clusterIP(uint8(2+i)), "b2")
 	}
+}
+
+// Without an edge, an audit clears the bits of Services that have been deleted.
+func TestPrefilterForgetsDeletedServices(t *testing.T) {
+	w := newWorld(t, "node-a")
+	a := w.agent()
+	a.Flags = []string{"--audit-interval=300ms"}
+	w.start()
+	w.apply("web", objects(w.web("web", 1, "a2"))...)
+	to := ipv4.clusterIP(1)
+	key := datapath.FrontendKey{Address: datapath.Address{Bytes: to.Addr().As16()}, Port: datapath.NetworkOrder(to.Port())}
+	w.awaitPrefilterThat(a, "with the bits of a Service", func(p *datapath.Prefilter) bool { return p.Contains(key) })
+	w.remove("web")
+	w.awaitPrefilterThat(a, "without the bits of a deleted Service", func(p *datapath.Prefilter) bool { return !p.Contains(key) })
 }

@@ -105,18 +105,29 @@ func (w *world) write(name string, objects ...runtime.Object) {
 	w.must(w.folder.Put(name, objects...))
 }
 
-// apply writes objects to a file of the folder and waits until the agents have them in their tables.
+// apply writes objects to a file of the folder and waits until the agents have them in their tables, and the prefilter
+// is enabled again: the folder's revision is a ServiceCIDR.
 func (w *world) apply(name string, objects ...runtime.Object) {
 	w.t.Helper()
 	w.write(name, objects...)
+	w.await()
+}
+
+func (w *world) await() {
+	w.t.Helper()
 	w.must(w.folder.Await(w.agents...))
+	for _, a := range w.agents {
+		if a.EdgeMode == "off" { // else it takes a GC pass
+			w.awaitPrefilter(a)
+		}
+	}
 }
 
 // remove removes a file of the folder and waits like apply.
 func (w *world) remove(name string) {
 	w.t.Helper()
 	w.must(w.folder.Remove(name))
-	w.must(w.folder.Await(w.agents...))
+	w.await()
 }
 
 // eventually polls until a condition holds.

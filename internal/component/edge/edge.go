@@ -59,7 +59,7 @@ type running struct {
 	forwarded forwarded
 }
 
-// run starts the edge. If the edge is disabled, it only reports why.
+// run starts the edge. If the edge is disabled, it rebuilds the prefilter, and reports why.
 func (c *config) run(env component.Env) (*component.Instance, error) {
 	if c.noEdge != "" {
 		env.Log.Error(c.noEdge)
@@ -83,6 +83,7 @@ func (c *config) run(env component.Env) (*component.Instance, error) {
 		Timeouts: c.timeouts, Serves: env.Serves, Log: env.Log,
 		Counters:   func() (map[string]uint64, error) { return datapath.ReadEdgeCounters(env.BPFFS) },
 		Reconciled: func(took time.Duration, deleted conntrack.Deleted) { env.Metrics.Reconciled(took, deleted) },
+		Wanted:     env.Datapath.Prefilter().Wanted(),
 	}, env.Syncer.PrefilterRebuild(), env.Syncer.SlotGC(c.establishedTimeout), r.edge.FlowRefs(), r.traffic)
 	return &component.Instance{
 		Prepare: r.prepare, Apply: r.apply, Start: r.start, BackendsRemoved: r.backendsRemoved, Repair: r.repair, Audit: r.audit,

@@ -113,6 +113,11 @@ func (r *running) metrics() (all []inspect.Metric, err error) {
 		return nil, err
 	}
 	b := metrics.NewBatch()
+	enabled := 0.0
+	if r.env.Datapath.Prefilter().Enabled() {
+		enabled = 1
+	}
+	b.Add("beeline_prefilter_enabled", enabled)
 	for name, n := range byName {
 		b.Add("beeline_socket_calls_total", float64(n), "event", name)
 	}
