@@ -26,8 +26,8 @@ const (
 // A Subscriber takes part in each GC pass: it sees all conntrack entries in one walk. All calls come from
 // one goroutine.
 type Subscriber interface {
-	// Begin is called before the walk. It may wait for a grace period. All programs that run at the call have ended before the first
-	// Entry.
+	// Begin is called before the walk, and may wait for a grace period. All programs that run at the call have
+	// ended before the first Entry.
 	Begin()
 	// Entry is called with each entry, including those about to be deleted. An entry inserted after
 	// Begin may be missing. Entry must not keep the pointer.

@@ -155,9 +155,9 @@ type PrefilterRebuild struct {
 	disabled uint64 // Prefilter.disabled when it began
 }
 
-// BeginRebuild waits for a grace period, and clears the unused set. The caller must wait for the programs that run at the call, because
-// they may have seen bits that were set before, then add all frontends and flows, and call End. What
-// programs or callers of Add add meanwhile is in both sets. Only one rebuild may run at a time.
+// BeginRebuild waits for a grace period, and clears the unused set. The caller must wait for the programs that
+// then run, because they may have seen bits that were set before, add all frontends and flows, and call End.
+// What programs or callers of Add add meanwhile is in both sets. Only one rebuild may run at a time.
 //
 // It returns nil if the prefilter must stay as it is (SetProgramsCurrent).
 func (d *Prefilter) BeginRebuild() *PrefilterRebuild {

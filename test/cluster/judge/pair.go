@@ -89,7 +89,11 @@ func (p *Pair) start(ctx context.Context, options Options) error {
 }
 
 func (p *Pair) startProxies(ctx context.Context, options Options) error {
-	p.Agent.Flags = append([]string{"--icmp-rate=0"}, options.Agent...) // as answerAlways
+	p.Agent.Flags = append([]string{
+		"--icmp-rate=0", // as answerAlways
+		// kube-proxy has no limits: with 650 scenarios the node has 128 addresses, and NodePorts at all of them.
+		"--max-frontends=524288", "--namespace-share=100",
+	}, options.Agent...)
 	if options.XDP {
 		if err := p.Sides[1].Lab.ReadyForXDP(); err != nil {
 			return err
