@@ -91,7 +91,7 @@ func (p *Pair) start(ctx context.Context, options Options) error {
 func (p *Pair) startProxies(ctx context.Context, options Options) error {
 	p.Agent.Flags = append([]string{
 		"--icmp-rate=0", // as answerAlways
-		// kube-proxy has no limits: with 650 scenarios the node has 128 addresses, and NodePorts at all of them.
+		// kube-proxy has no limits. With 650 scenarios the node has 128 addresses, and NodePorts at all.
 		"--max-frontends=524288", "--namespace-share=100",
 	}, options.Agent...)
 	if options.XDP {
