@@ -222,11 +222,8 @@ func TestPrefilterSetsInUseAreNotCleared(t *testing.T) {
 		}
 		return marked
 	}
-	var waiting func()
-	waits := 0
-	var d *Prefilter
-	d = NewPrefilter(bits, func() error { waits++; waiting(); return nil })
-	waiting = func() {}
+	waits, waiting := 0, func() {}
+	d := NewPrefilter(bits, func() error { waits++; waiting(); return nil })
 	must(t, d.Rebuild(func() error { d.Add(key); return nil })) // Add sets the bits of both sets
 	for _, c := range []struct {
 		name  string
