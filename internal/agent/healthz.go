@@ -29,7 +29,7 @@ const (
 // newHealth sets up what R34 and R35 need.
 func (a *Agent) newHealth() error {
 	a.health = nodehealth.NewTracker(time.Now)
-	a.nodePorts = nodehealth.NewNodePorts(a.health.Healthy, mostHealthPorts(), a.log)
+	a.nodePorts = nodehealth.NewNodePorts(a.health.Healthy, openFiles()/2, maxConnections(), a.log)
 	if !datapath.Attached(a.config.BPFFS) {
 		a.health.SetFaults(faultsOfSource, condition.List{inspect.NotSynced("nothing is attached")})
 	}
@@ -40,15 +40,18 @@ func (a *Agent) newHealth() error {
 	return err
 }
 
-// mostHealthPorts returns how many listeners for healthCheckNodePorts the agent may have: half of its open files. It
-// needs the others for the datapath, sockets in pods, and connections.
-func mostHealthPorts() int {
+// openFiles returns the limit of the agent's open files.
+func openFiles() int {
 	var limit unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
-		return 256
+		return 1024
 	}
-	return int(min(limit.Cur/2, math.MaxInt32))
+	return int(min(limit.Cur, math.MaxInt32))
 }
+
+// maxConnections returns how many connections each group of the agent's HTTP servers may have open. The three groups
+// (/healthz, /metrics, healthCheckNodePorts) and half of the open files for listeners leave enough for the datapath.
+func maxConnections() int { return min(max(openFiles()/16, 32), 1024) }
 
 // probeTasks returns the self-probe's task, if it is enabled.
 func (a *Agent) probeTasks() []component.Task {

@@ -27,7 +27,7 @@ type listeners []*httpserve.Server
 func (a *Agent) newListeners() (all listeners) {
 	add := func(name, address string, handler http.Handler) {
 		if address != "" {
-			all = append(all, &httpserve.Server{Name: name, Address: address, Handler: handler, Log: a.log})
+			all = append(all, &httpserve.Server{Name: name, Address: address, Handler: handler, Connections: httpserve.NewConnections(maxConnections()), Log: a.log})
 		}
 	}
 	add("health", a.config.HealthzAddress, a.metrics.Proxy.CountProbes(a.health.Handler()))

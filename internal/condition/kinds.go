@@ -109,8 +109,8 @@ var (
 		"An annotation has an invalid value. It is ignored; a health check that was valid before continues.",
 		"use one of the values that the message names")
 	HealthCheckNodePortNotServed = register("HealthCheckNodePortNotServed", Error,
-		"The agent cannot listen at a Service's healthCheckNodePort, usually because another program uses the port (R34). Load balancers that check it send nothing to this node, or get that program's answers.",
-		"stop the program that uses the port, or recreate the Service with another healthCheckNodePort; the agent retries every two seconds")
+		"The agent cannot listen at a Service's healthCheckNodePort, because another program or a HostPort has the port, or because there are as many such listeners as its limit of open files allows (R34). Load balancers that check it send nothing to this node, or get that program's answers.",
+		"stop the program that uses the port, or recreate the Service with another healthCheckNodePort: the agent retries every two seconds; for the limit see the message")
 	EndpointsLost = register("EndpointsLost", Warning,
 		"The last endpoint of a Service that takes new connections is gone, and clients are refused. This is an Event of the Service, and never in `beeline status`: a Service without endpoints is as its objects ask.",
 		"see why its pods are not ready")

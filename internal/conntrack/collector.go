@@ -21,6 +21,7 @@ const (
 	gcInterval    = 10 * time.Second
 	gcShare       = 100 // passes take at most 1/gcShare of one CPU's time
 	maxGCInterval = time.Minute
+	wantedDelay   = time.Second // until a pass that a subscriber wants (Config.Wanted)
 )
 
 // A Subscriber takes part in each GC pass: it sees all conntrack entries in one walk. All calls come from
@@ -102,8 +103,13 @@ func (c *Collector) BackendsChanged(udp bool) {
 // Run collects garbage until ctx ends.
 func (c *Collector) Run(ctx context.Context) error {
 	c.countPortExhaustion()
+	due := time.Now().Add(gcInterval)
 	timer := time.NewTimer(gcInterval)
 	defer timer.Stop()
+	next := func(after time.Duration) {
+		due = time.Now().Add(after)
+		timer.Reset(after)
+	}
 	for {
 		select {
 		case <-ctx.Done():
@@ -111,11 +117,13 @@ func (c *Collector) Run(ctx context.Context) error {
 		case <-c.udpRemoved:
 			c.deleteStaleUDP()
 		case <-c.started:
-			timer.Reset(c.Collect())
+			next(c.Collect())
 		case <-c.config.Wanted:
-			timer.Reset(c.Collect())
+			if time.Until(due) > wantedDelay {
+				next(wantedDelay)
+			}
 		case <-timer.C:
-			timer.Reset(c.Collect())
+			next(c.Collect())
 			c.retryStaleUDP()
 			c.countPortExhaustion()
 		}

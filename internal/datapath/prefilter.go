@@ -42,8 +42,13 @@ func NewPrefilter(at *EdgeTCPrefilter, wait func() error) *Prefilter {
 	return &Prefilter{at: at, wait: wait, wanted: wakeup.NewSignal(), pods: true, last: EdgeTCPrefilterState(atomic.LoadUint32(&at.State))}
 }
 
-// Wanted is sent when the prefilter has been disabled, and again when a rebuild can enable it.
-func (d *Prefilter) Wanted() <-chan struct{} { return d.wanted }
+// Wanted is sent when the prefilter is disabled and a rebuild can enable it.
+func (d *Prefilter) Wanted() <-chan struct{} {
+	if d == nil {
+		return nil
+	}
+	return d.wanted
+}
 
 // MapPrefilter returns the prefilter in a table.
 func MapPrefilter(m *ebpf.Map, wait func() error) (*Prefilter, error) {
@@ -144,6 +149,9 @@ func (d *Prefilter) SetProgramsCurrent(current bool) {
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	if current && !d.current && !d.Enabled() {
+		d.wanted.Send()
+	}
 	d.current = current
 }
 
@@ -238,7 +246,6 @@ func (d *Prefilter) Disable() {
 	defer d.mu.Unlock()
 	d.disabled++
 	atomic.StoreUint32(&d.at.State, uint32(EdgeTCPrefilterStatePREFILTER_OFF))
-	d.wanted.Send()
 }
 
 // SetServiceNetworks lets packets to any address of networks pass. If the networks have changed, the
@@ -321,7 +328,7 @@ func maskOf(p netip.Prefix) (mask [16]byte) {
 // each other by the network around both.
 func summarize(networks []netip.Prefix, most int) []netip.Prefix {
 	all := slices.Clone(networks)
-	slices.SortFunc(all, func(a, b netip.Prefix) int { return a.Addr().Compare(b.Addr()) })
+	slices.SortFunc(all, func(a, b netip.Prefix) int { return cmp.Or(a.Addr().Compare(b.Addr()), a.Bits()-b.Bits()) })
 	for len(all) > most {
 		at, closest := 0, netip.Prefix{}
 		for i := range len(all) - 1 {

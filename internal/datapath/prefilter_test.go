@@ -261,3 +261,20 @@ func TestPrefilterSetsInUseAreNotCleared(t *testing.T) {
 		}
 	}
 }
+
+// ServiceCIDRs in any order are the same: the prefilter stays enabled, also if one lies in another.
+func TestPrefilterServiceNetworksInAnyOrder(t *testing.T) {
+	d, _ := newTestPrefilter()
+	var networks []netip.Prefix
+	for _, p := range []string{"10.96.0.0/16", "10.96.0.0/12", "10.96.0.0/20", "10.0.0.0/24", "fd00:96::/112", "fd00:96::/64", "fd00:96::/108"} {
+		networks = append(networks, netip.MustParsePrefix(p))
+	}
+	must(t, d.SetServiceNetworks(networks))
+	must(t, d.Rebuild(func() error { return nil }))
+	for range 200 {
+		rand.Shuffle(len(networks), func(i, j int) { networks[i], networks[j] = networks[j], networks[i] })
+		if must(t, d.SetServiceNetworks(networks)); !d.Enabled() {
+			t.Fatalf("%v disables the prefilter, and nothing has changed", networks)
+		}
+	}
+}

@@ -64,6 +64,9 @@ func (s *Server) Run(ctx context.Context) error {
 	for {
 		listener, err := (&net.ListenConfig{}).Listen(ctx, cmp.Or(s.Network, "tcp"), s.Address)
 		if ctx.Err() != nil {
+			if err == nil {
+				listener.Close()
+			}
 			return nil
 		}
 		s.note(err)
@@ -107,7 +110,7 @@ func (s *Server) serve(ctx context.Context, listener net.Listener) error {
 	stop := context.AfterFunc(ctx, func() { server.Close() })
 	defer stop()
 	defer server.Close()
-	if err := server.Serve(cmp.Or(s.Connections, NewConnections()).bound(listener)); !errors.Is(err, http.ErrServerClosed) {
+	if err := server.Serve(cmp.Or(s.Connections, NewConnections(defaultConnections)).bound(listener)); !errors.Is(err, http.ErrServerClosed) {
 		return err
 	}
 	return nil

@@ -4,12 +4,10 @@ package httpserve
 
 import (
 	"context"
-	"errors"
 	"io"
 	"log/slog"
 	"net"
 	"net/http"
-	"syscall"
 	"testing"
 	"time"
 )
@@ -49,45 +47,61 @@ func TestTakenAddress(t *testing.T) {
 	}
 }
 
-// Clients that keep connections open, with and without a request, close their own and no others: each takes a file
+// A client that keeps connections open, with and without a request, closes its own and no other's: each takes a file
 // descriptor of the agent.
 func TestConnectionsAreBounded(t *testing.T) {
-	server := &Server{Name: "test", Network: "tcp4", Address: "127.0.0.1:0", Log: slog.New(slog.DiscardHandler), Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+	const most = 20
+	server := &Server{Name: "test", Connections: NewConnections(most), Log: slog.New(slog.DiscardHandler), Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		io.WriteString(w, "served")
 	})}
-	listener, err := net.Listen("tcp4", server.Address)
+	listener, err := net.Listen("tcp4", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error)
 	go func() { ended <- server.serve(ctx, listener) }()
-	var first net.Conn
-	for i := range maxConnections + 40 {
-		c, err := net.Dial("tcp4", listener.Addr().String())
+	dial := func(from string) net.Conn {
+		d := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(from)}}
+		c, err := d.Dial("tcp4", listener.Addr().String())
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer c.Close()
-		if i == 0 {
-			first = c
-		}
-		if i%2 == 0 {
-			io.WriteString(c, "GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+		t.Cleanup(func() { c.Close() })
+		return c
+	}
+	ask := func(c net.Conn) error {
+		io.WriteString(c, "GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+		c.SetReadDeadline(time.Now().Add(30 * time.Second))
+		_, err := c.Read(make([]byte, 4096))
+		return err
+	}
+	probers := []net.Conn{dial("127.0.0.2"), dial("127.0.0.3")}
+	for _, p := range probers {
+		if err := ask(p); err != nil {
+			t.Fatal(err)
 		}
 	}
-	response, err := http.Get("http://" + listener.Addr().String())
-	if err != nil {
-		t.Fatal(err)
+	first := dial("127.0.0.4")
+	for i := range 3 * most {
+		if c := dial("127.0.0.4"); i%2 == 0 {
+			ask(c)
+		}
 	}
-	response.Body.Close()
-	first.SetReadDeadline(time.Now().Add(30 * time.Second))
-	if _, err := io.ReadAll(first); err != nil && !errors.Is(err, syscall.ECONNRESET) {
-		t.Errorf("the first connection is open: %v", err)
+	for _, p := range append(probers, dial("127.0.0.2")) {
+		if err := ask(p); err != nil {
+			t.Errorf("the connection of another client, %s, is closed: %v", p.LocalAddr(), err)
+		}
+	}
+	if err := ask(first); err == nil {
+		t.Error("the first connection of the client with most connections is open")
 	}
 	cancel()
 	if err := <-ended; err != nil {
 		t.Error(err)
+	}
+	if n := server.Connections.open.Len() + len(server.Connections.of); n != 0 {
+		t.Errorf("%d connections count after their end", n)
 	}
 }
 

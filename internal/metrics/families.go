@@ -70,7 +70,7 @@ var groups = []group{
 		{"beeline_datapath_info", gaugeKind, []string{"tables"}, "1, with the version of the tables' layout.", nil},
 		{"beeline_edge_devices", gaugeKind, []string{"mode"}, "Devices by how the edge serves them: xdp, generic xdp, tc, or none if it could not be attached.", nil},
 		{"beeline_edge_packets_total", counterKind, []string{"reason"}, "Packets at devices, by what the edge did with them ([reasons](debug.md#reasons)).", nil},
-		{"beeline_prefilter_enabled", gaugeKind, nil, "1 while the prefilter is enabled. Without it, packets and calls that are not for Services take longer. It is disabled at the start, for a moment when ServiceCIDRs change, and while the edge cannot be attached to a device.", nil},
+		{"beeline_prefilter_enabled", gaugeKind, nil, "1 while the prefilter is enabled. Without it, packets and calls that are not for Services take longer. It is disabled at the start, and for a second or two when ServiceCIDRs change; then it stays disabled until the edge is attached to all of its devices.", nil},
 		{"beeline_socket_calls_total", counterKind, []string{"event"}, "Calls of sockets, by what the hooks did ([events](debug.md#calls-of-sockets)).", nil},
 		{"beeline_sockets_ended_total", counterKind, []string{"protocol"}, "Sockets that were ended because their backend was removed.", nil},
 	}},

@@ -3,6 +3,7 @@
 package nodehealth
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -30,7 +31,7 @@ type NodePorts struct {
 	connections *httpserve.Connections // of all listeners
 
 	mu      sync.Mutex
-	started int // nodePorts with a server that runs
+	started int // nodePorts with a server that listens or tries to
 	waiting int // without one, because there are Most
 	// serving holds the servers of each Service. In manifests two Services may ask for the same address.
 	serving map[service.Ref]map[netip.AddrPort]*nodePort
@@ -40,93 +41,108 @@ type NodePorts struct {
 type nodePort struct {
 	owner  service.Ref
 	server httpserve.Server
+	place  int // among the Service's addresses
 	ready  int
 	served bool
 	cancel context.CancelFunc // nil: it waits until there are fewer than NodePorts.Most
 	ended  chan struct{}
 }
 
-// NewNodePorts returns a NodePorts that serves nothing.
-func NewNodePorts(healthy func() bool, most int, log *slog.Logger) *NodePorts {
-	return &NodePorts{Healthy: healthy, Most: most, Log: log, connections: httpserve.NewConnections(), serving: map[service.Ref]map[netip.AddrPort]*nodePort{}}
+// NewNodePorts returns a NodePorts that serves nothing, with at most so many listeners and connections to them.
+func NewNodePorts(healthy func() bool, listeners, connections int, log *slog.Logger) *NodePorts {
+	return &NodePorts{
+		Healthy: healthy, Most: listeners, Log: log,
+		connections: httpserve.NewConnections(connections), serving: map[service.Ref]map[netip.AddrPort]*nodePort{},
+	}
 }
 
 // Set replaces the addresses of one Service; none if it has no plan. Addresses that stay keep their listeners
 // and connections. served reports whether the tables hold the Service: if not, the node does not serve it,
 // whatever its endpoints.
 func (n *NodePorts) Set(owner service.Ref, ports []service.HealthPort, served bool) {
-	if len(ports) == 0 && n.serving[owner] == nil {
-		return
-	}
-	wanted := map[netip.AddrPort]int{}
-	for _, p := range ports {
-		wanted[p.Addr] = p.Ready
-	}
-	n.stop(owner, wanted)
 	n.mu.Lock()
-	defer n.mu.Unlock()
+	ended := n.remove(owner, ports)
 	all := n.serving[owner]
-	if all == nil && len(wanted) > 0 {
+	if all == nil && len(ports) > 0 {
 		all = map[netip.AddrPort]*nodePort{}
 		n.serving[owner] = all
 	}
-	for addr, ready := range wanted {
-		if all[addr] == nil {
-			all[addr] = n.newNodePort(owner, addr)
+	for place, wanted := range ports {
+		p := all[wanted.Addr]
+		if p == nil {
+			p = n.newNodePort(owner, wanted.Addr)
+			all[wanted.Addr] = p
 			n.waiting++
+			n.start(p)
 		}
-		all[addr].ready, all[addr].served = ready, served
+		p.place, p.ready, p.served = place, wanted.Ready, served
 	}
-	n.startWaiting()
+	n.mu.Unlock()
+	n.await(ended)
 }
 
-// startWaiting starts the servers that wait, as far as there may be more. The caller holds the lock.
-func (n *NodePorts) startWaiting() {
-	if n.waiting == 0 || n.started >= n.Most {
-		return
-	}
-	for _, owner := range slices.SortedFunc(maps.Keys(n.serving), service.Ref.Compare) {
-		for _, p := range n.serving[owner] {
-			if p.cancel == nil && n.started < n.Most {
-				p.start()
-				n.started++
-				n.waiting--
-			}
-		}
-	}
-}
-
-// stop closes the listeners of a Service that are not wanted, and returns when another Service can have their
-// ports.
-func (n *NodePorts) stop(owner service.Ref, wanted map[netip.AddrPort]int) {
-	var gone []*nodePort
-	n.mu.Lock()
+// remove takes back the addresses of a Service other than the wanted ones, and returns those that have to end. The
+// caller holds the lock, and calls await after it.
+func (n *NodePorts) remove(owner service.Ref, wanted []service.HealthPort) (ended []*nodePort) {
 	all := n.serving[owner]
-	for addr, port := range all {
-		if _, stays := wanted[addr]; stays {
+	for addr, p := range all {
+		if slices.ContainsFunc(wanted, func(w service.HealthPort) bool { return w.Addr == addr }) {
 			continue
 		}
 		delete(all, addr)
-		if port.cancel == nil {
+		if p.cancel == nil {
 			n.waiting--
-		} else {
-			n.started--
-			gone = append(gone, port)
+			continue
 		}
+		n.started--
+		p.cancel()
+		ended = append(ended, p)
 	}
 	if len(all) == 0 {
 		delete(n.serving, owner)
 	}
-	n.mu.Unlock()
-	for _, port := range gone {
-		port.cancel()
-		<-port.ended
+	return ended
+}
+
+// await returns when other Services can have the ports of servers that end, and starts servers that wait.
+func (n *NodePorts) await(ended []*nodePort) {
+	for _, p := range ended {
+		<-p.ended
 	}
-	if len(gone) > 0 {
-		n.mu.Lock()
-		n.startWaiting()
-		n.mu.Unlock()
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.waiting == 0 || n.started >= n.Most {
+		return
 	}
+	var waiting []*nodePort
+	for _, all := range n.serving {
+		for _, p := range all {
+			if p.cancel == nil {
+				waiting = append(waiting, p)
+			}
+		}
+	}
+	// One address of each Service first.
+	slices.SortFunc(waiting, func(a, b *nodePort) int { return cmp.Or(a.place-b.place, a.owner.Compare(b.owner)) })
+	for _, p := range waiting {
+		n.start(p)
+	}
+}
+
+// start starts a server that waits, if there may be more. The caller holds the lock.
+func (n *NodePorts) start(p *nodePort) {
+	if n.started >= n.Most {
+		return
+	}
+	n.started++
+	n.waiting--
+	p.ended = make(chan struct{})
+	var ctx context.Context
+	ctx, p.cancel = context.WithCancel(context.Background())
+	go func() {
+		defer close(p.ended)
+		p.server.Run(ctx)
+	}()
 }
 
 // newNodePort returns the server of an address, which does not run yet.
@@ -141,16 +157,6 @@ func (n *NodePorts) newNodePort(owner service.Ref, addr netip.AddrPort) *nodePor
 		p.server.Network = "tcp6"
 	}
 	return p
-}
-
-func (p *nodePort) start() {
-	p.ended = make(chan struct{})
-	var ctx context.Context
-	ctx, p.cancel = context.WithCancel(context.Background())
-	go func() {
-		defer close(p.ended)
-		p.server.Run(ctx)
-	}()
 }
 
 // Refresh updates whether the tables hold each Service.
@@ -168,11 +174,13 @@ func (n *NodePorts) Refresh(served func(service.Ref) bool) {
 // Close stops listening.
 func (n *NodePorts) Close() {
 	n.mu.Lock()
-	owners := slices.Collect(maps.Keys(n.serving))
-	n.mu.Unlock()
-	for _, owner := range owners {
-		n.stop(owner, nil)
+	n.Most = 0
+	var ended []*nodePort
+	for owner := range n.serving {
+		ended = append(ended, n.remove(owner, nil)...)
 	}
+	n.mu.Unlock()
+	n.await(ended)
 }
 
 // answer sends what kube-proxy 1.36 sends, byte for byte.
@@ -202,18 +210,18 @@ func (n *NodePorts) Problems() (all []Problem) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	for _, owner := range slices.SortedFunc(maps.Keys(n.serving), service.Ref.Compare) {
-		waiting := 0
+		waiting, port := 0, uint16(0)
 		for _, addr := range slices.SortedFunc(maps.Keys(n.serving[owner]), netip.AddrPort.Compare) {
 			p := n.serving[owner][addr]
 			if p.cancel == nil {
-				waiting++
+				waiting, port = waiting+1, addr.Port()
 			} else if err := p.server.Err(); err != nil {
 				c := condition.HealthCheckNodePortNotServed.New("healthCheckNodePort %d is not served at %s: %v", addr.Port(), addr.Addr(), err)
 				all = append(all, Problem{owner, c.At(owner.String())})
 			}
 		}
 		if waiting > 0 {
-			c := condition.HealthCheckNodePortNotServed.New("the healthCheckNodePort is not served at %d addresses: the agent listens for %d already, all that its limit of open files allows", waiting, n.started)
+			c := condition.HealthCheckNodePortNotServed.New("healthCheckNodePort %d is not served at %d addresses: the agent has %d listeners for such ports, all that its limit of open files allows", port, waiting, n.started)
 			c = c.Do("select fewer addresses by --nodeport-addresses, or all of them (0.0.0.0/0 and ::/0), for which one listener suffices; or raise the agent's limit of open files")
 			all = append(all, Problem{owner, c.At(owner.String())})
 		}

@@ -21,8 +21,9 @@ import (
 func TestNodePorts(t *testing.T) {
 	a, b := service.Ref{Kind: service.KindService, Namespace: "default", Name: "a"}, service.Ref{Kind: service.KindService, Namespace: "default", Name: "b"}
 	one, two, three := freeAddress(t, "127.0.0.1"), freeAddress(t, "127.0.0.2"), freeAddress(t, "127.0.0.3")
+	four := freeAddress(t, "127.0.0.4")
 	healthy := true
-	n := NewNodePorts(func() bool { return healthy }, 2, slog.New(slog.DiscardHandler))
+	n := NewNodePorts(func() bool { return healthy }, 2, 10, slog.New(slog.DiscardHandler))
 	defer n.Close()
 	at := func(addr netip.AddrPort, ready int) []service.HealthPort {
 		return []service.HealthPort{{Addr: addr, Ready: ready}}
@@ -43,8 +44,11 @@ func TestNodePorts(t *testing.T) {
 			if len(n.Problems()) != 1 { // b has one, a one of its two addresses
 				t.Errorf("one more listener than there may be: %v", n.Problems())
 			}
+			await(t, "its first address is served", func() bool { return answerOf(two) == "a 1 200" && answerOf(three) == "" })
+			n.Set(b, at(four, 1), true)
+			await(t, "a Service that changes its address keeps its listener", func() bool { return answerOf(four) == "b 1 200" && answerOf(three) == "" })
 			n.Set(b, nil, false)
-			await(t, "the address that has waited is served", func() bool { return answerOf(three) == "a 1 200" })
+			await(t, "the address that has waited is served", func() bool { return answerOf(two) == "a 1 200" && answerOf(three) == "a 1 200" })
 			n.Set(a, nil, false)
 			n.Set(b, at(one, 3), true)
 		}, "b 3 200", ""},

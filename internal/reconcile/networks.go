@@ -128,6 +128,9 @@ func (s *Syncer) reconcileNetworks() {
 	if s.networks.err = s.tables.Prefilter.SetServiceNetworks(s.serviceNetworks(networks)); s.networks.err == nil {
 		s.networks.err = s.reconcileClasses(networks)
 	}
+	if s.networks.err == nil { // now without those that have been removed from the table
+		s.networks.err = s.tables.Prefilter.SetServiceNetworks(s.serviceNetworks(networks))
+	}
 	s.conflict = conflict
 	s.balancers.reconcile("balancer", s.wantedBalancerTable())
 }

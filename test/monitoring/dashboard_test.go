@@ -59,7 +59,7 @@ func TestDashboard(t *testing.T) {
 	go traffic(t.Context(), l)
 	p.awaitResults(t, queries(t))
 	p.awaitRules(t)
-	wantDeclared(t, scrape(t, l.Host("node-a")), scrape(t, l.Host("node-b")))
+	awaitDeclared(t, l.Host("node-a"), l.Host("node-b"))
 }
 
 // web is a Service for clients outside with backends on both nodes, whose slices have been triggered just now.
@@ -280,12 +280,27 @@ var rare = []string{"beeline_metrics_dropped_series", "promhttp_metric_handler_e
 	"rest_client_request_size_bytes", "rest_client_request_duration_seconds", "rest_client_rate_limiter_duration_seconds",
 	"kubeproxy_proxy_healthz_total", "kubeproxy_proxy_livez_total"}
 
-// wantDeclared compares what agents serve with the table of metrics.md: names, types and labels.
-func wantDeclared(t *testing.T, scrapes ...map[string]*dto.MetricFamily) {
+// awaitDeclared waits until agents serve all that metrics.md has: some families take a GC pass over flows.
+func awaitDeclared(t *testing.T, hosts ...*lab.Host) {
+	t.Helper()
+	for deadline := time.Now().Add(patience); ; time.Sleep(time.Second) {
+		missing := wantDeclared(t, hosts...)
+		if len(missing) == 0 || t.Failed() {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("%v are declared, and no agent serves them", missing)
+		}
+	}
+}
+
+// wantDeclared compares what agents serve with the table of metrics.md: names, types and labels. It returns what none
+// serves.
+func wantDeclared(t *testing.T, hosts ...*lab.Host) (missing []string) {
 	t.Helper()
 	declared, served := metrics.Declared(), map[string]bool{}
-	for _, families := range scrapes {
-		for name, family := range families {
+	for _, host := range hosts {
+		for name, family := range scrape(t, host) {
 			served[name] = true
 			if strings.HasPrefix(name, "go_") || strings.HasPrefix(name, "process_") {
 				continue
@@ -303,9 +318,10 @@ func wantDeclared(t *testing.T, scrapes ...map[string]*dto.MetricFamily) {
 	}
 	for name := range declared {
 		if !served[name] && !slices.Contains(rare, name) {
-			t.Errorf("%s is declared, and no agent serves it", name)
+			missing = append(missing, name)
 		}
 	}
+	return missing
 }
 
 func must(t *testing.T, err error) {

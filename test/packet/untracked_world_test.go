@@ -5,12 +5,14 @@ package packet
 import (
 	"encoding/binary"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"net/netip"
 	"slices"
 	"testing"
 	"time"
 
+	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
 	"beeline.io/beeline/internal/conntrack"
@@ -127,12 +129,31 @@ type agent struct {
 
 func newAgent(t testing.TB, w *world) *agent {
 	t.Helper()
-	tables, err := datapath.NewTables(w.maps)
+	tables, err := datapath.NewTables(withSocketTables(t, w.maps))
 	must(t, err)
 	tables.WaitForReaders = func() error { return nil } // no packet is in flight meanwhile
 	a := &agent{world: w, tables: tables, flows: conntrack.TablesOf(w.maps)}
 	a.start(t)
 	return a
+}
+
+// withSocketTables adds the tables of an agent that only the programs of sockets have.
+func withSocketTables(t testing.TB, of map[string]*ebpf.Map) map[string]*ebpf.Map {
+	t.Helper()
+	spec, err := datapath.LoadSock()
+	must(t, err)
+	all := maps.Clone(of)
+	for _, name := range []string{datapath.SockMapReservedPorts, datapath.SockMapOptedOut} {
+		if all[name] != nil {
+			t.Fatalf("the edge has table %s, too", name)
+		}
+		spec.Maps[name].MaxEntries = 1024
+		m, err := ebpf.NewMap(spec.Maps[name])
+		must(t, err)
+		t.Cleanup(func() { m.Close() })
+		all[name] = m
+	}
+	return all
 }
 
 func (a *agent) start(t testing.TB) {

@@ -70,16 +70,19 @@ func TestPrefilterIsEnabledWithAndWithoutEdge(t *testing.T) {
 	}
 }
 
-// Without an edge, an audit clears the bits of Services that have been deleted.
-func TestPrefilterForgetsDeletedServices(t *testing.T) {
+// Without an edge, audits clear the bits that no Service needs.
+func TestPrefilterIsRebuiltByAudits(t *testing.T) {
 	w := newWorld(t, "node-a")
 	a := w.agent()
 	a.Flags = []string{"--audit-interval=300ms"}
 	w.start()
 	w.apply("web", objects(w.web("web", 1, "a2"))...)
-	to := ipv4.clusterIP(1)
-	key := datapath.FrontendKey{Address: datapath.Address{Bytes: to.Addr().As16()}, Port: datapath.NetworkOrder(to.Port())}
-	w.awaitPrefilterThat(a, "with the bits of a Service", func(p *datapath.Prefilter) bool { return p.Contains(key) })
-	w.remove("web")
-	w.awaitPrefilterThat(a, "without the bits of a deleted Service", func(p *datapath.Prefilter) bool { return !p.Contains(key) })
+	_, m := w.prefilter(a)
+	defer m.Close()
+	memory, err := datapath.MapPrefilter(m, nil)
+	w.must(err)
+	nobodys := datapath.FrontendKey{Address: datapath.Address{Bytes: [16]byte{0: 0xfd, 15: 1}}, Port: 1}
+	memory.Add(nobodys)
+	w.awaitPrefilterThat(a, "without bits that no Service needs", func(p *datapath.Prefilter) bool { return !p.Contains(nobodys) })
+	w.wantMeet(t, clients, ipv4, ipv4.clusterIP(1), "a2")
 }
