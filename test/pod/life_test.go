@@ -142,14 +142,15 @@ func (w *world) claims() {
 	w.t.Helper()
 	a1 := w.Host("a1")
 	w.run("a2", "ip", "addr", "add", a1.Addr4.String()+"/32", "dev", "eth0")
-	w.announce("a2", a1)
 	w.eventually("a2 answers for a1, as through the bridge", func() bool {
+		// The kernel ignores it for a second after it has learned an address (locktime, arp(7)).
+		w.announce("a2", a1)
 		answer, err := w.askOnce("b1", netip.AddrPortFrom(a1.Addr4, lab.PortUDP))
 		return err == nil && answer.Pod == "a2"
 	})
 	w.run("a2", "ip", "addr", "del", a1.Addr4.String()+"/32", "dev", "eth0")
-	w.announce("a1", a1)
 	w.eventually("a1 has its address back", func() bool {
+		w.announce("a1", a1)
 		answer, err := w.askOnce("b1", netip.AddrPortFrom(a1.Addr4, lab.PortUDP))
 		return err == nil && answer.Pod == "a1"
 	})
