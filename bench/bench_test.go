@@ -76,7 +76,7 @@ func TestSmoke(t *testing.T) {
 		partStatistics: {metricP50, 2 * statisticsSides},
 		partPods:       {metricP50, len(podsCases()) * podsSides},
 		// Half of the cases have another side.
-		partGateway: {metricPacketCPU, len(gatewayPacketCases())*gatewaySides + len(gatewayPacketCases())/2},
+		partOffload: {metricPacketCPU, len(offloadPacketCases())*offloadSides + len(offloadPacketCases())/2},
 		partMesh:    {metricPerSecond, len(meshProxies(s.envoy)) * meshSides},
 		// Beeline and the yardstick: for each family, with few flows and with many; with DSR for IPv4
 		// both, for IPv6 few. And for a peer, and for the yardstick with records.

@@ -14,9 +14,9 @@ import (
 
 	"beeline.io/beeline/bench/result"
 	"beeline.io/beeline/bench/stat"
-	"beeline.io/beeline/internal/gateway/flowtable"
-	"beeline.io/beeline/internal/gateway/selftest"
 	"beeline.io/beeline/internal/netns"
+	"beeline.io/beeline/internal/offload/flowtable"
+	"beeline.io/beeline/internal/offload/selftest"
 )
 
 // The sides: a packet of a known flow of UDP over IPv4 through a router with DNAT and SNAT by nft, less what its
@@ -29,7 +29,7 @@ const (
 // flowtablePackets are so many that the work of kernel threads and of the Go runtime hardly matters.
 const flowtablePackets = 1 << 14
 
-// A flowtableRig is a world of the gateway's self-test, whose server drops what arrives, with one flow.
+// A flowtableRig is a world of the offload self-test, whose server drops what arrives, with one flow.
 type flowtableRig struct {
 	*selftest.World
 	flow   *selftest.Flow

@@ -35,7 +35,7 @@ const (
 	partHook       = "hook"
 	partStatistics = "statistics"
 	partPods       = "pods"
-	partGateway    = "gateway"
+	partOffload    = "offload"
 	partMesh       = "mesh"
 	partEdge       = "edge"
 	partRates      = "rates"
@@ -55,7 +55,7 @@ var parts = []part{
 	{name: partHook, text: "what the programs at connect(2), sendmsg(2) and recvmsg(2) themselves cost", run: runHook, print: printHooks},
 	{name: partStatistics, text: "what it costs to count connections at sockets", run: runStatistics, print: printStatistics},
 	{name: partPods, text: "traffic between pods through the stack and past it", run: runPods, print: printPods},
-	{name: partGateway, text: "forwarded traffic through the stack of a router and past it", run: runGateway, print: printGateway},
+	{name: partOffload, text: "forwarded traffic through the stack of a router and past it", run: runOffload, print: printOffload},
 	{name: partMesh, text: "an application and the proxy in its pod: by netfilter, by the hook, and past TCP", run: runMesh, print: printMesh},
 	{name: partEdge, text: "what the programs at devices cost for each packet", run: runEdge, print: printEdge},
 	{name: partRates, text: "packets through balancers: CPU time for each, and how many a core takes", run: runRates, print: printRates},

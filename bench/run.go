@@ -76,7 +76,7 @@ func runCommand() *cobra.Command {
 	flags.IntVar(&s.runs, "runs", 31, "rounds of each comparison; 95 % confidence needs 6")
 	flags.Float64Var(&seconds, "seconds", 0.04, "length of one slice of traffic")
 	flags.StringVar(&s.cpus, "cpus", cpusAuto, "CPUs for the two ends of a connection: one, two, or auto for one with one connection and two with many")
-	flags.StringVar(&only, "case", "", "of the part edge only the rows that match this regular expression, each as \"hook family case flows\", of the parts rates and endurance the sides, of the parts pods and gateway the cases, of the part mesh \"proxy connections alone\" or \"... beside a busy program\"")
+	flags.StringVar(&only, "case", "", "of the part edge only the rows that match this regular expression, each as \"hook family case flows\", of the parts rates and endurance the sides, of the parts pods and offload the cases, of the part mesh \"proxy connections alone\" or \"... beside a busy program\"")
 	flags.StringVarP(&s.output, "output", "o", "", "file for all samples, as JSON")
 	flags.StringArrayVar(&s.peer, "peer", nil, "in the part edge also time this program, with this packet: name=ID,packet=FILE; more than once")
 	flags.BoolVar(&s.smoke, "smoke", false, "a moment of each scenario, to see that traffic flows; the figures mean nothing")

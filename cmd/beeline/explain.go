@@ -102,8 +102,8 @@ func explanation(w io.Writer, a *explain.Answer) {
 		entry += " at " + a.Device
 	}
 	line("handled by", "%s", entry)
-	if a.Gateway != nil {
-		line("gateway", "%s", a.Gateway)
+	if a.Offload != nil {
+		line("offload", "%s", a.Offload)
 	}
 	for _, b := range a.EarlierPrograms {
 		line("", "before that %s", b)

@@ -86,7 +86,7 @@ warnings only.`,
 	root.SetOut(printable.NewWriter(os.Stdout))
 	root.SetErr(printable.NewWriter(os.Stderr))
 	root.SetFlagErrorFunc(usageError)
-	root.AddCommand(newAgentCommand(), newStatusCommand(), newServiceCommand(), newBackendCommand(), newFlowCommand(), newGatewayCommand(), newMeshCommand(), newMonitorCommand(), newExplainCommand(),
+	root.AddCommand(newAgentCommand(), newStatusCommand(), newServiceCommand(), newBackendCommand(), newFlowCommand(), newOffloadCommand(), newMeshCommand(), newMonitorCommand(), newExplainCommand(),
 		newCheckCommand(), newCleanupCommand(), newVersionCommand())
 	return root
 }

@@ -94,7 +94,7 @@ func statusText(w io.Writer, s *inspect.Status, verbose bool) {
 	statusAttachments(w, s)
 	statusEdge(w, s)
 	statusPods(w, s.Pods)
-	statusGateway(w, s.Gateway)
+	statusOffload(w, s.Offload)
 	statusTables(w, s)
 	statusFeatures(w, s)
 }

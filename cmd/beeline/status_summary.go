@@ -45,8 +45,8 @@ func statusSummary(w io.Writer, s *inspect.Status) {
 	if s.Pods != nil {
 		line("Pod shortcut", "%s", s.Pods.Line())
 	}
-	if s.Gateway != nil {
-		line("Gateway", "%s", s.Gateway.Line())
+	if s.Offload != nil {
+		line("Offload", "%s", s.Offload.Line())
 	}
 	if h := s.Health; h != nil {
 		line("Health checks", "%d backends, %d down", h.Backends, len(h.Down))

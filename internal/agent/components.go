@@ -5,8 +5,8 @@ package agent
 import (
 	"beeline.io/beeline/internal/component"
 	"beeline.io/beeline/internal/component/edge"
-	"beeline.io/beeline/internal/component/gateway"
 	"beeline.io/beeline/internal/component/mesh"
+	"beeline.io/beeline/internal/component/offload"
 	"beeline.io/beeline/internal/component/pod"
 	"beeline.io/beeline/internal/component/socket"
 	"beeline.io/beeline/internal/component/socketstats"
@@ -22,7 +22,7 @@ func Components() component.List {
 		pod.New(),
 		pod.NewNetkit(),
 		pod.NewL3(),
-		gateway.New(),
+		offload.New(),
 		mesh.New(),
 	}
 }

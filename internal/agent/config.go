@@ -81,7 +81,7 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 	}
 	c.Components.AddFlags(fs)
 	l := datapath.DefaultLimits
-	fs.StringVar(&c.file, "config", "", "configuration file in YAML; its keys are the names of these flags, or nested at their hyphens, such as \"gateway: {devices: [eth0]}\"; flags take precedence")
+	fs.StringVar(&c.file, "config", "", "configuration file in YAML; its keys are the names of these flags, or nested at their hyphens, such as \"offload: {devices: [eth0]}\"; flags take precedence")
 	fs.StringVar(&c.Kubeconfig, "kubeconfig", "", "kubeconfig file of the API server to read Services from (default: the service account of the agent's pod)")
 	fs.StringVar(&c.Manifests, "manifests", "", "file or directory of Kubernetes manifests to read Services from instead of an API server; watched for changes")
 	fs.StringVar(&c.NodeName, "node-name", strings.ToLower(host), "name of this node's Node object")

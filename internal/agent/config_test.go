@@ -152,7 +152,7 @@ func TestShares(t *testing.T) {
 
 // Settings may be nested at the hyphens of their names; errors name the place.
 func TestNestedSettings(t *testing.T) {
-	path := configFile(t, "gateway:\n  devices: [eth0, eth1.7]\n  exclude:\n    networks: [192.0.2.0/24]\n  max-flows: 128\nedge: {mode: off}\nmax:\n  flows: 65\ndsr: off\n")
+	path := configFile(t, "offload:\n  devices: [eth0, eth1.7]\n  exclude:\n    networks: [192.0.2.0/24]\n  max-flows: 128\nedge: {mode: off}\nmax:\n  flows: 65\ndsr: off\n")
 	fs := pflag.NewFlagSet("agent", pflag.ContinueOnError)
 	new(Config).AddFlags(fs)
 	if err := fs.Parse([]string{"--max-flows=64"}); err != nil {
@@ -162,25 +162,25 @@ func TestNestedSettings(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, want := range map[string]string{
-		"gateway-devices": "[eth0,eth1.7]", "gateway-exclude-networks": "[192.0.2.0/24]", "gateway-max-flows": "128", "edge-mode": "off", "max-flows": "64", "dsr": "off",
+		"offload-devices": "[eth0,eth1.7]", "offload-exclude-networks": "[192.0.2.0/24]", "offload-max-flows": "128", "edge-mode": "off", "max-flows": "64", "dsr": "off",
 	} {
 		if got := fs.Lookup(name).Value.String(); got != want {
 			t.Errorf("%s is %s, want %s", name, got, want)
 		}
 	}
 	for text, want := range map[string]string{
-		"gateway:\n  device: eth0\n":                         "unknown setting \"gateway.device\", did you mean \"devices\"?",
-		"gateway:\n  threshold: many\n":                      "gateway.threshold: invalid argument",
-		"gateway:\n  threshold: {packets: 2}\n":              "gateway.threshold: give a value or a list, not a map",
-		"gateway: eth0\n":                                    "unknown setting \"gateway\"",
-		"gateways: {devices: eth0}\n":                        "unknown setting \"gateways\"",
-		"gateway:\n":                                         "",
-		"gateway-devices: eth0\ngateway: {devices: eth1}\n":  "gateway-devices and gateway.devices are the same setting: remove one of them",
-		"gateway: {exclude-ports: 1, exclude: {ports: 2}}\n": "gateway.exclude-ports and gateway.exclude.ports are the same setting",
+		"offload:\n  device: eth0\n":                         "unknown setting \"offload.device\", did you mean \"devices\"?",
+		"offload:\n  threshold: many\n":                      "offload.threshold: invalid argument",
+		"offload:\n  threshold: {packets: 2}\n":              "offload.threshold: give a value or a list, not a map",
+		"offload: eth0\n":                                    "unknown setting \"offload\"",
+		"offloads: {devices: eth0}\n":                        "unknown setting \"offloads\"",
+		"offload:\n":                                         "",
+		"offload-devices: eth0\noffload: {devices: eth1}\n":  "offload-devices and offload.devices are the same setting: remove one of them",
+		"offload: {exclude-ports: 1, exclude: {ports: 2}}\n": "offload.exclude-ports and offload.exclude.ports are the same setting",
 		"dsr: {hybrid: true}\n":                              "",
 		"config: {x: 1}\n":                                   "unknown setting \"config\"",
-		"gateway:\n  devices: eth0\n  devices: eth1\n":       "already set",
-		"gateway: {networks: [192.0.2.0/24, 10.0.0.0/8]}\n":  "",
+		"offload:\n  devices: eth0\n  devices: eth1\n":       "already set",
+		"offload: {networks: [192.0.2.0/24, 10.0.0.0/8]}\n":  "",
 	} {
 		fs := pflag.NewFlagSet("agent", pflag.ContinueOnError)
 		new(Config).AddFlags(fs)
@@ -191,7 +191,7 @@ func TestNestedSettings(t *testing.T) {
 	}
 }
 
-// The gateway's flags are validated, and those without effect refused.
+// The offload flags are validated, and those without effect refused.
 // The group mesh of the configuration file.
 func TestMeshInTheFile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "beeline.yaml")
@@ -211,27 +211,27 @@ func TestMeshInTheFile(t *testing.T) {
 	}
 }
 
-func TestGatewayFlags(t *testing.T) {
+func TestOffloadFlags(t *testing.T) {
 	for args, want := range map[string]string{
-		"--gateway-devices=auto":                           "",
-		"--gateway-devices=eth*,wan --gateway-threshold=1": "",
-		"--gateway-devices=auto,eth0":                      "--gateway-devices \"auto\": give auto, off, or names and shell patterns",
-		"--gateway-devices=eth[":                           "--gateway-devices \"eth[\"",
-		"--gateway-devices=":                               "--gateway-devices is empty",
-		"--gateway-devices=auto --gateway-threshold=0":     "--gateway-threshold 0: at least 1",
-		"--gateway-threshold=5":                            "--gateway-threshold has no effect with --gateway-devices=off",
-		"--gateway-ports=80":                               "--gateway-ports has no effect with --gateway-devices=off",
-		"--gateway-ignore-filters":                         "--gateway-ignore-filters has no effect",
-		"--gateway-max-flows=128":                          "--gateway-max-flows has no effect with --gateway-devices=off",
-		"--gateway-devices=auto --gateway-max-flows=128":   "",
-		"--gateway-devices=auto --gateway-provider=flowtable --gateway-max-flows=128":                                        "--gateway-max-flows has no effect with --gateway-provider=flowtable",
-		"--gateway-devices=auto --gateway-networks=10.0.0.0":                                                                 "--gateway-networks: \"10.0.0.0\" is not a network such as 192.0.2.0/24",
-		"--gateway-devices=auto --gateway-exclude-networks=::/129":                                                           "--gateway-exclude-networks: \"::/129\" is not a network",
-		"--gateway-devices=auto --gateway-ports=90-80":                                                                       "--gateway-ports: \"90-80\" is neither a port nor a range",
-		"--gateway-devices=auto --gateway-exclude-ports=0":                                                                   "--gateway-exclude-ports: \"0\" is neither",
-		"--gateway-devices=auto --gateway-exclude-ports=1,70000":                                                             "--gateway-exclude-ports: \"70000\" is neither",
-		"--gateway-devices=auto --gateway-protocols=tcp,icmp":                                                                "--gateway-protocols: \"icmp\" is neither tcp nor udp",
-		"--gateway-devices=auto --gateway-protocols=TCP --gateway-ports=80,8000-8999 --gateway-networks=10.0.0.0/8,fd00::/8": "",
+		"--offload-devices=auto":                           "",
+		"--offload-devices=eth*,wan --offload-threshold=1": "",
+		"--offload-devices=auto,eth0":                      "--offload-devices \"auto\": give auto, off, or names and shell patterns",
+		"--offload-devices=eth[":                           "--offload-devices \"eth[\"",
+		"--offload-devices=":                               "--offload-devices is empty",
+		"--offload-devices=auto --offload-threshold=0":     "--offload-threshold 0: at least 1",
+		"--offload-threshold=5":                            "--offload-threshold has no effect with --offload-devices=off",
+		"--offload-ports=80":                               "--offload-ports has no effect with --offload-devices=off",
+		"--offload-ignore-filters":                         "--offload-ignore-filters has no effect",
+		"--offload-max-flows=128":                          "--offload-max-flows has no effect with --offload-devices=off",
+		"--offload-devices=auto --offload-max-flows=128":   "",
+		"--offload-devices=auto --offload-provider=flowtable --offload-max-flows=128":                                        "--offload-max-flows has no effect with --offload-provider=flowtable",
+		"--offload-devices=auto --offload-networks=10.0.0.0":                                                                 "--offload-networks: \"10.0.0.0\" is not a network such as 192.0.2.0/24",
+		"--offload-devices=auto --offload-exclude-networks=::/129":                                                           "--offload-exclude-networks: \"::/129\" is not a network",
+		"--offload-devices=auto --offload-ports=90-80":                                                                       "--offload-ports: \"90-80\" is neither a port nor a range",
+		"--offload-devices=auto --offload-exclude-ports=0":                                                                   "--offload-exclude-ports: \"0\" is neither",
+		"--offload-devices=auto --offload-exclude-ports=1,70000":                                                             "--offload-exclude-ports: \"70000\" is neither",
+		"--offload-devices=auto --offload-protocols=tcp,icmp":                                                                "--offload-protocols: \"icmp\" is neither tcp nor udp",
+		"--offload-devices=auto --offload-protocols=TCP --offload-ports=80,8000-8999 --offload-networks=10.0.0.0/8,fd00::/8": "",
 	} {
 		wantComplete(t, "--manifests /m "+args, want)
 	}

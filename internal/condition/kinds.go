@@ -209,21 +209,21 @@ var (
 	MeshHostStackUnread = register("MeshHostStackUnread", Warning,
 		"With --mesh-hoststack: the page in which a program with the host stack's library keeps its connections could not be read, or is not what the library writes. Its connections are not listed or counted, and --mesh-hoststack=off may have no effect on it.",
 		"see the reason in the message; if the library has another version than the agent, start the program again with the agent's, else do not trust the program")
-	GatewayFailed = register("GatewayFailed", Warning,
-		"The gateway could not follow a change of this node's devices, routes or packet filters. Flows that it forwards are as before; others take the stack.",
+	OffloadFailed = register("OffloadFailed", Warning,
+		"Flow offload could not follow a change of this node's devices, routes or packet filters. Flows that it forwards are as before; others take the stack.",
 		"see the reason in the message; the agent retries").ofNode()
-	GatewayDeviceRefused = register("GatewayDeviceRefused", Warning,
-		"The kernel's flowtable cannot have a device of the gateway. Flows by this device take the stack.",
-		"do what the message says, or set --gateway-provider=cache, or leave the device out of --gateway-devices").ofNode()
-	GatewayUnavailable = register("GatewayUnavailable", Warning,
-		"The gateway was asked for, and this kernel has nothing that it could use. All flows take the stack.",
-		"do what the message says, or remove --gateway-devices").ofNode()
-	GatewayFull = register("GatewayFull", Warning,
-		"The gateway's flow cache had no room for flows: they take the stack. A flow without packets for a second gives up its place.",
-		"raise --gateway-max-flows (an entry for each direction of a flow), or leave traffic out by --gateway-networks and --gateway-ports").ofNode()
-	GatewayDeviceMissing = register("GatewayDeviceMissing", Error,
-		"--gateway-devices names a device that does not exist, or that flows cannot enter and leave by. The gateway takes it when it can.",
-		"correct --gateway-devices, or create the device").ofNode()
+	OffloadDeviceRefused = register("OffloadDeviceRefused", Warning,
+		"The kernel's flowtable cannot have a device of flow offload. Flows by this device take the stack.",
+		"do what the message says, or set --offload-provider=cache, or leave the device out of --offload-devices").ofNode()
+	OffloadUnavailable = register("OffloadUnavailable", Warning,
+		"Flow offload was asked for, and this kernel has nothing that it could use. All flows take the stack.",
+		"do what the message says, or remove --offload-devices").ofNode()
+	OffloadFull = register("OffloadFull", Warning,
+		"The flow cache had no room for flows: they take the stack. A flow without packets for a second gives up its place.",
+		"raise --offload-max-flows (an entry for each direction of a flow), or leave traffic out by --offload-networks and --offload-ports").ofNode()
+	OffloadDeviceMissing = register("OffloadDeviceMissing", Error,
+		"--offload-devices names a device that does not exist, or that flows cannot enter and leave by. Flow offload takes it when it can.",
+		"correct --offload-devices, or create the device").ofNode()
 	DeviceTableNotWritten = register("DeviceTableNotWritten", Error,
 		"The node's source addresses of a device could not be written to the tables. New flows through that device may fail.",
 		"see the reason in the message; the agent retries").ofNode()

@@ -123,8 +123,14 @@ func (d *Datapath) replaceAtAllDevices() error {
 	return nil
 }
 
-// detachUnwanted removes what an earlier agent with other options attached, and the tables of disabled components.
+// detachUnwanted removes what an earlier agent with other options or of an earlier version attached, and the tables of
+// disabled components.
 func (d *Datapath) detachUnwanted() error {
+	for _, c := range formerComponents() {
+		if err := c.detachAll(d.options.BPFFS); err != nil {
+			return err
+		}
+	}
 	for _, c := range d.components {
 		if slices.Contains(d.enabled, c) {
 			continue

@@ -52,7 +52,9 @@ func Cleanup(bpffs string, components ...*Component) error {
 // before getpeername).
 func removePins(bpffs string, components componentList) error {
 	var paths []string
-	for _, c := range slices.Backward(components) {
+	reversed := slices.Clone(components)
+	slices.Reverse(reversed)
+	for _, c := range append(formerComponents(), reversed...) {
 		if err := c.detachAll(bpffs); err != nil {
 			return err
 		}

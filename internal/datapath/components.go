@@ -10,7 +10,7 @@ import (
 
 // product returns the components of the product, in the order of Options.Components.
 func product() componentList {
-	return componentList{Socket(), Edge(), SocketStats(), PodShortcut(), PodNetkit(), PodL3(), Gateway(), Mesh()}
+	return componentList{Socket(), Edge(), SocketStats(), PodShortcut(), PodNetkit(), PodL3(), Offload(), Mesh()}
 }
 
 // Socket is the socket shortcut, which is always enabled. All objects share its tables.

@@ -31,8 +31,8 @@ type Options struct {
 	SocketStats *SocketStatsOptions
 	// Pods configures the pod shortcut; nil: packets between pods take the stack. It needs Edge.
 	Pods *PodOptions
-	// Gateway configures the gateway's flow cache; nil: forwarded flows take the stack.
-	Gateway *GatewayOptions
+	// Offload configures the flow cache; nil: forwarded flows take the stack.
+	Offload *OffloadOptions
 	// Mesh configures the sidecar shortcut; nil: no connection goes to a proxy.
 	Mesh *MeshOptions
 	// Components are all components, enabled or not; default: those of the product. A component may use the

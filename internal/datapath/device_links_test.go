@@ -144,6 +144,37 @@ func TestDeviceHooks(t *testing.T) {
 	}
 }
 
+// TestFormerComponents: the programs of a component that has another name by now are detached when the next agent
+// attaches, and by Cleanup.
+func TestFormerComponents(t *testing.T) {
+	for _, former := range formerComponents() {
+		for name, detach := range map[string]func(*edgeWorld){
+			"attach":  func(w *edgeWorld) { w.do(mustOpen(w.t, w.options).Attach) },
+			"cleanup": func(w *edgeWorld) { w.do(func() error { return Cleanup(w.options.BPFFS) }) },
+		} {
+			t.Run(former.Name+" "+name, func(t *testing.T) {
+				w := newEdgeWorld(t)
+				w.options.Edge = nil
+				earlier := passing(former.DeviceHooks...)
+				earlier.Name = former.Name
+				w.options.Components = append(product(), earlier)
+				d := mustOpen(t, w.options)
+				w.do(func() error { return d.SetDevices(former.Name, w.device) })
+				if attached, text := w.links(earlier); len(attached) != len(former.DeviceHooks) && w.hasTCX() {
+					t.Fatalf("before: attached %q", text)
+				}
+				d.Close()
+				w.options.Components = nil
+				detach(w)
+				w.wantLinks(name, earlier, "")
+				if n := w.clsacts(); n != 0 {
+					t.Errorf("%d qdiscs are left", n)
+				}
+			})
+		}
+	}
+}
+
 // TestDeviceHookAsFilter: a component's program at tc of a kernel without links there (before Linux 6.6) is a
 // filter, which counts as attached and is detached like a link.
 func TestDeviceHookAsFilter(t *testing.T) {

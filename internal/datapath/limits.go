@@ -18,7 +18,7 @@ type Limits struct {
 	SourceRanges uint32 // loadBalancerSourceRanges of all services: about 80 bytes on use
 	Affinity     uint32 // clients remembered by session affinity: about 60 bytes
 	Flows        uint32 // conntrack entries of assured flows, two for each: 282 bytes; half as many, at least 65,536, of other flows; and 15 bytes for fragmented datagrams
-	GatewayFlows uint32 // entries of the gateway's flow cache, two for each flow: 295 bytes
+	OffloadFlows uint32 // entries of the flow cache, two for each flow: 295 bytes
 }
 
 // A Limit is one of the Limits with its flag.
@@ -50,12 +50,12 @@ var (
 	limitFlows = Limit{Flag: "max-flows", Usage: "maximum number of conntrack entries of clients' flows, two for each flow; where there is no room, entries of the Service that has most are evicted",
 		DefaultText: "by the machine's memory",
 		In:          func(l *Limits) *uint32 { return &l.Flows }, min: minFlows, why: "; a flow has two, and with fewer entries flows evict each other"}
-	limitGatewayFlows = Limit{Flag: "gateway-max-flows", Usage: "maximum number of entries of the gateway's flow cache, two for each flow; flows for which there is no room take the stack",
-		In: func(l *Limits) *uint32 { return &l.GatewayFlows }, min: minFlows, why: "; a flow has two"}
+	limitOffloadFlows = Limit{Flag: "offload-max-flows", Usage: "maximum number of entries of the flow cache, two for each flow; flows for which there is no room take the stack",
+		In: func(l *Limits) *uint32 { return &l.OffloadFlows }, min: minFlows, why: "; a flow has two"}
 )
 
 // AllLimits are the limits with a flag.
-var AllLimits = []Limit{limitFrontends, limitBackends, limitSlots, limitServices, limitSourceRanges, limitAffinity, limitFlows, limitGatewayFlows}
+var AllLimits = []Limit{limitFrontends, limitBackends, limitSlots, limitServices, limitSourceRanges, limitAffinity, limitFlows, limitOffloadFlows}
 
 // DefaultLimits suit a large cluster: 45 MiB of kernel memory, and what is needed on use. Slots hold 126
 // Maglev tables of the default size, of 16,640 slots each: 40 ports of both families, and as many tables
@@ -68,7 +68,7 @@ var DefaultLimits = Limits{
 	SourceRanges: 65536,
 	Affinity:     65536,
 	Flows:        flowsFor(memory()),
-	GatewayFlows: 65536,
+	OffloadFlows: 65536,
 }
 
 // Sizes without a flag. An entry costs 16 bytes, and about 80 on use.

@@ -17,7 +17,7 @@ import (
 // objects are all BPF objects whose maps the registry declares.
 var objects = map[string]func() (*ebpf.CollectionSpec, error){
 	"sock": LoadSock, "bind": LoadBind, "sock_gc": LoadSockGC, "edge_tc": LoadEdgeTC, "edge_l3": LoadEdgeL3, "edge_xdp": LoadEdgeXDP, "xdp_slot": LoadXDPSlot,
-	"connect_explain": LoadConnectExplain, "sock_stats": LoadSockStats, "pod": LoadPod, "pod_netkit": LoadPodNetkit, "pod_l3": LoadPodL3, "gateway": LoadGateway, "gateway_l3": LoadGatewayL3,
+	"connect_explain": LoadConnectExplain, "sock_stats": LoadSockStats, "pod": LoadPod, "pod_netkit": LoadPodNetkit, "pod_l3": LoadPodL3, "offload": LoadOffload, "offload_l3": LoadOffloadL3,
 	"mesh": LoadMesh, "mesh_inbound": LoadMeshInbound,
 }
 

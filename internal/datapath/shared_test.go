@@ -32,8 +32,8 @@ func TestSharedWithC(t *testing.T) {
 		c := randomCall(r)
 		tuple := *(*datapath.Tuple)(unsafe.Pointer(&c.Tuple))
 		affinity := *(*datapath.AffinityKey)(unsafe.Pointer(&c.Affinity))
-		key := datapath.GatewayKey{Device: c.Now, Tunnel: c.Sets}
-		key.Tuple = *(*datapath.GatewayTuple)(unsafe.Pointer(&c.Tuple))
+		key := datapath.OffloadKey{Device: c.Now, Tunnel: c.Sets}
+		key.Tuple = *(*datapath.OffloadTuple)(unsafe.Pointer(&c.Tuple))
 		p.Run(&c)
 		sum, hash := settable.KeySum(&secret, &tuple), datapath.TupleHash(&tuple)
 		for _, same := range []struct {
@@ -48,7 +48,7 @@ func TestSharedWithC(t *testing.T) {
 			{"set_tag", uint64(c.Tag), uint64(settable.Tag(hash))},
 			{"eviction_expired", uint64(c.Expired), number(settable.Expired(c.Mark.Expires, c.Now))},
 			{"eviction_rank", uint64(c.Rank), uint64(datapath.Rank(c.Mark.Owner))},
-			{"gateway_sum", c.GatewaySum, key.Sum(&secret)},
+			{"offload_sum", c.OffloadSum, key.Sum(&secret)},
 			{"set_pick", uint64(c.Pick), pickOf(&c)},
 			{"chosen_slot", uint64(c.Slot), uint64(jet.Slot(hash, int(c.Slots)))},
 		} {

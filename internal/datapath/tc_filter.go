@@ -18,7 +18,7 @@ import (
 const (
 	edgeFilterPriority      = 190
 	componentFilterPriority = 191
-	gatewayFilterPriority   = 192
+	offloadFilterPriority   = 192
 	filterHandle            = 0xbee
 )
 
@@ -36,8 +36,8 @@ func filterPriority(component string) uint16 {
 	switch component {
 	case edgeName:
 		return edgeFilterPriority
-	case GatewayComponent:
-		return gatewayFilterPriority
+	case OffloadComponent, formerOffload:
+		return offloadFilterPriority
 	}
 	return componentFilterPriority
 }

@@ -52,8 +52,8 @@ type Answer struct {
 	// Encapsulated is how the packet reaches a backend that answers the client directly; nil without DSR.
 	Encapsulated *Encapsulation `json:"encapsulated,omitempty"`
 	Out          *Hop           `json:"out,omitempty"`
-	// Gateway is what the gateway does with a packet that is for no Service; nil if it is off.
-	Gateway *Gateway `json:"gateway,omitempty"`
+	// Offload is what flow offload does with a packet that is for no Service; nil if it is off.
+	Offload *Offload `json:"offload,omitempty"`
 	// Notes are additional remarks.
 	Notes []string `json:"notes,omitempty"`
 }
@@ -124,7 +124,7 @@ func Explain(bpffs string, q Question) (*Answer, error) {
 	if q.Socket {
 		err = x.socket()
 	} else {
-		err = x.packetOrGateway()
+		err = x.packetOrOffload()
 	}
 	return &x.answer, err
 }
@@ -132,17 +132,17 @@ func Explain(bpffs string, q Question) (*Answer, error) {
 // passed is the verdict about packets that the edge does not change.
 var passed = service.Pass.String()
 
-// packetOrGateway explains a packet by the edge, and by the gateway if the edge passes it or there is none.
-func (x *explainer) packetOrGateway() error {
+// packetOrOffload explains a packet by the edge, and by flow offload if the edge passes it or there is none.
+func (x *explainer) packetOrOffload() error {
 	err := x.packet()
 	if err != nil && !x.unattached || err == nil && x.answer.Verdict != passed {
 		return err
 	}
-	if exists, failed := x.gateway(); failed != nil || !exists {
+	if exists, failed := x.offload(); failed != nil || !exists {
 		return errors.Join(err, failed)
 	}
 	if err != nil {
-		x.answer.Entry, x.answer.Verdict, x.answer.Why = "gateway", passed, "the edge is at no device of this node"
+		x.answer.Entry, x.answer.Verdict, x.answer.Why = "offload", passed, "the edge is at no device of this node"
 	}
 	return nil
 }

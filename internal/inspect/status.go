@@ -12,7 +12,7 @@ import (
 	"beeline.io/beeline/internal/conntrack"
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/edge"
-	"beeline.io/beeline/internal/gateway"
+	"beeline.io/beeline/internal/offload"
 	"beeline.io/beeline/internal/optout"
 	"beeline.io/beeline/internal/pods"
 	"beeline.io/beeline/internal/reconcile"
@@ -80,8 +80,8 @@ type Status struct {
 	Edge *edge.Status `json:"edge,omitempty"`
 	// Pods is the state of the pod shortcut; nil if it is off.
 	Pods *pods.Status `json:"pods,omitempty"`
-	// Gateway is the state of the gateway; nil if it is off.
-	Gateway *gateway.Status `json:"gateway,omitempty"`
+	// Offload is the state of flow offload; nil if it is off.
+	Offload *offload.Status `json:"offload,omitempty"`
 	// Health is the state of health checks; nil if there are none.
 	Health *HealthStatus `json:"health,omitempty"`
 	// Objects are the objects with a failure or a problem.

@@ -14,7 +14,7 @@ type Subject struct {
 	Devices  []Device
 }
 
-// A Device is one of pods of this node, one that leads to other nodes, or one of the gateway.
+// A Device is one of pods of this node, one that leads to other nodes, or one of flow offload.
 type Device struct {
 	Index int
 	Name  string
@@ -101,7 +101,7 @@ type class struct {
 	states       ctStates
 	protocols    protocols
 	// varying are those of its flows of which some packets may have gone elsewhere; nil: none. Only for
-	// the gateway.
+	// flow offload.
 	varying *class
 }
 

@@ -93,7 +93,7 @@ func (s *nftSet) now(t test) test {
 		return t
 	}
 	return func(w *walk, c *class) (yes, no *class) {
-		if w.gateway {
+		if w.offload {
 			return varying(w, c)
 		}
 		return t(w, c)

@@ -8,10 +8,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// noFlags are the flags of TCP that packets of the gateway's shortcut do not have: FIN, SYN and RST.
+// noFlags are the flags of TCP that packets of the offload shortcut do not have: FIN, SYN and RST.
 const noFlags = 1<<0 | 1<<1 | 1<<2
 
-// testFlags knows that some flags of TCP are not set, if packets are of the gateway's shortcut and of TCP.
+// testFlags knows that some flags of TCP are not set, if packets are of the offload shortcut and of TCP.
 func (v value) testFlags(r ranges) test {
 	v.zero = []byte{noFlags}
 	never := true
@@ -21,7 +21,7 @@ func (v value) testFlags(r ranges) test {
 	masked := value{field: zeros, zero: v.zero, mask: v.mask, xor: v.xor}.testZeros(r)
 	return func(w *walk, c *class) (yes, no *class) {
 		switch {
-		case !w.gateway || c.protocols != onlyTCP:
+		case !w.offload || c.protocols != onlyTCP:
 			return varying(w, c)
 		case never && zero(v.xor):
 			return nil, c
@@ -48,14 +48,14 @@ func (v value) testPorts(r ranges) test {
 func (v value) testUntranslated(r ranges) test {
 	t := v.testZeros(r)
 	return func(w *walk, c *class) (yes, no *class) {
-		if w.gateway {
+		if w.offload {
 			return c, c
 		}
 		return t(w, c)
 	}
 }
 
-// testAddressType: pods have unicast addresses, and so have clients outside. The gateway's flows have such where the
+// testAddressType: pods have unicast addresses, and so have clients outside. The offload flows have such where the
 // node's own addresses are translated.
 func (v value) testAddressType(r ranges) test {
 	return unicastTest(r.has(v.apply(nativeBytes(unix.RTN_UNICAST))))
@@ -64,7 +64,7 @@ func (v value) testAddressType(r ranges) test {
 // unicastTest has a result that is known for unicast addresses.
 func unicastTest(result bool) test {
 	return func(w *walk, c *class) (yes, no *class) {
-		if w.gateway && w.base.hook != forward {
+		if w.offload && w.base.hook != forward {
 			return c, c
 		}
 		return certainly(result)(w, c)

@@ -43,15 +43,15 @@ type effect struct {
 }
 
 // shortcuts are those for which rules are searched: that of pods takes also the first packets of flows; that of the
-// gateway only flows that the stack has accepted and forwarded.
+// offload only flows that the stack has accepted and forwarded.
 type shortcuts uint8
 
 const (
 	ofBoth shortcuts = iota
 	// ofPods: an effect on the first packets of a flow only, or one that is the same if later packets repeat it.
 	ofPods
-	// ofGateway: an effect that counts packets or what they carry, and changes none.
-	ofGateway
+	// ofOffload: an effect that counts packets or what they carry, and changes none.
+	ofOffload
 )
 
 // verdictKind is how a rule ends.
@@ -95,7 +95,7 @@ func opaque(name string) []step {
 
 // quantity is a test for which the kernel counts packets, bytes or connections.
 func quantity(name string) []step {
-	return []step{effect{what: name, concerns: ofGateway}, test(varying)}
+	return []step{effect{what: name, concerns: ofOffload}, test(varying)}
 }
 
 // uncertain is a test of something that is not known, but the same for all packets of a direction of a flow.
@@ -103,7 +103,7 @@ func uncertain(_ *walk, c *class) (yes, no *class) { return c, c }
 
 // varying is a test of something that may differ between the packets of a flow, or change with time.
 func varying(w *walk, c *class) (yes, no *class) {
-	if !w.gateway {
+	if !w.offload {
 		return c, c
 	}
 	all, v := *c, *c

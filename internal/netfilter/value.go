@@ -252,7 +252,7 @@ func (v value) testReversePath(r ranges) test {
 		return uncertain
 	}
 	return func(w *walk, c *class) (yes, no *class) {
-		if w.gateway {
+		if w.offload {
 			return c, c
 		}
 		y := *c

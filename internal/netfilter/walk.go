@@ -49,20 +49,20 @@ func (b *base) portsSeen() bool { return b.family == familyBridge || b.family ==
 
 // A Finding is a filter.
 type Finding struct {
-	// Devices are the indexes of the devices whose packets it concerns: those of pods, or those of the gateway.
+	// Devices are the indexes of the devices whose packets it concerns: those of pods, or those of flow offload.
 	Devices []int
 	// What describes it for the operator.
 	What string
 	// Hardware: packets pass it unless the hardware forwards them.
 	Hardware bool
-	// areas are which flows of the gateway it concerns.
+	// areas are which flows of flow offload it concerns.
 	areas []area
 }
 
 // A walk follows the packets of classes through rules.
 type walk struct {
 	subject *Subject
-	gateway bool // the rules are searched for the gateway
+	offload bool // the rules are searched for flow offload
 	// onlyLosses: only rules that drop packets are reported.
 	onlyLosses bool
 	local      map[bool]spans // the addresses of pods of this node, by whether they are IPv6
@@ -141,7 +141,7 @@ func (w *walk) seen(c *class) *class {
 		d := &w.subject.Devices[i]
 		switch b.family {
 		case familyBridge:
-			if w.gateway { // before that, packets have not reached the bridge itself
+			if w.offload { // before that, packets have not reached the bridge itself
 				return d.Bridge && b.hook > forward
 			}
 			return d.Master != nil && d.Master.Bridge
@@ -261,7 +261,7 @@ func (w *walk) verdict(chain string, v verdict, c *class, depth int) (next, back
 }
 
 func (w *walk) effect(chain string, e effect, c *class) {
-	if e.unless != nil && e.unless(w) || e.concerns == ofPods && w.gateway || e.concerns == ofGateway && !w.gateway {
+	if e.unless != nil && e.unless(w) || e.concerns == ofPods && w.offload || e.concerns == ofOffload && !w.offload {
 		return
 	}
 	w.marked = w.marked || e.marks
@@ -274,7 +274,7 @@ func (w *walk) effect(chain string, e effect, c *class) {
 // title describes the rule that the walk is at.
 func (w *walk) title(chain string) string {
 	title := w.base.table.title("rule", chain)
-	if w.gateway && w.at != "" {
+	if w.offload && w.at != "" {
 		title += " (" + w.at + ")"
 	}
 	return title
@@ -285,7 +285,7 @@ func (w *walk) report(c *class, what string) {
 	if c == nil {
 		return
 	}
-	if w.gateway {
+	if w.offload {
 		w.reportFlows(c, what)
 		return
 	}

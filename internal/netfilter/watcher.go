@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// A Watcher searches the rules of a network namespace for the gateway, and notices when they change.
+// A Watcher searches the rules of a network namespace for flow offload, and notices when they change.
 type Watcher struct {
 	finder Finder
 	own    []string
@@ -19,7 +19,7 @@ type Watcher struct {
 }
 
 // NewWatcher watches the rules of the caller's network namespace. own are tables whose rules do not count, such as
-// "inet beeline_gateway"; that somebody deletes the first of them is a change.
+// "inet beeline_offload"; that somebody deletes the first of them is a change.
 func NewWatcher(own ...string) (*Watcher, error) {
 	e, err := newEvents()
 	if err != nil {
@@ -41,7 +41,7 @@ func (w *Watcher) Find(devices []Device) (found *Findings, err error) {
 		if err := w.finder.read(w.legacyAge()); err != nil {
 			return err
 		}
-		found, err = findForGateway(devices, slices.DeleteFunc(w.finder.all(), w.isOwn))
+		found, err = findForOffload(devices, slices.DeleteFunc(w.finder.all(), w.isOwn))
 		return err
 	})
 	return found, err
@@ -74,7 +74,7 @@ func (w *Watcher) Changed() (changed bool, err error) {
 // Rules of iptables-legacy are read again when they are this old; many rules, of which reading takes milliseconds,
 // less often.
 const (
-	gatewayLegacyAge = 800 * time.Millisecond
+	offloadLegacyAge = 800 * time.Millisecond
 	largeLegacy      = 1 << 20 // octets
 )
 
@@ -82,5 +82,5 @@ func (w *Watcher) legacyAge() time.Duration {
 	if w.finder.legacySize > largeLegacy {
 		return legacyAge
 	}
-	return gatewayLegacyAge
+	return offloadLegacyAge
 }

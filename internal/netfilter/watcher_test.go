@@ -49,7 +49,7 @@ func TestWatcher(t *testing.T) {
 				load(t, step.rules, "nft", "-f", "-")
 			default:
 				load(t, step.rules, step.tool)
-				time.Sleep(gatewayLegacyAge)
+				time.Sleep(offloadLegacyAge)
 			}
 			if changed, err := w.Changed(); err != nil || changed != step.want {
 				t.Errorf("%s: changed %t, want %t; error %v", step.name, changed, step.want, err)
@@ -88,7 +88,7 @@ func TestWatcherFinds(t *testing.T) {
 			{"flush ruleset\n", 0},
 		} {
 			load(t, step.rules, "nft", "-f", "-")
-			if found, err := w.Find(gatewayDevices); err != nil || len(found.All) != step.want {
+			if found, err := w.Find(offloadDevices); err != nil || len(found.All) != step.want {
 				t.Errorf("after %q: found %+v, %v", step.rules, found, err)
 			}
 		}

@@ -68,7 +68,7 @@ func xtStateTest(mask uint32) test {
 	t := testStates(xtStates(mask))
 	return func(w *walk, c *class) (yes, no *class) {
 		yes, no = t(w, c)
-		if w.gateway && mask&translated != 0 {
+		if w.offload && mask&translated != 0 {
 			yes = c
 		}
 		return yes, no

@@ -44,7 +44,7 @@ func openOn(t *testing.T, node *lab.Host, limits datapath.Limits) *datapath.Data
 		Edge:        &datapath.EdgeOptions{SNATPorts: []datapath.PortRange{{First: 1024, Last: 29999}, {First: 61000, Last: 65535}}, AcceptDSR: true},
 		SocketStats: &datapath.SocketStatsOptions{PerBackend: true},
 		Pods:        &datapath.PodOptions{},
-		Gateway:     &datapath.GatewayOptions{},
+		Offload:     &datapath.OffloadOptions{},
 		Mesh:        &datapath.MeshOptions{OutboundPort: 15001, InboundPort: 15006, Sockmap: true},
 	})
 	if refused := (*ebpf.VerifierError)(nil); errors.As(err, &refused) {
@@ -127,7 +127,7 @@ func wantLoaded(t *testing.T, d *datapath.Datapath, bpffs string) {
 	loaded := verified(t, datapath.TablePath(bpffs, ""))
 	for _, load := range []func() (*ebpf.CollectionSpec, error){
 		datapath.LoadSock, datapath.LoadBind, datapath.LoadSockGC, datapath.LoadEdgeTC, datapath.LoadEdgeL3, datapath.LoadEdgeXDP,
-		datapath.LoadSockStats, datapath.LoadPod, datapath.LoadGateway, datapath.LoadGatewayL3,
+		datapath.LoadSockStats, datapath.LoadPod, datapath.LoadOffload, datapath.LoadOffloadL3,
 		datapath.LoadMesh, datapath.LoadMeshInbound,
 	} {
 		spec, err := load()

@@ -47,7 +47,7 @@ func TestDashboard(t *testing.T) {
 	must(t, l.StartServers())
 	folder := &node.Folder{Path: t.TempDir()}
 	must(t, folder.Put("cluster", node.Cluster(l)...))
-	serving := &node.Agent{Host: l.Host("node-a"), Program: beeline, Manifests: folder.Path, MaxFlows: 16384, Flags: []string{"--edge-stats-per-backend", "--socket-stats-per-backend", "--pod-devices=auto", "--gateway-devices=eth0", "--gateway-provider=cache",
+	serving := &node.Agent{Host: l.Host("node-a"), Program: beeline, Manifests: folder.Path, MaxFlows: 16384, Flags: []string{"--edge-stats-per-backend", "--socket-stats-per-backend", "--pod-devices=auto", "--offload-devices=eth0", "--offload-provider=cache",
 		"--mesh-cgroups=" + l.Host("a3").Cgroup + "/later", "--mesh-hoststack=on"}}
 	waiting := &node.Agent{Host: l.Host("node-b"), Program: beeline, Kubeconfig: kubeconfig(t), Flags: []string{"--metrics-bind-address=0.0.0.0:10249"}}
 	start(t, serving)

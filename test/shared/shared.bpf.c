@@ -15,7 +15,7 @@
 #include "dsr/stateless.h"
 #include "encap/encap.h"
 #include "filter/prefilter.h"
-#include "gateway/cache.h"
+#include "offload/cache.h"
 #include "lb/affinity.h"
 #include "lb/backend_select.h"
 #include "lb/frontend.h"
@@ -58,7 +58,7 @@ struct shared_call {
 	__u32 frontend_kind;
 	__u32 done;
 	__u32 rtt_bucket;  /* of `now` */
-	__u64 gateway_sum; /* of `tuple`, device `now`, tunnel `sets` */
+	__u64 offload_sum; /* of `tuple`, device `now`, tunnel `sets` */
 };
 
 struct {
@@ -114,7 +114,7 @@ int beeline_shared(struct __sk_buff *ctx)
 	run_lookups(c, w);
 	ct_prefilter_add(&c->tuple, &ct);
 	c->rtt_bucket = rtt_bucket(c->now);
-	c->gateway_sum = gateway_sum(&c->tuple, c->now, c->sets);
+	c->offload_sum = offload_sum(&c->tuple, c->now, c->sets);
 	c->done = 1;
 	return 0;
 }

@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"beeline.io/beeline/bench/endpoint"
+	"beeline.io/beeline/bench/result"
+	"beeline.io/beeline/bench/stat"
+)
+
+// The sides: forwarded by the stack, with conntrack, and by the flow cache. The second is the first again: their
+// difference is what the measurement cannot see.
+const (
+	offloadStack = iota
+	offloadStackAgain
+	offloadCache
+	offloadSides
+	// Only packets without NAT have this side: a program that looks up nothing bounds what a flow cache can save.
+	offloadRedirect = offloadSides
+)
+
+var offloadNames = [offloadSides + 1]string{"stack", "stack (A/A)", "flow cache", "only redirect"}
+
+// offloadRules drop what conntrack finds invalid, as kube-proxy's rules do, and translate packets to the first address
+// to the second one, with another port, and their source to the router's.
+const offloadRules = `table ip offload {
+	chain forward { type filter hook forward priority 0; ct state invalid drop; ct state new counter; }
+	chain before { type nat hook prerouting priority -100; meta l4proto { tcp, udp } ip daddr %s counter dnat to %s:%d; }
+	chain after { type nat hook postrouting priority 100; ct status dnat masquerade; }
+}`
+
+// offloadNAT names the two kinds of flows.
+func offloadNAT(nat bool) string {
+	if nat {
+		return "SNAT and DNAT"
+	}
+	return "plain"
+}
+
+func runOffload(ctx context.Context, b *bench) error {
+	if b.two.Client == b.two.Server {
+		return errors.New("the router and its clients need a CPU each, but there is only one")
+	}
+	if err := runOffloadPackets(ctx, b); err != nil {
+		return fmt.Errorf("packets: %w", err)
+	}
+	if err := runOffloadTraffic(ctx, b); err != nil {
+		return fmt.Errorf("traffic: %w", err)
+	}
+	return nil
+}
+
+func printOffload(r *report) {
+	r.say("\nUDP packets of established flows through a router, as fast as they are accepted: CPU time of the router for each, in ns. Ratios to the stack, median of the rounds [95 %% interval]")
+	for _, c := range offloadPacketCases() {
+		of := func(side int) []float64 { return r.results.Samples(c.series(side), metricPacketCPU) }
+		if len(of(offloadStack)) == 0 {
+			continue
+		}
+		ratio := func(side int) stat.Interval { return stat.MedianInterval(stat.Ratios(of(side), of(offloadStack))) }
+		line := fmt.Sprintf("  %-13s %6d flows: stack %5.0f, flow cache %5.0f; A/A %s, flow cache %s", offloadNAT(c.nat), c.flows, stat.Median(of(offloadStack)), stat.Median(of(offloadCache)),
+			ratio(offloadStackAgain), ratio(offloadCache))
+		if len(of(offloadRedirect)) > 0 {
+			line += fmt.Sprintf(", only redirect %s", ratio(offloadRedirect))
+		}
+		r.say("%s", line)
+	}
+	r.say("\nTraffic between two hosts through a router. Ratios to the stack, median of paired slices [95 %% interval]; the CPU time is of both hosts, the router and its agent; of a stream an operation is %d KiB", endpoint.StreamWrite>>10)
+	for _, c := range offloadTrafficCases() {
+		if len(r.results.Samples(c.series(offloadStack), metricRate)) == 0 {
+			continue
+		}
+		r.say("  %s: stack %.0f per second, %.1f us of CPU time each", c, stat.Median(r.results.Samples(c.series(offloadStack), metricRate)),
+			stat.Median(r.results.Samples(c.series(offloadStack), metricCPU)))
+		for _, side := range []int{offloadStackAgain, offloadCache} {
+			line := fmt.Sprintf("    %-12s", offloadNames[side])
+			for _, m := range []result.Metric{metricP50, metricRate, metricCPU} {
+				of := func(side int) []float64 { return r.results.Samples(c.series(side), m) }
+				line += fmt.Sprintf("  %s %s", m.Name, stat.MedianInterval(stat.Ratios(of(side), of(offloadStack))))
+			}
+			r.say("%s", line)
+		}
+	}
+}
+
+// offloadRow adds a sample of a side.
+func offloadRow(results *result.File, series func(side int) result.Series, side int, metric result.Metric, value float64) {
+	row := result.Row{Series: series(side), Metric: metric}
+	if side != offloadStack {
+		row.Against = offloadNames[offloadStack]
+	}
+	results.Add(row, value)
+}

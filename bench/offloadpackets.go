@@ -1,0 +1,344 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"net/netip"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+
+	"beeline.io/beeline/bench/result"
+	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/test/lab"
+	"beeline.io/beeline/test/node"
+)
+
+const (
+	offloadFlows = 50_000
+	// A smoke test has few: what begins flows is slow.
+	offloadFlowsSmoke = 500
+	// The rate at which flows enter the cache, in packets per second: the agent decides about each flow.
+	offloadLearnRate    = 100_000
+	offloadLearnFlows   = 64
+	offloadLearnPackets = 8
+	// The kernel takes a UDP flow for established when it is two seconds old.
+	offloadPause     = 2500 * time.Millisecond
+	offloadLearnTime = 3 * time.Minute
+	offloadLearned   = 0.99 // of the packets of a burst are to be forwarded by the cache
+	// With many flows a packet in several checks its flow: the slice is longer than the interval of the checks.
+	offloadSliceMany = 400 * time.Millisecond
+)
+
+// offloadPlain is a destination that no rule translates.
+var offloadPlain = netip.AddrPortFrom(netip.MustParseAddr("10.10.9.12"), serverPort)
+
+// offloadPacketCase is packets of so many flows in turn.
+type offloadPacketCase struct {
+	nat   bool
+	flows uint32
+}
+
+func offloadPacketCases() (all []offloadPacketCase) {
+	for _, nat := range []bool{false, true} {
+		for _, flows := range []uint32{1, 1000, offloadFlows} {
+			all = append(all, offloadPacketCase{nat, flows})
+		}
+	}
+	return all
+}
+
+// sides is how many sides the case has.
+func (c offloadPacketCase) sides() int {
+	if c.nat {
+		return offloadSides
+	}
+	return offloadRedirect + 1
+}
+
+func (c offloadPacketCase) series(side int) result.Series {
+	return result.Series{Part: partOffload, Scenario: "UDP, established, as fast as it goes, " + offloadNAT(c.nat), Side: offloadNames[side], Family: "IPv4",
+		Parameters: result.Parameters{"flows": int(c.flows)}}
+}
+
+func (c offloadPacketCase) String() string {
+	return fmt.Sprintf("packets, %s, %d flows", offloadNAT(c.nat), c.flows)
+}
+
+// offloadCases are those that --case selects.
+func (b *bench) offloadCases() (all []offloadPacketCase) {
+	for _, c := range offloadPacketCases() {
+		if b.only == nil || b.only.MatchString(c.String()) {
+			all = append(all, c)
+		}
+	}
+	return all
+}
+
+// offloadRig is a router whose agent has ended: its programs are attached only in slices of the cache.
+type offloadRig struct {
+	bench    *bench
+	line     *rateLine
+	router   *lab.Host
+	bpffs    string
+	device   int
+	programs map[ebpf.AttachType]*ebpf.Program // of the cache
+	redirect *ebpf.Collection                  // of the side "only redirect"
+	links    []link.Link
+}
+
+func runOffloadPackets(ctx context.Context, b *bench) (err error) {
+	rates := &rateRig{bench: b, cpus: rateCPUs(b.two)}
+	defer func() { err = errors.Join(err, rates.end()) }()
+	w, err := rates.newWorld()
+	if err != nil {
+		return err
+	}
+	router := w.Host("node-a")
+	if err := nftRun(ctx, router, fmt.Sprintf(offloadRules, rateService.Addr(), rateEndpoint.Addr(), serverPort)); err != nil {
+		return err
+	}
+	cases := b.offloadCases()
+	if len(cases) == 0 {
+		return nil
+	}
+	flows := uint32(offloadFlowsSmoke)
+	for _, c := range cases {
+		if !b.smoke {
+			flows = max(flows, c.flows)
+		}
+	}
+	line, err := newRateLine(ctx, w, router.Name, rates.cpus, flows)
+	if err != nil {
+		return err
+	}
+	rates.lines = append(rates.lines, line)
+	agent := &node.Agent{Host: router, Program: b.program, Manifests: w.folder, EdgeMode: "off", Flags: []string{
+		"--offload-devices=eth0", "--offload-provider=cache", "--offload-threshold=1", fmt.Sprintf("--offload-max-flows=%d", 8*flows)}}
+	w.agents = append(w.agents, agent)
+	if err := agent.Start(); err != nil {
+		return err
+	}
+	rig := &offloadRig{bench: b, line: line, router: router, bpffs: agent.BPFFS(), device: line.near, programs: map[ebpf.AttachType]*ebpf.Program{}}
+	defer func() { err = errors.Join(err, rig.end()) }()
+	sides := map[bool]*rateSide{
+		false: {line: line, service: offloadPlain, becomes: becomesNothing, begun: ruleCount(ctx, router, `ct state new counter packets (\d+) `, []string{"nft", "list", "chain", "ip", "offload", "forward"})},
+		true:  {line: line, set: 1, service: rateService, becomes: becomesSNAT, begun: ruleCount(ctx, router, `daddr \S+ counter packets (\d+) `, []string{"nft", "list", "chain", "ip", "offload", "before"})},
+	}
+	for _, nat := range []bool{false, true} {
+		if err := sides[nat].prove(ctx, offloadPause); err != nil {
+			return fmt.Errorf("%s: %w", offloadNAT(nat), err)
+		}
+	}
+	// The second time because the agent has given up the first flows if they were idle for long.
+	for _, nat := range []bool{false, true, false} {
+		if err := rig.learn(ctx, sides[nat]); err != nil {
+			return fmt.Errorf("%s: %w", offloadNAT(nat), err)
+		}
+	}
+	if rig.redirect, err = loadTCYardsticks(router.Addr4); err != nil {
+		return err
+	}
+	if err := errors.Join(agent.Stop(), rig.take()); err != nil {
+		return err
+	}
+	return rig.measureAll(ctx, cases, sides)
+}
+
+func (rig *offloadRig) end() error {
+	err := rig.detach()
+	for _, p := range rig.programs {
+		p.Close()
+	}
+	if rig.redirect != nil {
+		rig.redirect.Close()
+	}
+	return err
+}
+
+// cached is how many packets the flow cache has forwarded.
+func (rig *offloadRig) cached() (uint64, error) {
+	packets, _, err := datapath.ReadOffloadCounters(rig.bpffs)
+	return packets["cache"], err
+}
+
+// past is how many packets each side has forwarded past the stack.
+func (rig *offloadRig) past() (n [offloadRedirect + 1]uint64, err error) {
+	cached, err := rig.cached()
+	n[offloadCache] = cached
+	return n, errors.Join(err, rig.redirect.Variables["redirected"].Get(&n[offloadRedirect]))
+}
+
+// learn sends until the cache has the flows: packets of a few flows at a time, because one that has to share its place
+// in the table of counts takes longer.
+func (rig *offloadRig) learn(ctx context.Context, s *rateSide) error {
+	all := burst{set: s.frames(), packets: uint64(s.line.flows), like: s.like(), pace: time.Second / offloadLearnRate}
+	var taken uint64
+	for end := time.Now().Add(offloadLearnTime); time.Now().Before(end); {
+		before, err := rig.cached()
+		if err != nil {
+			return err
+		}
+		if _, err := s.line.run(ctx, all); err != nil {
+			return err
+		}
+		after, err := rig.cached()
+		if err != nil {
+			return err
+		}
+		if taken = after - before; float64(taken) >= offloadLearned*float64(all.packets) {
+			return nil
+		}
+		if err := s.sendFew(ctx, all); err != nil {
+			return err
+		}
+	}
+	packets, _, err := datapath.ReadOffloadCounters(rig.bpffs)
+	return errors.Join(err, fmt.Errorf("the flow cache forwards %d of %d packets, one of each flow; all packets: %v", taken, all.packets, packets))
+}
+
+// sendFew sends packets of a few flows at a time.
+func (s *rateSide) sendFew(ctx context.Context, all burst) error {
+	for first := uint32(0); first < all.set.count; first += offloadLearnFlows {
+		few := all
+		few.set.first += first
+		few.set.count = min(offloadLearnFlows, all.set.count-first)
+		few.packets = offloadLearnPackets * uint64(few.set.count)
+		if _, err := s.line.run(ctx, few); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// take detaches the programs, and keeps them.
+func (rig *offloadRig) take() error {
+	paths, err := filepath.Glob(filepath.Join(rig.bpffs, "links", datapath.OffloadComponent+"-*"))
+	if err != nil || len(paths) == 0 {
+		return errors.Join(err, errors.New("flow offload is at no device"))
+	}
+	for _, path := range paths {
+		l, err := link.LoadPinnedLink(path, nil)
+		if err != nil {
+			return err
+		}
+		defer l.Close()
+		info, err := l.Info()
+		if err != nil {
+			return err
+		}
+		if int(info.TCX().Ifindex) != rig.device {
+			return fmt.Errorf("%s is at device %d, want %d", path, info.TCX().Ifindex, rig.device)
+		}
+		if rig.programs[ebpf.AttachType(info.TCX().AttachType)], err = ebpf.NewProgramFromID(info.Program); err != nil {
+			return err
+		}
+		if err := errors.Join(l.Detach(), l.Unpin()); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (rig *offloadRig) attach(programs map[ebpf.AttachType]*ebpf.Program) error {
+	return rig.router.Do(func() error {
+		for at, program := range programs {
+			l, err := link.AttachTCX(link.TCXOptions{Interface: rig.device, Program: program, Attach: at})
+			if err != nil {
+				return err
+			}
+			rig.links = append(rig.links, l)
+		}
+		return nil
+	})
+}
+
+func (rig *offloadRig) detach() (err error) {
+	for _, l := range rig.links {
+		err = errors.Join(err, l.Close())
+	}
+	rig.links = nil
+	return err
+}
+
+func (rig *offloadRig) measureAll(ctx context.Context, cases []offloadPacketCase, sides map[bool]*rateSide) error {
+	for round := range min(rig.bench.runs, 2*rateRounds) {
+		for _, c := range cases {
+			for _, side := range turns(round, c.sides()) {
+				if err := rig.measure(ctx, c, sides[c.nat], side); err != nil {
+					return fmt.Errorf("%s, %d flows, %s: %w", offloadNAT(c.nat), c.flows, offloadNames[side], err)
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// measure is a slice of packets on one side, and the proof of their path.
+func (rig *offloadRig) measure(ctx context.Context, c offloadPacketCase, s *rateSide, side int) error {
+	programs := map[ebpf.AttachType]*ebpf.Program{}
+	switch side {
+	case offloadCache:
+		programs = rig.programs
+	case offloadRedirect:
+		programs[ebpf.AttachTCXIngress] = rig.redirect.Programs[RatesTCProgRatesTcRedirect]
+	}
+	if err := rig.attach(programs); err != nil {
+		return err
+	}
+	defer rig.detach()
+	slice := burst{set: s.frames().part(c.flows), packets: math.MaxInt64, limit: rateSlice, like: s.like()}
+	if c.flows == offloadFlows {
+		slice.limit = offloadSliceMany
+	}
+	if rig.bench.smoke {
+		slice.limit = rateSliceSmoke
+	}
+	// The first moment loads programs and tables into the caches, and has each flow checked.
+	warm := slice
+	warm.packets, warm.limit = uint64(max(2*rateFlows, slice.set.count)), 0
+	if _, err := s.line.run(ctx, warm); err != nil {
+		return err
+	}
+	before, err := rig.past()
+	if err != nil {
+		return err
+	}
+	o, err := s.slice(ctx, slice)
+	if err != nil {
+		return err
+	}
+	after, err := rig.past()
+	if err != nil {
+		return err
+	}
+	want := map[int]float64{offloadCache: offloadLearned, offloadRedirect: 1}
+	for of := range after {
+		taken := float64(after[of]-before[of]) / float64(o.sent)
+		if of == side && taken < want[of] || of != side && taken > 0 {
+			return fmt.Errorf("side %q has forwarded %.3g %% of %d packets", offloadNames[of], 100*taken, o.sent)
+		}
+	}
+	if o.strange > 0 {
+		return fmt.Errorf("%d of %d packets were not translated", o.strange, o.sent)
+	}
+	offloadRow(rig.bench.results, c.series, side, metricPacketCPU, float64(o.cpu.Nanoseconds())/float64(o.sent))
+	return nil
+}
+
+// nftRun applies rules to a host.
+func nftRun(ctx context.Context, host *lab.Host, rules string) error {
+	cmd := host.Command(ctx, "nft", "-f", "-")
+	cmd.Stdin = strings.NewReader(rules)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("host %s: nft: %w: %s", host.Name, err, out)
+	}
+	return nil
+}

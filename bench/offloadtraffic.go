@@ -1,0 +1,267 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/vishvananda/netlink"
+
+	"beeline.io/beeline/bench/endpoint"
+	"beeline.io/beeline/bench/result"
+	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/test/lab"
+	"beeline.io/beeline/test/node"
+)
+
+// offloadTrafficCase is a kind of traffic between two hosts.
+type offloadTrafficCase struct {
+	mode        endpoint.Mode
+	nat         bool
+	connections int
+	requests    int // of a short flow
+}
+
+func (c offloadTrafficCase) scenario() string {
+	if c.requests > 0 {
+		return fmt.Sprintf("%s of %d packets each way, %s", c.mode, c.requests, offloadNAT(c.nat))
+	}
+	return fmt.Sprintf("%s, %s", c.mode, offloadNAT(c.nat))
+}
+
+func (c offloadTrafficCase) String() string {
+	return fmt.Sprintf("%s, %d at a time", c.scenario(), c.connections)
+}
+
+func offloadTrafficCases() (all []offloadTrafficCase) {
+	for _, nat := range []bool{false, true} {
+		all = append(all, offloadTrafficCase{endpoint.Stream, nat, 1, 0},
+			offloadTrafficCase{endpoint.RequestResponse, nat, 1, 0}, offloadTrafficCase{endpoint.RequestResponse, nat, 64, 0})
+		for _, requests := range []int{1, 5, 20} {
+			all = append(all, offloadTrafficCase{endpoint.UDPFlows, nat, 1, requests})
+		}
+	}
+	return all
+}
+
+func (c offloadTrafficCase) series(side int) result.Series {
+	return result.Series{Part: partOffload, Scenario: c.scenario(), Side: offloadNames[side], Family: "IPv4",
+		Parameters: result.Parameters{"connections": c.connections}}
+}
+
+// offloadHosts are a client and a server with a router of each kind between them: node-a with an agent, node-b
+// without. Behind router number i the client is 10.i.1.2, the server 10.i.2.2, whose public address is
+// 10.i.3.3.
+type offloadHosts struct {
+	world *world
+	agent *node.Agent
+}
+
+const (
+	// Two at each of two devices, and the time until then.
+	offloadPrograms     = 4
+	offloadProviderTime = time.Minute
+	// In this time every flow has more packets than the threshold.
+	offloadWarmup     = 250 * time.Millisecond
+	offloadClientHost = "client"
+	offloadServerHost = "b1"
+)
+
+// offloadRouters are the routers of the sides.
+var offloadRouters = [offloadSides]string{offloadStack: "node-b", offloadStackAgain: "node-b", offloadCache: "node-a"}
+
+// offloadTarget is the server's address by a side's router.
+func offloadTarget(side int, nat bool) netip.AddrPort {
+	number := byte(2)
+	if offloadRouters[side] == "node-a" {
+		number = 1
+	}
+	if nat {
+		return netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, number, 3, 3}), serverPort)
+	}
+	return netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, number, 2, 2}), serverPort)
+}
+
+func runOffloadTraffic(ctx context.Context, b *bench) (err error) {
+	w, err := newWorldOf(lab.Shape{Bare: true})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, w.end()) }()
+	for i, router := range []string{"node-a", "node-b"} {
+		if err := connectOffload(ctx, w, router, i+1); err != nil {
+			return err
+		}
+	}
+	if err := w.startServer(ctx, offloadServerHost, b.two.Server); err != nil {
+		return err
+	}
+	rig := &offloadHosts{world: w, agent: &node.Agent{Host: w.Host("node-a"), Program: b.program, Manifests: w.folder, EdgeMode: "off", Flags: []string{"--offload-devices=c0,s0", "--offload-provider=cache"}}}
+	w.agents = append(w.agents, rig.agent)
+	if err := rig.agent.Start(); err != nil {
+		return err
+	}
+	if err := rig.awaitPrograms(ctx); err != nil {
+		return err
+	}
+	for _, c := range offloadTrafficCases() {
+		if b.only != nil && !b.only.MatchString(c.String()) {
+			continue
+		}
+		if err := rig.measure(ctx, b, c); err != nil {
+			return fmt.Errorf("%s: %w", c, err)
+		}
+	}
+	return nil
+}
+
+// awaitPrograms waits for the programs, which the agent attaches when it has tested its provider: nothing else shows
+// that short flows meet them.
+func (rig *offloadHosts) awaitPrograms(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, offloadProviderTime)
+	defer cancel()
+	for {
+		links, err := filepath.Glob(filepath.Join(rig.agent.BPFFS(), "links", datapath.OffloadComponent+"-*"))
+		if err != nil || len(links) == offloadPrograms {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("flow offload has %d programs at its devices, want %d", len(links), offloadPrograms)
+		case <-time.After(10 * time.Millisecond):
+		}
+	}
+}
+
+// offloadScripts are commands of ip(8) for each host.
+var offloadScripts = map[string]string{
+	"router": `link add c0 index 101 type veth peer name DEVICE index 20N netns CLIENT
+link add s0 index 111 type veth peer name DEVICE index 21N netns SERVER
+addr add 10.N.1.1/24 dev c0
+addr add 10.N.2.1/24 dev s0
+link set c0 up
+link set s0 up
+`,
+	offloadClientHost: `addr add 10.N.1.2/24 dev DEVICE
+link set DEVICE up
+route add 10.N.0.0/16 via 10.N.1.1
+`,
+	offloadServerHost: `addr add 10.N.2.2/24 dev DEVICE
+link set DEVICE up
+route add 10.N.0.0/16 via 10.N.2.1
+`,
+}
+
+// connectOffload puts a router between client and server.
+func connectOffload(ctx context.Context, w *world, router string, number int) error {
+	for _, host := range []string{router, offloadClientHost, offloadServerHost} {
+		script := offloadScripts[host]
+		if host == router {
+			script = offloadScripts["router"]
+		}
+		if err := ipBatch(ctx, w, host, script, number); err != nil {
+			return err
+		}
+	}
+	return nftRun(ctx, w.Host(router), fmt.Sprintf(offloadRules, fmt.Sprintf("10.%d.3.3", number), fmt.Sprintf("10.%d.2.2", number), serverPort))
+}
+
+// ipBatch runs commands of ip(8), in which names are filled in.
+func ipBatch(ctx context.Context, w *world, host, script string, number int) error {
+	netns := func(name string) string { return filepath.Base(w.Host(name).NetNS) }
+	cmd := w.Host(host).Command(ctx, "ip", "-batch", "-")
+	cmd.Stdin = strings.NewReader(strings.NewReplacer("DEVICE", fmt.Sprintf("eth%d", number-1), "CLIENT", netns(offloadClientHost), "SERVER", netns(offloadServerHost),
+		".N.", fmt.Sprintf(".%d.", number), "20N", fmt.Sprint(200+number), "21N", fmt.Sprint(210+number)).Replace(script))
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("%s: ip: %w: %s", host, err, out)
+	}
+	return nil
+}
+
+// measure runs the sides in turn.
+func (rig *offloadHosts) measure(ctx context.Context, b *bench, c offloadTrafficCase) error {
+	cpus := pairOf(b.results.Settings, c.connections)
+	if err := rig.world.servers[offloadServerHost].Pin(cpus.Server); err != nil {
+		return err
+	}
+	for round := range b.runs {
+		for _, side := range turns(round, offloadSides) {
+			r, err := rig.slice(ctx, b, c, side, cpus.Client)
+			if err != nil {
+				return fmt.Errorf("%s: %w", offloadNames[side], err)
+			}
+			operations := float64(r.Operations)
+			offloadRow(b.results, c.series, side, metricP50, micros(r.P50))
+			offloadRow(b.results, c.series, side, metricRate, operations/r.Elapsed.Seconds())
+			offloadRow(b.results, c.series, side, metricCPU, micros(r.CPU)/operations)
+		}
+	}
+	return nil
+}
+
+// slice is a short time of traffic on one side, and the proof of its path. On a busy machine the agent may get a
+// CPU too late: such a slice is repeated.
+func (rig *offloadHosts) slice(ctx context.Context, b *bench, c offloadTrafficCase, side, cpu int) (r endpoint.Result, err error) {
+	const tries = 10
+	for range tries {
+		if r, err = rig.try(ctx, b, c, side, cpu); !errors.Is(err, errLateAgent) {
+			return r, err
+		}
+	}
+	return r, err
+}
+
+var errLateAgent = errors.New("the agent was late")
+
+func (rig *offloadHosts) try(ctx context.Context, b *bench, c offloadTrafficCase, side, cpu int) (r endpoint.Result, err error) {
+	w := rig.world
+	for _, router := range []string{"node-a", "node-b"} {
+		if err := w.Host(router).Do(func() error { return netlink.ConntrackTableFlush(netlink.ConntrackTable) }); err != nil {
+			return r, fmt.Errorf("flush the kernel's conntrack: %w", err)
+		}
+	}
+	before, err := rig.cached()
+	if err != nil {
+		return r, err
+	}
+	warmup := offloadWarmup
+	if c.requests > 0 {
+		warmup = 0 // its packets would count as those of the operations
+	}
+	r, err = endpoint.RunClient(ctx, w.Host(offloadClientHost), endpoint.ClientConfig{
+		Mode: c.mode, Target: offloadTarget(side, c.nat), Connections: c.connections, Requests: c.requests, Warmup: warmup, Measure: b.slice, CPU: cpu,
+		Processes: append([]int{w.servers[offloadServerHost].PID(), rig.agent.PID()}, softirqThreads()...),
+	})
+	if err != nil {
+		return r, err
+	}
+	after, err := rig.cached()
+	if err != nil {
+		return r, err
+	}
+	// Short flows end before the cache takes them. A stream has fewer packets than operations: they are merged.
+	takes := side == offloadCache && c.requests == 0
+	switch taken := after - before; {
+	case takes && (taken == 0 || c.mode != endpoint.Stream && taken < r.Operations):
+		return r, fmt.Errorf("%w: the cache has forwarded %d packets of %d operations", errLateAgent, taken, r.Operations)
+	case side != offloadCache && taken > 0, !takes && taken > mostReused(r.Operations, c.requests), r.Operations == 0:
+		return r, fmt.Errorf("the cache has forwarded %d packets of %d operations", taken, r.Operations)
+	}
+	return r, nil
+}
+
+// mostReused is how many packets of short flows the cache may forward: half of them. A client's port that is used again
+// within half a second continues the flow before.
+func mostReused(operations uint64, requests int) uint64 { return operations * uint64(requests) }
+
+// cached is how many packets the flow cache has forwarded.
+func (rig *offloadHosts) cached() (uint64, error) {
+	packets, _, err := datapath.ReadOffloadCounters(rig.agent.BPFFS())
+	return packets["cache"], err
+}

@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net/netip"
+	"slices"
+	"text/tabwriter"
+
+	"github.com/spf13/cobra"
+
+	"beeline.io/beeline/internal/agent"
+	"beeline.io/beeline/internal/conntrack"
+	"beeline.io/beeline/internal/inspect"
+	"beeline.io/beeline/internal/offload"
+	"beeline.io/beeline/internal/printable"
+)
+
+func newOffloadCommand() *cobra.Command {
+	return commandGroup("offload", "Show flow offload: forwarded flows that skip the IP stack", newOffloadStatusCommand(), newOffloadFlowsCommand())
+}
+
+func newOffloadStatusCommand() *cobra.Command {
+	var socket string
+	var v view
+	cmd := &cobra.Command{
+		Use: "status", Short: "Show the offload provider, devices, and what keeps flows on the stack",
+		Long: `Shows what forwards the offload flows, at which devices, how many flows there are,
+why flows have left it, and why others stay on the stack.`,
+		Args: usage(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return v.show(cmd, func() (any, func(io.Writer), error) {
+				var s inspect.Status
+				if err := agent.NewClient(socket).Get(cmd.Context(), agent.StatusPath, &s); err != nil {
+					return nil, nil, fmt.Errorf("--agent-socket %s: %w", socket, err)
+				}
+				if s.Offload == nil {
+					return nil, nil, errors.New("flow offload is off: set --offload-devices of the agent")
+				}
+				return s.Offload, func(w io.Writer) { statusOffload(w, s.Offload) }, nil
+			})
+		},
+	}
+	cmd.Flags().StringVar(&socket, socketFlag, agent.DefaultSocket, "unix socket of the agent")
+	v.addFlags(cmd)
+	return cmd
+}
+
+// statusOffload prints the state of flow offload.
+func statusOffload(w io.Writer, s *offload.Status) {
+	if s == nil {
+		return
+	}
+	fmt.Fprintf(w, "\nOffload: %s\n", s.Line())
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	if s.Provider != "" && s.Why != "" {
+		fmt.Fprintf(t, "  provider\t%s\t%s\n", s.Provider, printable.Line(s.Why))
+	}
+	for _, f := range s.Filters {
+		fmt.Fprintf(t, "  filter\t\t%s\n", printable.Line(f))
+	}
+	for _, reason := range slices.Sorted(maps.Keys(s.Refused)) {
+		fmt.Fprintf(t, "  refused\t%d\t%s\n", s.Refused[reason], printable.Line(reason))
+	}
+	for _, reason := range slices.Sorted(maps.Keys(s.Ended)) {
+		if s.Ended[reason] == 0 {
+			continue
+		}
+		fmt.Fprintf(t, "  ended\t%d\t%s\n", s.Ended[reason], reason)
+	}
+	for _, path := range slices.Sorted(maps.Keys(s.Packets)) {
+		if n := s.Packets[path]; n > 0 {
+			fmt.Fprintf(t, "  packets\t%d\t%s\n", n, path)
+		}
+	}
+	t.Flush()
+}
+
+func newOffloadFlowsCommand() *cobra.Command {
+	var socket, end string
+	var v view
+	cmd := &cobra.Command{
+		Use: "flows", Short: "List the flows that this node forwards, and the path of their packets",
+		Long: `Lists the TCP and UDP flows of the kernel's conntrack that this node forwards, with the
+path of the packets of each direction: slow (the stack), cache, flowtable, hardware, or
+refused with the reason. -o wide adds the packets and bytes that have left the stack.`,
+		Args: usage(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			of, err := endFilter(end)
+			if err != nil {
+				return err
+			}
+			return v.show(cmd, func() (any, func(io.Writer), error) {
+				var all []offload.FlowStatus
+				if err := agent.NewClient(socket).Get(cmd.Context(), offload.FlowsPath, &all); err != nil {
+					return nil, nil, fmt.Errorf("--agent-socket %s: %w (is --offload-devices of the agent set?)", socket, err)
+				}
+				all = slices.DeleteFunc(all, func(f offload.FlowStatus) bool {
+					return !of(f.Client) && !of(f.Address) && !of(f.Via) && !of(f.Backend)
+				})
+				v.nothing(cmd, len(all), "flows that this node forwards")
+				return all, func(w io.Writer) { offloadFlowTable(w, all, &v) }, nil
+			})
+		},
+	}
+	cmd.Flags().StringVar(&socket, socketFlag, agent.DefaultSocket, "unix socket of the agent")
+	cmd.Flags().StringVar(&end, "address", "", "only flows of which one end is this: an address, or address:port")
+	v.addListFlags(cmd)
+	return cmd
+}
+
+// endFilter returns a filter for --address.
+func endFilter(text string) (func(netip.AddrPort) bool, error) {
+	if text == "" {
+		return func(netip.AddrPort) bool { return true }, nil
+	}
+	if addr, err := netip.ParseAddr(text); err == nil {
+		return func(a netip.AddrPort) bool { return a.Addr() == addr.Unmap() }, nil
+	}
+	end, err := netip.ParseAddrPort(text)
+	if err != nil {
+		return nil, exitError{exitUsage, fmt.Errorf("--address %q: not an address or address:port such as 10.0.0.1:8080 or [fd00::1]:8080", text)}
+	}
+	return func(a netip.AddrPort) bool { return a == netip.AddrPortFrom(end.Addr().Unmap(), end.Port()) }, nil
+}
+
+// offloadFlowTable prints flows; -o wide adds what has left the stack, and the devices.
+func offloadFlowTable(w io.Writer, flows []offload.FlowStatus, v *view) {
+	columns := []string{"PROTOCOL", "CLIENT", "ADDRESS", "VIA", "BACKEND", "SENT BY", "RECEIVED BY"}
+	wide := v.output == "wide"
+	if wide {
+		columns = append(columns, "SENT", "RECEIVED", "DEVICES")
+	}
+	t := newTable(w, !v.noHeaders, columns...)
+	for _, f := range flows {
+		row := []string{f.Protocol, f.Client.String(), f.Address.String(), f.Via.String(), f.Backend.String(), pathText(f.Sent), pathText(f.Received)}
+		if wide {
+			in, out := cmp.Or(f.Sent.In, f.Received.Out, "-"), cmp.Or(f.Sent.Out, f.Received.In, "-")
+			row = append(row, trafficText(conntrack.Traffic{Packets: f.Sent.Packets, Bytes: f.Sent.Bytes}),
+				trafficText(conntrack.Traffic{Packets: f.Received.Packets, Bytes: f.Received.Bytes}), in+" > "+out)
+		}
+		t.row(row)
+	}
+	t.Flush()
+}
+
+func pathText(d offload.Direction) string {
+	if d.Reason != "" {
+		return string(d.Path) + ": " + d.Reason
+	}
+	return string(d.Path)
+}

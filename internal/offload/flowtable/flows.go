@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package flowtable
+
+import (
+	"fmt"
+	"maps"
+	"net/netip"
+	"time"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/binaryutil"
+	"github.com/mdlayher/netlink"
+	"github.com/ti-mo/conntrack"
+)
+
+// Status bits of conntrack (linux/netfilter/nf_conntrack_common.h).
+const (
+	statusOffload         = conntrack.StatusOffload
+	statusHardwareOffload = conntrack.Status(1 << 15) // IPS_HW_OFFLOAD, Linux 5.3
+)
+
+// A Flow is a flow in a flowtable of this namespace, Beeline's or another one.
+type Flow struct {
+	// ID is conntrack's; Choose takes it.
+	ID       uint32
+	Protocol uint8
+	// Source and Destination are those of the first packet; ReplySource and ReplyDestination those of its answers
+	// as they arrive. They differ with NAT.
+	Source, Destination, ReplySource, ReplyDestination netip.AddrPort
+	// Hardware: the NIC forwards it.
+	Hardware bool
+	// Packets and octets as conntrack counts them, of both directions, with those that passed the stack. Octets
+	// are from the IP header on.
+	Packets, Octets uint64
+}
+
+// Flows returns the flows that are in a flowtable now.
+func (f *Flowtable) Flows() (all []Flow, err error) {
+	err = f.do(func() error {
+		c, err := conntrack.Dial(&netlink.Config{})
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		entries, err := c.DumpFilter(conntrack.NewFilter().Status(statusOffload), nil)
+		if err != nil {
+			return err
+		}
+		for _, e := range entries {
+			if e.Status&statusOffload != 0 { // kernels before 5.15 do not filter
+				all = append(all, flowOf(&e))
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list the flows of the flowtable by conntrack: %w", err)
+	}
+	return all, nil
+}
+
+func flowOf(e *conntrack.Flow) Flow {
+	source, destination := ends(e.TupleOrig)
+	replySource, replyDestination := ends(e.TupleReply)
+	return Flow{
+		ID: e.ID, Protocol: e.TupleOrig.Proto.Protocol,
+		Source: source, Destination: destination, ReplySource: replySource, ReplyDestination: replyDestination,
+		Hardware: e.Status&statusHardwareOffload != 0,
+		Packets:  e.CountersOrig.Packets + e.CountersReply.Packets,
+		Octets:   e.CountersOrig.Bytes + e.CountersReply.Bytes,
+	}
+}
+
+func ends(t conntrack.Tuple) (source, destination netip.AddrPort) {
+	return netip.AddrPortFrom(t.IP.SourceAddress.Unmap(), t.Proto.SourcePort), netip.AddrPortFrom(t.IP.DestinationAddress.Unmap(), t.Proto.DestinationPort)
+}
+
+// Choose names flows, by conntrack's IDs, that may be taken in the next minute. It matters with Config.OnlyChosen.
+func (f *Flowtable) Choose(ids ...uint32) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.config == nil || !f.config.OnlyChosen {
+		return nil
+	}
+	var elements []nftables.SetElement
+	for _, id := range ids {
+		elements = append(elements, nftables.SetElement{Key: binaryutil.BigEndian.PutUint32(id)})
+	}
+	err := f.batch(func(c *nftables.Conn) error {
+		for _, t := range f.tables() {
+			set := &nftables.Set{Table: t, Name: chosenSet, KeyType: nftables.TypeMark, HasTimeout: true}
+			if err := addElements(c, set, elements); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("choose flows for the flowtable: %w", err)
+	}
+	return nil
+}
+
+// A Status is what `beeline offload status` shows of the flowtable.
+type Status struct {
+	Report
+	// NextHops is the number of valid next hops by the devices.
+	NextHops int
+	// Replaced is how often all flows returned to the stack, by the reason; Last is the last time.
+	Replaced map[string]uint64
+	Last     time.Time
+}
+
+// Status returns the present status; without an earlier Apply it is empty.
+func (f *Flowtable) Status() Status {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.config == nil {
+		return Status{}
+	}
+	return Status{
+		Report: f.report, NextHops: len(f.network.hops(f.devices).valid), Replaced: maps.Clone(f.status.replaced), Last: f.status.last,
+	}
+}
