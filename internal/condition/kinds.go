@@ -184,7 +184,7 @@ var (
 		"see the reason in the message; the agent retries").ofNode()
 	PodShortcutWithheld = register("PodShortcutWithheld", Info,
 		"The pods behind a device do not take the pod shortcut, because it would bypass packet filters, a queue or another BPF program. Their packets take the stack, where these have their effect.",
-		"nothing; or remove what the message names; or, if it may be without effect on packets between pods, set --pod-ignore-filters").ofNode()
+		"nothing; or remove what the message names (rules of iptables-legacy: write them with iptables-nft, whose rules are read); or, if it may be without effect on packets between pods, set --pod-ignore-filters").ofNode()
 	MeshPodFailed = register("MeshPodFailed", Warning,
 		"With --mesh-cgroups or --mesh-pods: connections of a pod do not go to its proxy, in one direction or both.",
 		"see the reason in the message; the agent retries every second")
@@ -218,6 +218,9 @@ var (
 	OffloadUnavailable = register("OffloadUnavailable", Warning,
 		"Flow offload was asked for, and this kernel has nothing that it could use. All flows take the stack.",
 		"do what the message says, or remove --offload-devices").ofNode()
+	OffloadLegacyRules = register("OffloadLegacyRules", Warning,
+		"Flow offload was asked for, and iptables-legacy has rules, which flow offload does not read. All flows of their family take the stack.",
+		"write the rules with iptables-nft (update-alternatives --set iptables /usr/sbin/iptables-nft; the same for ip6tables), whose rules flow offload reads, and remove those of iptables-legacy; or, if they may be without effect on offloaded flows, set --offload-ignore-filters").ofNode()
 	OffloadFull = register("OffloadFull", Warning,
 		"The flow cache had no room for flows: they take the stack. A flow without packets for a second gives up its place.",
 		"raise --offload-max-flows (an entry for each direction of a flow), or leave traffic out by --offload-networks and --offload-ports").ofNode()

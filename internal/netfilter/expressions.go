@@ -3,6 +3,7 @@
 package netfilter
 
 import (
+	"bytes"
 	"slices"
 
 	"golang.org/x/sys/unix"
@@ -157,3 +158,5 @@ func contains(all []string, name string) bool {
 	}
 	return false
 }
+
+func zero(b []byte) bool { return bytes.Count(b, []byte{0}) == len(b) }

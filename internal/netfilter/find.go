@@ -7,7 +7,6 @@
 package netfilter
 
 import (
-	"crypto/sha256"
 	"errors"
 	"reflect"
 	"time"
@@ -15,18 +14,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// legacyAge is how old the rules of iptables-legacy may be: the kernel has no number of their changes.
-const legacyAge = 3 * time.Second
-
-const keySize = sha256.Size
+// legacyAge is how old what is known of iptables-legacy may be: the kernel has no number of its changes, and reading
+// policies copies the table that they are in.
+const legacyAge = 800 * time.Millisecond
 
 // A Finder finds filters. It searches again when rules or the subject have changed.
 type Finder struct {
 	generation uint32
 	bases      []base // of nftables
 	legacy     []base
-	legacyKey  [keySize]byte
-	legacySize int // in octets
 	legacyTime time.Time
 	subject    Subject
 	found      []Finding
@@ -58,18 +54,19 @@ func (f *Finder) retry(search func() error) (err error) {
 }
 
 // read reads rules that have changed.
-func (f *Finder) read(legacyAge time.Duration) error {
+func (f *Finder) read() error {
 	if err := f.readNFTables(); err != nil {
 		return err
 	}
-	return f.readLegacy(legacyAge)
+	_, err := f.readLegacy()
+	return err
 }
 
 // all returns the base chains.
 func (f *Finder) all() []base { return append(append([]base{}, f.bases...), f.legacy...) }
 
 func (f *Finder) find(s Subject) ([]Finding, error) {
-	if err := f.read(legacyAge); err != nil {
+	if err := f.read(); err != nil {
 		return nil, err
 	}
 	if f.upToDate && reflect.DeepEqual(f.subject, s) {
@@ -100,32 +97,17 @@ func (f *Finder) readNFTables() error {
 	return nil
 }
 
-// readLegacy reads rules of iptables-legacy that are older than an age.
-func (f *Finder) readLegacy(age time.Duration) error {
-	if time.Since(f.legacyTime) < age {
-		return nil
+// readLegacy reads which chains of iptables-legacy have rules, if that is older than legacyAge, and reports whether it
+// has changed.
+func (f *Finder) readLegacy() (changed bool, err error) {
+	if time.Since(f.legacyTime) < legacyAge {
+		return false, nil
 	}
-	tables, err := readLegacyTables()
+	chains, err := readLegacy()
 	if err != nil {
-		return err
+		return false, err
 	}
-	var keys []byte
-	for _, t := range tables {
-		keys = append(keys, t.key()...)
-	}
-	f.legacyTime, f.legacySize = time.Now(), len(keys)
-	key := sha256.Sum256(keys)
-	if key == f.legacyKey {
-		return nil
-	}
-	var bases []base
-	for _, t := range tables {
-		of, err := t.bases()
-		if err != nil {
-			return err
-		}
-		bases = append(bases, of...)
-	}
-	f.legacy, f.legacyKey, f.upToDate = bases, key, false
-	return nil
+	changed = !reflect.DeepEqual(chains, f.legacy)
+	f.legacyTime, f.legacy, f.upToDate = time.Now(), chains, f.upToDate && !changed
+	return changed, nil
 }

@@ -245,18 +245,57 @@ COMMIT
 	{"range", "*filter\n-A FORWARD -i cali+ -m iprange --src-range 10.10.1.3-10.10.1.9 -j DROP\nCOMMIT\n", "2 rule FORWARD filter: DROP"},
 }
 
-// The same rules concern the same pods whether iptables writes them to nf_tables or not.
+// Each case shows whom rules concern that iptables writes to nf_tables.
 func TestIPTables(t *testing.T) {
-	titles := map[string]*strings.Replacer{
-		"iptables-nft-restore":    strings.NewReplacer(" ip ", " ", " drop", " DROP"),
-		"iptables-legacy-restore": strings.NewReplacer("iptables-legacy ", "", " drop", " DROP"),
-	}
+	title := strings.NewReplacer(" ip ", " ", " drop", " DROP")
 	for _, c := range iptablesCases {
-		for tool, title := range titles {
+		inNamespace(t, func() {
+			load(t, c.rules, "iptables-nft-restore")
+			if got := title.Replace(found(t, &Finder{}, subject())); got != c.want {
+				t.Errorf("%s: found\n%s\nwant\n%s", c.name, got, c.want)
+			}
+		})
+	}
+}
+
+// notSearched is what is found about a chain of iptables-legacy with rules.
+const notSearched = ": they are not searched, those of iptables-nft are"
+
+// manyChains are chains of users, which iptables-legacy sorts by name before it writes the table.
+func manyChains(n int) string {
+	var b strings.Builder
+	for i := range n {
+		fmt.Fprintf(&b, ":c%02d - [0:0]\n", i)
+	}
+	return b.String()
+}
+
+// legacyCases are input of iptables-legacy-restore.
+var legacyCases = []struct{ name, rules, want string }{
+	{"table without rules", "*filter\nCOMMIT\n*mangle\nCOMMIT\n", ""},
+	{"chains of the kubelet", "*mangle\n:KUBE-KUBELET-CANARY - [0:0]\nCOMMIT\n*filter\n:KUBE-KUBELET-CANARY - [0:0]\n:KUBE-FIREWALL - [0:0]\n-A INPUT -j KUBE-FIREWALL\n-A OUTPUT -j KUBE-FIREWALL\n-A KUBE-FIREWALL ! -s 127.0.0.0/8 -d 127.0.0.0/8 -j DROP\nCOMMIT\n", ""},
+	{"INPUT and OUTPUT", "*filter\n:INPUT DROP [0:0]\n-A INPUT -j REJECT\n-A OUTPUT -j REJECT\nCOMMIT\n*mangle\n-A OUTPUT -j MARK --set-mark 1\nCOMMIT\n", ""},
+	{"chain that nothing calls", "*filter\n:other - [0:0]\n-A other -j DROP\nCOMMIT\n", ""},
+	{"any rule", "*filter\n-A FORWARD -m conntrack --ctstate INVALID -j DROP\nCOMMIT\n", "1234 iptables-legacy rules FORWARD filter" + notSearched},
+	{"rules at each hook", "*raw\n-A PREROUTING -j ACCEPT\nCOMMIT\n*mangle\n-A POSTROUTING -j ACCEPT\nCOMMIT\n*nat\n-A POSTROUTING -j ACCEPT\nCOMMIT\n",
+		"1234 iptables-legacy rules POSTROUTING mangle" + notSearched + "\n1234 iptables-legacy rules POSTROUTING nat" + notSearched + "\n1234 iptables-legacy rules PREROUTING raw" + notSearched},
+	{"policy", "*filter\n:INPUT DROP [0:0]\n:FORWARD DROP [0:0]\nCOMMIT\n", "1234 iptables-legacy policy FORWARD filter: drop"},
+	{"behind 40 chains", "*filter\n" + manyChains(40) + "-A FORWARD -s 10.10.1.2 -j c39\n-A c39 -j DROP\nCOMMIT\n", "1234 iptables-legacy rules FORWARD filter" + notSearched},
+	{"policy behind 40 chains", "*filter\n:FORWARD DROP [0:0]\n" + manyChains(40) + "-A c00 -j ACCEPT\n-A INPUT -j c00\nCOMMIT\n", "1234 iptables-legacy policy FORWARD filter: drop"},
+}
+
+// Whatever rules of iptables-legacy do that forwarded packets meet, they are a filter, for both families.
+func TestLegacy(t *testing.T) {
+	for _, c := range legacyCases {
+		for tool, title := range map[string]string{"iptables-legacy-restore": "iptables-legacy", "ip6tables-legacy-restore": "ip6tables-legacy"} {
+			rules := c.rules
+			if title == "ip6tables-legacy" {
+				rules = strings.NewReplacer("127.0.0.0/8", "::1", "10.10.1.2", "fd00:10:1::2").Replace(rules)
+			}
 			inNamespace(t, func() {
-				load(t, c.rules, tool)
-				if got := title.Replace(found(t, &Finder{}, subject())); got != c.want {
-					t.Errorf("%s by %s: found\n%s\nwant\n%s", c.name, tool, got, c.want)
+				load(t, rules, tool)
+				if got, want := found(t, &Finder{}, subject()), strings.ReplaceAll(c.want, "iptables-legacy", title); got != want {
+					t.Errorf("%s by %s: found\n%s\nwant\n%s", c.name, tool, got, want)
 				}
 			})
 		}
@@ -271,9 +310,9 @@ func TestFinderFollowsChanges(t *testing.T) {
 			{"nft", "add table ip t\nadd chain ip t c { type filter hook forward priority 0; }\nadd rule ip t c drop\n", "1234 rule c ip t: drop"},
 			{"nft", "flush chain ip t c\nadd rule ip t c iifname cali1 drop\n", "1 rule c ip t: drop"},
 			{"nft", "flush ruleset\n", ""},
-			{"iptables-legacy-restore", "*filter\n-A FORWARD -i cali1 -j DROP\nCOMMIT\n", "1 iptables-legacy rule FORWARD filter: DROP"},
-			{"iptables-legacy-restore", "*filter\n-A FORWARD -i cali2 -j DROP\nCOMMIT\n", "2 iptables-legacy rule FORWARD filter: DROP"},
-			{"iptables-legacy-restore", "*filter\nCOMMIT\n", ""},
+			{"iptables-legacy-restore", "*filter\n-A FORWARD -i cali1 -j DROP\nCOMMIT\n", "1234 iptables-legacy rules FORWARD filter" + notSearched},
+			{"iptables-legacy-restore", "*filter\n:FORWARD DROP [0:0]\nCOMMIT\n", "1234 iptables-legacy policy FORWARD filter: drop"},
+			{"iptables-legacy-restore", "*filter\n:FORWARD ACCEPT [0:0]\nCOMMIT\n", ""},
 		} {
 			argv := []string{step.tool}
 			if step.tool == "nft" {
@@ -288,7 +327,7 @@ func TestFinderFollowsChanges(t *testing.T) {
 	})
 }
 
-// Cases of IPv6 alone, whose rules iptables-legacy keeps in another layout.
+// Cases of IPv6 alone.
 func TestIP6Tables(t *testing.T) {
 	const rules = `*filter
 :FORWARD DROP [0:0]
@@ -301,19 +340,13 @@ func TestIP6Tables(t *testing.T) {
 -A other -j ACCEPT
 COMMIT
 `
-	for tool, title := range map[string]string{"ip6tables-nft-restore": "ip6 filter: ", "ip6tables-legacy-restore": "filter: "} {
-		inNamespace(t, func() {
-			load(t, rules, tool)
-			drop := "DROP"
-			if tool == "ip6tables-nft-restore" {
-				drop = "drop"
-			}
-			want := "1 rule FORWARD " + title + "REJECT\n1 rule other " + title + drop
-			if got := strings.ReplaceAll(found(t, &Finder{}, subject()), "ip6tables-legacy ", ""); got != want {
-				t.Errorf("%s: found\n%s\nwant\n%s", tool, got, want)
-			}
-		})
-	}
+	inNamespace(t, func() {
+		load(t, rules, "ip6tables-nft-restore")
+		want := "1 rule FORWARD ip6 filter: REJECT\n1 rule other ip6 filter: drop"
+		if got := found(t, &Finder{}, subject()); got != want {
+			t.Errorf("found\n%s\nwant\n%s", got, want)
+		}
+	})
 }
 
 // BenchmarkPolicies searches the rules of 250 pods with a policy each, 10 rules long, as after a change of them.

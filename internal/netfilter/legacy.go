@@ -3,33 +3,33 @@
 package netfilter
 
 import (
-	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"os"
-	"slices"
 	"strings"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
 
-// Tables of iptables-legacy are read by getsockopt (linux/netfilter_ipv4/ip_tables.h,
-// linux/netfilter_ipv6/ip6_tables.h).
+// Rules of iptables-legacy are not read: that a chain has one, or a policy other than ACCEPT, is a filter. The kernel
+// says so by getsockopt (linux/netfilter_ipv4/ip_tables.h, linux/netfilter_ipv6/ip6_tables.h). Chains of users are
+// reached only by rules of the chains at hooks, so alone they do not count: the kubelet has such (KUBE-KUBELET-CANARY).
 
 // A legacyFamily is what differs between iptables and ip6tables.
 type legacyFamily struct {
-	family, domain, level int
-	names, program        string
-	address               int // size of an address in bytes
-	header                int // size of what an entry matches (struct ipt_ip, ip6t_ip6)
-	gotoFlag              uint8
+	family         uint8
+	domain, level  int
+	names, program string
+	verdict        int // offset of the verdict in a policy
 }
 
+// A policy is an entry: what it matches (struct ipt_ip, ip6t_ip6), nfcache, the offsets of its target and of the next
+// entry, comefrom, and, aligned to 8 bytes, two counters; then its target: a header of 32 bytes and the verdict.
 var legacyFamilies = []*legacyFamily{
-	{familyIPv4, unix.AF_INET, unix.SOL_IP, "/proc/thread-self/net/ip_tables_names", "iptables-legacy", 4, 84, 2},
-	{familyIPv6, unix.AF_INET6, unix.SOL_IPV6, "/proc/thread-self/net/ip6_tables_names", "ip6tables-legacy", 16, 136, 4},
+	{familyIPv4, unix.AF_INET, unix.SOL_IP, "/proc/thread-self/net/ip_tables_names", "iptables-legacy", 96 + 16 + 32},
+	{familyIPv6, unix.AF_INET6, unix.SOL_IPV6, "/proc/thread-self/net/ip6_tables_names", "ip6tables-legacy", 152 + 16 + 32},
 }
 
 // Options of getsockopt, the same for both families.
@@ -46,18 +46,41 @@ const (
 	legacyHookCount = 5
 )
 
-// A legacyTable is a table of a family as the kernel returned it: its information, then its entries.
-type legacyTable struct {
+// legacyHooks are the chains that forwarded packets meet, by their number in ipt_getinfo.
+var legacyHooks = []struct {
+	number int
+	name   string
+	hook   hook
+}{{0, "PREROUTING", prerouting}, {2, "FORWARD", forward}, {4, "POSTROUTING", postrouting}}
+
+var legacyPriority = map[string]int32{"raw": -300, "mangle": -150, "nat": -100, "filter": 0, "security": 50}
+
+// A legacyChain is a table of one chain, whose rules have any effect.
+type legacyChain struct {
 	*legacyFamily
-	name    string
-	info    []byte
-	entries []byte
-	chains  map[string][]rule
-	drops   map[string]bool // the policies
+	table string
+	any   bool // it has rules
 }
 
-// readLegacyTables returns the tables that this network namespace has.
-func readLegacyTables() (all []*legacyTable, err error) {
+// rules implements table.
+func (c *legacyChain) rules(string) ([]rule, error) {
+	if !c.any {
+		return nil, nil
+	}
+	return []rule{{steps: []step{effect{what: "they are not searched, those of iptables-nft are"}}}}, nil
+}
+
+// title implements table.
+func (c *legacyChain) title(part, chain string) string {
+	if part == "rule" {
+		part = "rules"
+	}
+	return fmt.Sprintf("%s %s in chain %s of table %s", c.program, part, chain, c.table)
+}
+
+// readLegacy returns the chains of iptables-legacy in this network namespace that forwarded packets meet, and that
+// have rules, or a policy other than ACCEPT.
+func readLegacy() (all []base, err error) {
 	for _, f := range legacyFamilies {
 		text, err := os.ReadFile(f.names)
 		if errors.Is(err, os.ErrNotExist) {
@@ -67,41 +90,85 @@ func readLegacyTables() (all []*legacyTable, err error) {
 			return nil, fmt.Errorf("list the tables of %s: %w", f.program, err)
 		}
 		for _, name := range strings.Fields(string(text)) {
-			t, err := f.read(name)
+			chains, err := f.read(name)
+			if errors.Is(err, unix.ENOENT) {
+				continue // the table is gone
+			}
 			if err != nil {
 				return nil, fmt.Errorf("read table %s of %s: %w", name, f.program, err)
 			}
-			all = append(all, t)
+			all = append(all, chains...)
 		}
 	}
 	return all, nil
 }
 
 // read reads a table. The kernel answers EAGAIN if its size changes meanwhile.
-func (f *legacyFamily) read(name string) (*legacyTable, error) {
+func (f *legacyFamily) read(name string) (chains []base, err error) {
 	fd, err := unix.Socket(f.domain, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return nil, err
 	}
 	defer unix.Close(fd)
 	for range legacyAttempts {
-		info := make([]byte, infoSize)
-		copy(info, name)
-		if err := getsockopt(fd, f.level, getInfo, info); err != nil {
-			return nil, err
-		}
-		size := binary.NativeEndian.Uint32(info[infoSize-4:])
-		entries := make([]byte, entriesHeader+int(size))
-		copy(entries, name)
-		binary.NativeEndian.PutUint32(entries[tableNameSize:], size)
-		if err = getsockopt(fd, f.level, getEntries, entries); err == nil {
-			return &legacyTable{legacyFamily: f, name: name, info: info, entries: entries[entriesHeader:]}, nil
-		}
-		if !errors.Is(err, unix.EAGAIN) {
+		if chains, err = f.chains(fd, name); !errors.Is(err, unix.EAGAIN) {
 			break
 		}
 	}
-	return nil, err
+	return chains, err
+}
+
+// chains reads the entries of a table only if chains without rules need their policies.
+func (f *legacyFamily) chains(fd int, name string) (chains []base, err error) {
+	info, entries := make([]byte, infoSize), []byte(nil)
+	copy(info, name)
+	if err := getsockopt(fd, f.level, getInfo, info); err != nil {
+		return nil, err
+	}
+	at := func(place int) uint32 { return binary.NativeEndian.Uint32(info[tableNameSize+4*place:]) }
+	for _, h := range legacyHooks {
+		if at(0)&(1<<h.number) == 0 { // valid_hooks
+			continue
+		}
+		first, policy := at(1+h.number), at(1+legacyHookCount+h.number) // hook_entry, underflow
+		c := &legacyChain{legacyFamily: f, table: name, any: first != policy}
+		b := base{table: c, family: f.family, chain: h.name, hook: h.hook, priority: legacyPriority[name], nat: name == "nat", legacy: true}
+		if !c.any {
+			if entries == nil {
+				if entries, err = f.entries(fd, name, at(2+2*legacyHookCount)); err != nil {
+					return nil, err
+				}
+			}
+			if b.drop, err = f.drops(entries, policy); err != nil {
+				return nil, err
+			}
+		}
+		if c.any || b.drop {
+			chains = append(chains, b)
+		}
+	}
+	return chains, nil
+}
+
+// entries reads the entries of a table of a size in bytes.
+func (f *legacyFamily) entries(fd int, name string, size uint32) ([]byte, error) {
+	all := make([]byte, entriesHeader+int(size))
+	copy(all, name)
+	binary.NativeEndian.PutUint32(all[tableNameSize:], size)
+	if err := getsockopt(fd, f.level, getEntries, all); err != nil {
+		return nil, err
+	}
+	return all[entriesHeader:], nil
+}
+
+// drops reports whether the policy at an offset is not ACCEPT (-NF_ACCEPT-1).
+func (f *legacyFamily) drops(entries []byte, at uint32) (bool, error) {
+	const accept = -1 - 1
+	place := int(at) + f.verdict
+	if place+4 > len(entries) {
+		return false, errors.New("unexpected layout")
+	}
+	return int32(binary.NativeEndian.Uint32(entries[place:])) != accept, nil
 }
 
 func getsockopt(fd, level, option int, buffer []byte) error {
@@ -112,114 +179,4 @@ func getsockopt(fd, level, option int, buffer []byte) error {
 		return errno
 	}
 	return nil
-}
-
-func (t *legacyTable) title(part, chain string) string {
-	return fmt.Sprintf("%s %s in chain %s of table %s", t.program, part, chain, t.name)
-}
-
-// bases returns the base chains that packets between pods may meet.
-func (t *legacyTable) bases() ([]base, error) {
-	if err := t.parse(); err != nil {
-		return nil, fmt.Errorf("table %s of %s: %w", t.name, t.program, err)
-	}
-	var all []base
-	for _, at := range []struct {
-		number int
-		hook   hook
-	}{{0, prerouting}, {2, forward}, {4, postrouting}} {
-		if t.hasHook(at.number) {
-			name := legacyHooks[at.number]
-			all = append(all, base{
-				table: t, family: uint8(t.family), chain: name, hook: at.hook, priority: legacyPriority[t.name], drop: t.drops[name], nat: t.name == "nat",
-			})
-		}
-	}
-	return all, nil
-}
-
-// legacyHooks are the names of the chains that begin at the entries of ipt_getinfo.hook_entry.
-var legacyHooks = [legacyHookCount]string{"PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"}
-
-var legacyPriority = map[string]int32{"raw": -300, "mangle": -150, "nat": -100, "filter": 0, "security": 50}
-
-// rules implements table.
-func (t *legacyTable) rules(chain string) ([]rule, error) { return t.chains[chain], nil }
-
-// key is the table without the counters of its entries.
-func (t *legacyTable) key() []byte {
-	key := slices.Concat([]byte(t.program+" "+t.name+" "), t.info, t.entries)
-	start := len(key) - len(t.entries)
-	_ = t.each(func(e legacyEntry) error {
-		clear(key[start+e.offset+t.counters():][:16])
-		return nil
-	})
-	return key
-}
-
-// A legacyEntry is a rule: what it matches, extensions of matches, and a target.
-type legacyEntry struct {
-	offset  int
-	header  []byte // struct ipt_ip or ip6t_ip6
-	matches []legacyExtension
-	target  legacyExtension
-}
-
-type legacyExtension struct {
-	name     string
-	revision uint32
-	info     []byte
-}
-
-// Entries continue after their header with nfcache, the offsets of target and next entry, comefrom and, aligned to 8
-// bytes, two counters.
-func (f *legacyFamily) counters() int    { return (f.header + 12 + 7) &^ 7 }
-func (f *legacyFamily) entryHeader() int { return f.counters() + 16 }
-
-var errLegacyLayout = errors.New("unexpected layout")
-
-// each visits the entries.
-func (t *legacyTable) each(visit func(legacyEntry) error) error {
-	for at := 0; at < len(t.entries); {
-		rest := t.entries[at:]
-		if len(rest) < t.entryHeader() {
-			return errLegacyLayout
-		}
-		target, next := int(binary.NativeEndian.Uint16(rest[t.header+4:])), int(binary.NativeEndian.Uint16(rest[t.header+6:]))
-		if target < t.entryHeader() || next < target+extensionHeader || next > len(rest) {
-			return errLegacyLayout
-		}
-		e := legacyEntry{offset: at, header: rest[:t.header]}
-		for m := rest[t.entryHeader():target]; len(m) > 0; {
-			x, size, err := extension(m)
-			if err != nil {
-				return err
-			}
-			e.matches, m = append(e.matches, x), m[size:]
-		}
-		var err error
-		if e.target, _, err = extension(rest[target:next]); err != nil {
-			return err
-		}
-		if err := visit(e); err != nil {
-			return err
-		}
-		at += next
-	}
-	return nil
-}
-
-// extensionHeader is the size of struct xt_entry_match and xt_entry_target without their data.
-const extensionHeader = 32
-
-// extension reads the first one of b, and its size.
-func extension(b []byte) (x legacyExtension, size int, err error) {
-	if len(b) < extensionHeader {
-		return x, 0, errLegacyLayout
-	}
-	if size = int(binary.NativeEndian.Uint16(b)); size < extensionHeader || size > len(b) {
-		return x, 0, errLegacyLayout
-	}
-	name, _, _ := bytes.Cut(b[2:extensionHeader-1], []byte{0})
-	return legacyExtension{string(name), uint32(b[extensionHeader-1]), b[extensionHeader:size]}, size, nil
 }

@@ -174,7 +174,7 @@ func (w *walk) reportFlows(c *class, what string) {
 	i := slices.IndexFunc(w.found, func(f Finding) bool { return f.What == what && f.Hardware == hardware })
 	if i < 0 {
 		i = len(w.found)
-		w.found = append(w.found, Finding{What: what, Hardware: hardware})
+		w.found = append(w.found, Finding{What: what, Hardware: hardware, Legacy: w.base.legacy})
 	}
 	f := &w.found[i]
 	f.Devices = joined(f.Devices, joined(a.in, a.out))

@@ -19,6 +19,7 @@ type base struct {
 	priority int32
 	drop     bool // the policy
 	nat      bool // sees only the first packet of a flow
+	legacy   bool // of iptables-legacy
 	// devices are those of a netdev chain.
 	devices []string
 }
@@ -55,6 +56,8 @@ type Finding struct {
 	What string
 	// Hardware: packets pass it unless the hardware forwards them.
 	Hardware bool
+	// Legacy: it is a chain of iptables-legacy, whose rules are not read.
+	Legacy bool
 	// areas are which flows of flow offload it concerns.
 	areas []area
 }

@@ -5,7 +5,6 @@ package netfilter
 import (
 	"fmt"
 	"slices"
-	"time"
 )
 
 // A Watcher searches the rules of a network namespace for flow offload, and notices when they change.
@@ -14,8 +13,8 @@ type Watcher struct {
 	own    []string
 	events *events // nil: the kernel has no nf_tables
 
-	legacy   [keySize]byte // of the rules that Changed has reported
-	haveSeen bool
+	haveLegacy    bool // iptables-legacy was read
+	legacyChanged bool // and changed since Changed was called
 }
 
 // NewWatcher watches the rules of the caller's network namespace. own are tables whose rules do not count, such as
@@ -38,7 +37,7 @@ func (w *Watcher) Close() {
 // Find searches for what flows between devices would bypass. The caller is in the network namespace of NewWatcher.
 func (w *Watcher) Find(devices []Device) (found *Findings, err error) {
 	err = w.finder.retry(func() error {
-		if err := w.finder.read(w.legacyAge()); err != nil {
+		if err := w.read(); err != nil {
 			return err
 		}
 		found, err = findForOffload(devices, slices.DeleteFunc(w.finder.all(), w.isOwn))
@@ -47,40 +46,37 @@ func (w *Watcher) Find(devices []Device) (found *Findings, err error) {
 	return found, err
 }
 
+func (w *Watcher) read() error {
+	if err := w.finder.readNFTables(); err != nil {
+		return err
+	}
+	return w.readLegacy()
+}
+
+func (w *Watcher) readLegacy() error {
+	changed, err := w.finder.readLegacy()
+	w.legacyChanged = w.legacyChanged || w.haveLegacy && changed
+	w.haveLegacy = w.haveLegacy || err == nil
+	return err
+}
+
 func (w *Watcher) isOwn(b base) bool {
 	t, ok := b.table.(*nftTable)
 	return ok && slices.Contains(w.own, tableName(t.family, t.name))
 }
 
-// Changed reports whether rules have changed since the last call; the first time, since NewWatcher. It costs a few
-// microseconds if nothing has changed, and with rules of iptables-legacy as much as reading these, at most once per
-// legacyAge. Elements that packets add to sets, or that time out, are no change. The caller is in the network
-// namespace of NewWatcher.
+// Changed reports whether rules have changed since the last call; the first time, since NewWatcher. Of iptables-legacy
+// it knows which chains have rules, at most legacyAge ago. It costs a few microseconds if nothing has changed. Elements
+// that packets add to sets, or that time out, are no change. The caller is in the network namespace of NewWatcher.
 func (w *Watcher) Changed() (changed bool, err error) {
 	if w.events != nil {
 		if changed, err = w.events.changed(w.own); err != nil {
 			return true, fmt.Errorf("watch the rules of nftables: %w", err)
 		}
 	}
-	if err := w.finder.readLegacy(w.legacyAge()); err != nil {
+	if err := w.readLegacy(); err != nil {
 		return true, err
 	}
-	key := w.finder.legacyKey
-	changed = changed || w.haveSeen && key != w.legacy
-	w.legacy, w.haveSeen = key, true
+	changed, w.legacyChanged = changed || w.legacyChanged, false
 	return changed, nil
-}
-
-// Rules of iptables-legacy are read again when they are this old; many rules, of which reading takes milliseconds,
-// less often.
-const (
-	offloadLegacyAge = 800 * time.Millisecond
-	largeLegacy      = 1 << 20 // octets
-)
-
-func (w *Watcher) legacyAge() time.Duration {
-	if w.finder.legacySize > largeLegacy {
-		return legacyAge
-	}
-	return offloadLegacyAge
 }

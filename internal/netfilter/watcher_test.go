@@ -38,7 +38,8 @@ func TestWatcher(t *testing.T) {
 			{"its own and another at once", "nft", "add rule inet own c counter\nadd rule ip t c counter\nadd rule inet own c counter\n", true},
 			{"iptables", "iptables-nft-restore", "*filter\n-A FORWARD -j DROP\nCOMMIT\n", true},
 			{"iptables-legacy", "iptables-legacy-restore", "*filter\n-A FORWARD -s 10.0.0.1 -j DROP\nCOMMIT\n", true},
-			{"iptables-legacy, as many rules", "iptables-legacy-restore", "*filter\n-A FORWARD -s 10.0.0.2 -j DROP\nCOMMIT\n", true},
+			{"iptables-legacy, other rules, which are not read either", "iptables-legacy-restore", "*filter\n-A FORWARD -s 10.0.0.2 -j DROP\nCOMMIT\n", false},
+			{"iptables-legacy, no rules", "iptables-legacy-restore", "*filter\nCOMMIT\n", true},
 			{"flush", "nft", "flush ruleset\n", true},
 		} {
 			switch step.tool {
@@ -49,7 +50,7 @@ func TestWatcher(t *testing.T) {
 				load(t, step.rules, "nft", "-f", "-")
 			default:
 				load(t, step.rules, step.tool)
-				time.Sleep(offloadLegacyAge)
+				time.Sleep(legacyAge)
 			}
 			if changed, err := w.Changed(); err != nil || changed != step.want {
 				t.Errorf("%s: changed %t, want %t; error %v", step.name, changed, step.want, err)

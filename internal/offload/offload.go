@@ -11,6 +11,7 @@ import (
 	"log/slog"
 	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -336,6 +337,9 @@ func (o *Offload) Conditions() (all condition.List) {
 	}
 	if n := o.flows.withoutRoom(); n > 0 {
 		all = append(all, condition.OffloadFull.New("the flow cache has had no room for %d directions of flows in the last five minutes: raise --offload-max-flows", n))
+	}
+	if legacy := o.rules.legacy(); len(legacy) > 0 && !o.config.IgnoreFilters {
+		all = append(all, condition.OffloadLegacyRules.New("%s", strings.Join(legacy, "; ")))
 	}
 	for _, what := range slices.Sorted(maps.Keys(o.problems)) {
 		all = append(all, condition.OffloadFailed.New("%s: %s", what, o.problems[what]))

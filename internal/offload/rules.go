@@ -120,3 +120,18 @@ func (r *rules) findings() (all []string) {
 	}
 	return all
 }
+
+// legacy describes the chains of iptables-legacy that keep flows on the stack.
+func (r *rules) legacy() (all []string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.found == nil {
+		return nil
+	}
+	for _, f := range r.found.All {
+		if f.Legacy {
+			all = append(all, f.What)
+		}
+	}
+	return all
+}

@@ -91,7 +91,13 @@ const policyDelay = 5 * time.Second
 // endsFlow has a flow of datagrams of a1 to a2 run while a policy that denies it is made, and waits for its end.
 func (w *world) endsFlow(deny func()) {
 	w.t.Helper()
-	conn, err := w.Host("a1").Dial(w.t.Context(), "udp", netip.AddrPortFrom(w.Host("a2").Addr4, lab.PortUDP).String())
+	w.endsFlowOf("a1", "a2", deny)
+}
+
+// endsFlowOf is endsFlow with other pods.
+func (w *world) endsFlowOf(from, to string, deny func()) {
+	w.t.Helper()
+	conn, err := w.Host(from).Dial(w.t.Context(), "udp", netip.AddrPortFrom(w.Host(to).Addr4, lab.PortUDP).String())
 	w.must(err)
 	defer conn.Close()
 	answered := func() bool {

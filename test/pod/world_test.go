@@ -132,9 +132,17 @@ func (w *world) must(err error) {
 // run runs a command on a host and returns what it prints.
 func (w *world) run(host string, argv ...string) string {
 	w.t.Helper()
+	return w.feed(host, "", argv...)
+}
+
+// feed is run with a text on standard input.
+func (w *world) feed(host, text string, argv ...string) string {
+	w.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	out, err := w.Host(host).Command(ctx, argv...).CombinedOutput()
+	cmd := w.Host(host).Command(ctx, argv...)
+	cmd.Stdin = strings.NewReader(text)
+	out, err := cmd.CombinedOutput()
 	if err != nil {
 		w.t.Fatalf("%s: %s: %v: %s", host, strings.Join(argv, " "), err, out)
 	}

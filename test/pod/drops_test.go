@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package pod
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"beeline.io/beeline/test/lab"
+)
+
+// A drop is what drops datagrams between two pods on the stack, in one direction.
+type drop struct {
+	name     string
+	from, to string
+	do, undo func(*world)
+	// filter is a part of what the status of node-a says of the pod's device.
+	filter string
+}
+
+// routedDrops are at nodes whose pods have routes.
+var routedDrops = []drop{
+	{"iptables-legacy, behind 40 chains", "a1", "a2", func(w *world) { w.legacy("-A FORWARD -s 10.10.1.11 -d 10.10.1.12 -p udp -j c39\n-A c39 -j DROP\n") },
+		func(w *world) { w.legacy("") }, "iptables-legacy rules in chain FORWARD of table filter"},
+}
+
+// legacy replaces the table filter of iptables-legacy at node-a: 40 chains, and rules.
+func (w *world) legacy(rules string) {
+	w.t.Helper()
+	var table strings.Builder
+	table.WriteString("*filter\n:FORWARD ACCEPT [0:0]\n")
+	for i := range 40 {
+		fmt.Fprintf(&table, ":c%02d - [0:0]\n", i)
+	}
+	w.feed("node-a", table.String()+rules+"COMMIT\n", "iptables-legacy-restore")
+}
+
+// What drops packets on the stack drops them beside the shortcut, too, and what the shortcut has taken before; without
+// it they pass again.
+func TestDrops(t *testing.T) { testDrops(t, lab.Shape{}, routedDrops) }
+
+func testDrops(t *testing.T, shape lab.Shape, drops []drop) {
+	w := newWorld(t, shape, "--pod-devices=auto")
+	for _, d := range drops { // without an agent
+		d.do(w)
+		w.wantAnswer(d, false)
+		d.undo(w)
+		w.wantAnswer(d, true)
+	}
+	for _, a := range w.agents {
+		w.must(a.Start())
+	}
+	w.awaitAllPods()
+	for _, d := range drops {
+		t.Run(d.name, func(t *testing.T) { w.in(t).dropped(d) })
+	}
+}
+
+// dropped has a flow run on the shortcut until it is dropped, and again.
+func (w *world) dropped(d drop) {
+	w.t.Helper()
+	w.eventually("the shortcut takes the flow", func() bool {
+		before := w.counters()["node-a"]
+		for range 10 {
+			w.wantAnswer(d, true)
+		}
+		after := w.counters()["node-a"]
+		return after["path_local"]+after["path_out"]-before["path_local"]-before["path_out"] >= 10
+	})
+	w.endsFlowOf(d.from, d.to, func() { d.do(w) })
+	w.wantAnswer(d, false)
+	found := ""
+	for _, device := range w.pods("node-a").Devices {
+		if !device.Shortcut {
+			found += device.Name + ": " + strings.Join(device.Filters, "; ") + "\n"
+		}
+	}
+	if !strings.Contains(found, d.filter) {
+		w.t.Errorf("the status says\n%swant %q", found, d.filter)
+	}
+	d.undo(w)
+	w.awaitAllPods()
+	w.wantAnswer(d, true)
+	if n := w.invalid("node-a") + w.invalid("node-b"); n > 0 {
+		w.t.Errorf("%d packets were invalid", n)
+	}
+}
+
+// wantAnswer checks whether a new flow of datagrams is answered.
+func (w *world) wantAnswer(d drop, want bool) {
+	w.t.Helper()
+	wait := patience / 4
+	if !want {
+		wait = 300 * time.Millisecond
+	}
+	ctx, cancel := context.WithTimeout(w.t.Context(), wait)
+	defer cancel()
+	_, err := w.Host(d.from).Request(ctx, "udp", netip.AddrPortFrom(w.Host(d.to).Addr4, lab.PortUDP).String(), "hello")
+	if (err == nil) != want {
+		w.t.Errorf("%s: a datagram of %s to %s: %v; want an answer: %t", d.name, d.from, d.to, err, want)
+	}
+}
