@@ -183,7 +183,7 @@ var (
 		"The pod shortcut could not follow a change of this node's devices, routes or neighbours. Packets of new pods take the stack; the others are as before.",
 		"see the reason in the message; the agent retries").ofNode()
 	PodShortcutWithheld = register("PodShortcutWithheld", Info,
-		"The pods behind a device do not take the pod shortcut, because it would bypass packet filters, a queue or another BPF program. Their packets take the stack, where these have their effect.",
+		"The pods behind a device do not take the pod shortcut, because it would bypass packet filters, XFRM policies, a queue or another BPF program. Their packets take the stack, where these have their effect.",
 		"nothing; or remove what the message names (rules of iptables-legacy: write them with iptables-nft, whose rules are read); or, if it may be without effect on packets between pods, set --pod-ignore-filters").ofNode()
 	MeshPodFailed = register("MeshPodFailed", Warning,
 		"With --mesh-cgroups or --mesh-pods: connections of a pod do not go to its proxy, in one direction or both.",

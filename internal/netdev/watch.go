@@ -18,8 +18,13 @@ import (
 // changed, until ctx ends. If the subscription fails, as it does when messages arrive faster than they are
 // read, Watch subscribes again. It returns an error if it cannot subscribe.
 func Watch(ctx context.Context, changed wakeup.Signal, groups ...uint) error {
+	return WatchFamily(ctx, changed, unix.NETLINK_ROUTE, groups...)
+}
+
+// WatchFamily is Watch for the groups of a netlink family (netlink(7)).
+func WatchFamily(ctx context.Context, changed wakeup.Signal, family int, groups ...uint) error {
 	for {
-		if err := subscribe(ctx, changed, groups); err != nil {
+		if err := subscribe(ctx, changed, family, groups); err != nil {
 			return fmt.Errorf("watch the network of this node: %w", err)
 		}
 		select {
@@ -31,8 +36,8 @@ func Watch(ctx context.Context, changed wakeup.Signal, groups ...uint) error {
 }
 
 // subscribe runs one subscription until it ends.
-func subscribe(ctx context.Context, changed wakeup.Signal, groups []uint) error {
-	s, err := nl.Subscribe(unix.NETLINK_ROUTE, groups...)
+func subscribe(ctx context.Context, changed wakeup.Signal, family int, groups []uint) error {
+	s, err := nl.Subscribe(family, groups...)
 	if err != nil {
 		return err
 	}

@@ -20,6 +20,7 @@ import (
 	"beeline.io/beeline/internal/condition"
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/netdev"
+	"beeline.io/beeline/internal/node"
 	"beeline.io/beeline/internal/offload/flow"
 	"beeline.io/beeline/internal/offload/flowtable"
 	"beeline.io/beeline/internal/wakeup"
@@ -71,6 +72,7 @@ type Offload struct {
 	flowtable *flowtable.Flowtable
 	rules     *rules
 	changed   wakeup.Signal // devices
+	policies  wakeup.Signal // of XFRM
 
 	reconciling sync.Mutex
 	// started: Start was called; chosen: the provider is.
@@ -92,7 +94,7 @@ func New(d Datapath, c Config) (*Offload, error) {
 		return nil, err
 	}
 	o := &Offload{
-		config: c, datapath: d, flowtable: flowtable.New(nil, c.Log), rules: r, changed: wakeup.NewSignal(),
+		config: c, datapath: d, flowtable: flowtable.New(nil, c.Log), rules: r, changed: wakeup.NewSignal(), policies: wakeup.NewSignal(),
 		started: make(chan struct{}), problems: map[string]string{},
 	}
 	if c.NoFlowCache != "" {
@@ -165,6 +167,7 @@ func (o *Offload) follow(ctx context.Context) error {
 		func(ctx context.Context) error {
 			return netdev.Watch(ctx, o.changed, unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_RULE, unix.RTNLGRP_IPV6_RULE)
 		},
+		func(ctx context.Context) error { return node.WatchXFRMPolicies(ctx, o.policies) },
 		o.keep,
 	}
 	if o.provider == Cache {
@@ -192,12 +195,15 @@ func (o *Offload) keep(ctx context.Context) error {
 	defer rules.Stop()
 	o.Reconcile()
 	for {
+		follow := o.Reconcile
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-rules.C:
 			o.auditRules()
 			continue
+		case <-o.policies:
+			follow = o.auditRules
 		case <-o.changed:
 		}
 		select {
@@ -205,7 +211,7 @@ func (o *Offload) keep(ctx context.Context) error {
 			return nil
 		case <-time.After(settleTime):
 		}
-		o.Reconcile()
+		follow()
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"sync"
 
 	"beeline.io/beeline/internal/netfilter"
+	"beeline.io/beeline/internal/node"
 	"beeline.io/beeline/internal/offload/flow"
 	"beeline.io/beeline/internal/offload/flowtable"
 	"beeline.io/beeline/internal/tcfilter"
@@ -27,6 +28,7 @@ type rules struct {
 	searched bool
 	found    *netfilter.Findings
 	atTC     []tcfilter.Found
+	policies []node.XFRMPolicy
 }
 
 // newRules: foreign tells of a BPF program whether it is not Beeline's, and its name.
@@ -38,8 +40,8 @@ func newRules(foreign func(program uint32) (name string, foreign bool)) (*rules,
 	return &rules{watcher: w, tc: tcfilter.New(foreign)}, nil
 }
 
-// compare searches the packet filters if they or the devices have changed, and reports whether they have. It is called
-// by one goroutine at a time, in the node's network namespace.
+// compare searches the packet filters if they, XFRM policies or the devices have changed, and reports whether they
+// have. It is called by one goroutine at a time, in the node's network namespace.
 func (r *rules) compare(devices []Device) (changed bool, err error) {
 	changed, err = r.watcher.Changed()
 	if err != nil {
@@ -49,7 +51,11 @@ func (r *rules) compare(devices []Device) (changed bool, err error) {
 	if err != nil {
 		return true, err
 	}
-	if !changed && r.searched && slices.Equal(devices, r.devices) && reflect.DeepEqual(atTC, r.atTC) {
+	policies, err := forwardedPolicies()
+	if err != nil {
+		return true, err
+	}
+	if !changed && r.searched && slices.Equal(devices, r.devices) && reflect.DeepEqual(atTC, r.atTC) && slices.Equal(policies, r.policies) {
 		return false, nil
 	}
 	subject := make([]netfilter.Device, len(devices))
@@ -62,7 +68,7 @@ func (r *rules) compare(devices []Device) (changed bool, err error) {
 	found, err := r.watcher.Find(subject)
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.devices, r.atTC, r.searched, r.found = devices, atTC, err == nil, found
+	r.devices, r.atTC, r.policies, r.searched, r.found = devices, atTC, policies, err == nil, found
 	if err != nil {
 		return true, fmt.Errorf("search packet filters: %w", err)
 	}
@@ -103,6 +109,9 @@ func (r *rules) refuses(f flow.Flow) string {
 	if about := r.found.About(f); about != nil {
 		return "it would bypass " + about.What
 	}
+	if p := policyAbout(r.policies, f); p != nil {
+		return "it would bypass " + p.String()
+	}
 	return ""
 }
 
@@ -118,7 +127,7 @@ func (r *rules) findings() (all []string) {
 			all = append(all, f.What)
 		}
 	}
-	return all
+	return append(all, describe(r.policies)...)
 }
 
 // legacy describes the chains of iptables-legacy that keep flows on the stack.

@@ -19,6 +19,7 @@ import (
 	"beeline.io/beeline/internal/condition"
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/netdev"
+	"beeline.io/beeline/internal/node"
 	"beeline.io/beeline/internal/wakeup"
 )
 
@@ -99,11 +100,12 @@ const (
 func (s *Shortcut) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	failed := make(chan error, 1)
+	failed := make(chan error, 2)
 	go func() {
 		failed <- netdev.Watch(ctx, s.changed, unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR,
 			unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE, unix.RTNLGRP_NEIGH, unix.RTNLGRP_TC)
 	}()
+	go func() { failed <- node.WatchXFRMPolicies(ctx, s.changed) }()
 	var loop sync.WaitGroup
 	loop.Go(func() { s.follow(ctx) })
 	err := <-failed

@@ -26,6 +26,7 @@ func staysOnStack(w *world) {
 	w.t.Run("rule at egress of a device", func(t *testing.T) { w.in(t).egressRule() })
 	w.t.Run("TTL of 1", func(t *testing.T) { w.in(t).lastHop() })
 	w.t.Run("IP options", func(t *testing.T) { w.in(t).options() })
+	w.t.Run("XFRM policies", func(t *testing.T) { w.in(t).xfrmPolicies() })
 	for _, f := range families {
 		w.t.Run(fmt.Sprintf("short flows, %s", f), func(t *testing.T) { w.in(t).shortFlows(f) })
 		w.t.Run(fmt.Sprintf("the same addresses and ports at another device, %s", f), func(t *testing.T) { w.in(t).spoofed(f) })

@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"beeline.io/beeline/internal/netns"
+	"beeline.io/beeline/internal/wakeup"
+)
+
+// inNamespace runs f in a network namespace of its own.
+func inNamespace(t *testing.T, f func() error) {
+	t.Helper()
+	n, err := netns.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer n.Close()
+	if err := n.Do(f); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// ip runs ip(8).
+func ip(arguments string) error {
+	if out, err := exec.Command("ip", strings.Fields(arguments)...).CombinedOutput(); err != nil {
+		return fmt.Errorf("ip %s: %w: %s", arguments, err, out)
+	}
+	return nil
+}
+
+// Each policy that does more than allow is read with all that it matches; those that allow, and those of sockets, are
+// none. A default action that blocks is one for both families.
+func TestXFRMPolicies(t *testing.T) {
+	inNamespace(t, func() error {
+		for _, c := range []struct {
+			do   string
+			want []string
+		}{
+			{"xfrm policy add dir out src 10.1.0.0/16 dst 10.2.0.0/16", nil},
+			{"xfrm policy add dir fwd src 10.1.0.0/16 dst 10.2.0.0/16 action block", []string{"XFRM policy dir fwd src 10.1.0.0/16 dst 10.2.0.0/16: block"}},
+			{"xfrm policy add dir out src fd00:1::/64 dst ::/0 proto tcp sport 80 dport 443 mark 5 mask 0xff if_id 7 tmpl proto ah mode transport tmpl src fd00::1 dst fd00::2 proto esp mode tunnel",
+				[]string{"XFRM policy dir out src fd00:1::/64 dst ::/0 proto 6 sport 80 dport 443 mark 0x5/0xff if_id 0x7: ah transport, esp tunnel"}},
+			{"xfrm policy add dir in src 0.0.0.0/0 dst 10.2.0.1/32 ptype sub tmpl proto esp mode transport level use", []string{"XFRM policy dir in src 0.0.0.0/0 dst 10.2.0.1/32: esp transport"}},
+			{"xfrm policy setdefault out block", []string{"XFRM default policy dir out: block", "XFRM default policy dir out: block"}},
+			{"xfrm policy setdefault out accept", nil},
+			{"xfrm policy flush ptype sub", nil},
+			{"xfrm policy flush", nil},
+		} {
+			if err := ip(c.do); err != nil {
+				return err
+			}
+			all, err := XFRMPolicies()
+			if err != nil {
+				return err
+			}
+			var got []string
+			for _, p := range all {
+				got = append(got, p.String())
+			}
+			for _, want := range c.want {
+				if !slices.Contains(got, want) {
+					t.Errorf("after %q: %q; want %q", c.do, got, want)
+				}
+			}
+			if flushed := strings.HasSuffix(c.do, "flush"); flushed && len(got) > 0 {
+				t.Errorf("after %q: %q", c.do, got)
+			}
+		}
+		return nil
+	})
+}
+
+// A policy matches by addresses, protocol and the bits of ports below the mask.
+func TestXFRMPolicyMatches(t *testing.T) {
+	p := XFRMPolicy{
+		Source: netip.MustParsePrefix("10.1.0.0/16"), Destination: netip.MustParsePrefix("10.2.0.1/32"), Protocol: 6,
+		DestinationPort: XFRMPorts{0x1230, 0xfff0},
+	}
+	for _, c := range []struct {
+		source, destination string
+		protocol            uint8
+		want                bool
+	}{
+		{"10.1.2.3:1", "10.2.0.1:4667", 6, true}, // 0x123b
+		{"10.1.2.3:1", "10.2.0.1:4672", 6, false},
+		{"10.1.2.3:1", "10.2.0.1:4667", 17, false},
+		{"10.3.2.3:1", "10.2.0.1:4667", 6, false},
+		{"10.1.2.3:1", "10.2.0.2:4667", 6, false},
+		{"[fd00::1]:1", "[fd00::2]:4667", 6, false},
+	} {
+		if got := p.Matches(netip.MustParseAddrPort(c.source), netip.MustParseAddrPort(c.destination), c.protocol); got != c.want {
+			t.Errorf("%+v: %t", c, got)
+		}
+	}
+}
+
+// The watcher notices added and deleted policies, a flush and a change of default actions.
+func TestWatchXFRMPolicies(t *testing.T) {
+	inNamespace(t, func() error {
+		// The thread is in the namespace, so the subscription has to be made on it.
+		changed := wakeup.NewSignal()
+		ctx, cancel := context.WithCancel(t.Context())
+		n, err := netns.Current()
+		if err != nil {
+			cancel()
+			return err
+		}
+		ended := make(chan error, 1)
+		go func() {
+			ended <- n.Do(func() error { return WatchXFRMPolicies(ctx, changed) })
+			n.Close()
+		}()
+		defer func() {
+			cancel()
+			<-ended
+		}()
+		<-changed // the start
+		for _, do := range []string{
+			"add dir out src 10.1.0.0/16 dst 10.2.0.0/16 action block", "delete dir out src 10.1.0.0/16 dst 10.2.0.0/16",
+			"add dir out src 10.1.0.0/16 dst 10.2.0.0/16", "flush", "setdefault fwd block", "setdefault fwd accept",
+		} {
+			if err := ip("xfrm policy " + do); err != nil {
+				return err
+			}
+			select {
+			case <-changed:
+			case <-time.After(10 * time.Second):
+				t.Errorf("not noticed: %s", do)
+			}
+		}
+		return nil
+	})
+}
