@@ -179,6 +179,12 @@ var (
 	DevicesUnreadable = register("DevicesUnreadable", Error,
 		"The devices of this node, or their attached programs, cannot be read from the kernel. The devices known so far are served.",
 		"see the reason in the message; the agent retries")
+	EdgeBypassesFilter = register("EdgeBypassesFilter", Warning,
+		"A packet filter of this node may drop packets that the edge forwards for Services, and they do not meet it: the edge sends them past it. They are served.",
+		"remove the rule; or do what it does where the packets arrive, such as by loadBalancerSourceRanges of the Service, or on the hosts of clients and backends").ofNode()
+	EdgeFiltersUnknown = register("EdgeFiltersUnknown", Warning,
+		"The packet filters of this node cannot be read. Some may drop packets that the edge forwards past them.",
+		"see the reason in the message; the agent retries").ofNode()
 	PodShortcutFailed = register("PodShortcutFailed", Warning,
 		"The pod shortcut could not follow a change of this node's devices, routes or neighbours. Packets of new pods take the stack; the others are as before.",
 		"see the reason in the message; the agent retries").ofNode()

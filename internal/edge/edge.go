@@ -86,6 +86,7 @@ type Edge struct {
 	devices        map[int]*attached
 	problems       condition.List // not of one device
 	logged         condition.List // of the last reconcile: each is logged once while it lasts
+	bypassed       condition.List // packet filters that the edge's packets bypass
 	tables         map[uint32]datapath.EdgeDevice
 	dsr            []DSRStatus
 	// forwards are the families whose packets the kernel must forward, and forwarding are the

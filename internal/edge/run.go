@@ -37,6 +37,7 @@ func (e *Edge) Run(ctx context.Context) error {
 	}()
 	var loops sync.WaitGroup
 	loops.Go(func() { e.followDevices(ctx) })
+	loops.Go(func() { e.followFilters(ctx) })
 	err := <-failed
 	cancel()
 	loops.Wait()

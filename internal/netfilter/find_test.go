@@ -144,7 +144,8 @@ var nftCases = []struct{ name, rules, want string }{
 	{"bridge family, other frames", "table bridge t { chain c { type filter hook forward priority 0; ether type arp drop; }; }", ""},
 	{"ingress of a device", "table netdev t { chain c { type filter hook ingress device cali1 priority 0; policy drop; }; }", "1 policy c netdev t: drop"},
 	{"egress of a device", "table netdev t { chain c { type filter hook egress device cali1 priority 0; ip saddr 10.10.1.3 drop; }; }", "2 rule c netdev t: drop"},
-	{"egress of the uplink, which the shortcut passes", "table netdev t { chain c { type filter hook egress device eth0 priority 0; drop; }; }", ""},
+	{"egress of the uplink, which the kernel skips for what a program redirects", "table netdev t { chain c { type filter hook egress device eth0 priority 0; ip saddr 10.10.1.2 drop; }; }", "1 rule c netdev t: drop"},
+	{"egress of another device", "table netdev t { chain c { type filter hook egress device lo priority 0; drop; }; }", ""},
 	{"kube-proxy's table", "table ip kube-proxy { chain c { type filter hook forward priority 0; drop; }; }", ""},
 }
 

@@ -38,6 +38,8 @@ type effect struct {
 	concerns shortcuts
 	// marks, marksConnection: packets, or connections, may have a mark from now on.
 	marks, marksConnection bool
+	// unknown: it may have any effect, and drop packets.
+	unknown bool
 	// unless is a condition under which there is no effect; nil: never.
 	unless func(w *walk) bool
 }
@@ -90,7 +92,7 @@ type mapped struct {
 
 // opaque is a part of a rule that is not understood: it may be a test or have any effect.
 func opaque(name string) []step {
-	return []step{effect{what: name + ", which cannot be understood", marks: true, marksConnection: true}, test(varying)}
+	return []step{effect{what: name + ", which cannot be understood", marks: true, marksConnection: true, unknown: true}, test(varying)}
 }
 
 // quantity is a test for which the kernel counts packets, bytes or connections.

@@ -66,6 +66,7 @@ type Finding struct {
 type walk struct {
 	subject *Subject
 	offload bool // the rules are searched for flow offload
+	edge    bool // the rules are searched for the edge
 	// onlyLosses: only rules that drop packets are reported.
 	onlyLosses bool
 	local      map[bool]spans // the addresses of pods of this node, by whether they are IPv6
@@ -149,8 +150,9 @@ func (w *walk) seen(c *class) *class {
 			}
 			return d.Master != nil && d.Master.Bridge
 		case familyNetdev:
-			// What the shortcut sends to another node passes the egress hook of the device.
-			return (b.hook == ingress || !d.Uplink) && matchesAny(b.devices, d)
+			// Also the egress hook, at the devices of pods and at those to other nodes: the kernel has packets skip
+			// it that a program at tc ingress redirects (nf_skip_egress, since Linux 5.16).
+			return matchesAny(b.devices, d)
 		}
 		return true
 	}
@@ -248,7 +250,7 @@ func (w *walk) verdict(chain string, v verdict, c *class, depth int) (next, back
 	case giveBack:
 		return nil, c
 	case end:
-		if !w.onlyLosses {
+		if !w.onlyLosses || w.edge {
 			w.report(c, w.title(chain)+": "+v.what)
 		}
 	case drop:
@@ -269,7 +271,7 @@ func (w *walk) effect(chain string, e effect, c *class) {
 	}
 	w.marked = w.marked || e.marks
 	w.connectionsMarked = w.connectionsMarked || e.marksConnection
-	if !w.onlyLosses {
+	if !w.onlyLosses || w.edge && e.unknown {
 		w.report(c, w.title(chain)+": "+e.what)
 	}
 }
@@ -277,7 +279,7 @@ func (w *walk) effect(chain string, e effect, c *class) {
 // title describes the rule that the walk is at.
 func (w *walk) title(chain string) string {
 	title := w.base.table.title("rule", chain)
-	if w.offload && w.at != "" {
+	if (w.offload || w.edge) && w.at != "" {
 		title += " (" + w.at + ")"
 	}
 	return title
@@ -288,11 +290,16 @@ func (w *walk) report(c *class, what string) {
 	if c == nil {
 		return
 	}
-	if w.offload {
+	var devices []int
+	switch {
+	case w.offload:
 		w.reportFlows(c, what)
 		return
+	case w.edge:
+		devices = w.indexes(c.out)
+	default:
+		devices = w.subject.concerned(c, w.local[c.v6])
 	}
-	devices := w.subject.concerned(c, w.local[c.v6])
 	if len(devices) == 0 {
 		return
 	}

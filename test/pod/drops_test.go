@@ -26,6 +26,9 @@ type drop struct {
 var routedDrops = []drop{
 	{"iptables-legacy, behind 40 chains", "a1", "a2", func(w *world) { w.legacy("-A FORWARD -s 10.10.1.11 -d 10.10.1.12 -p udp -j c39\n-A c39 -j DROP\n") },
 		func(w *world) { w.legacy("") }, "iptables-legacy rules in chain FORWARD of table filter"},
+	{"netdev egress of the uplink", "a1", "b1", func(w *world) {
+		w.rules("node-a", fmt.Sprintf("table netdev t { chain c { type filter hook egress device eth0 priority 0; udp dport %d drop; }; }", lab.PortUDP))
+	}, func(w *world) { w.run("node-a", "nft", "delete", "table", "netdev", "t") }, "nftables rule in chain c of table netdev t: drop"},
 }
 
 // legacy replaces the table filter of iptables-legacy at node-a: 40 chains, and rules.
