@@ -28,6 +28,7 @@ type Finder struct {
 	found      []Finding
 	upToDate   bool
 	haveNFT    bool
+	changes    changes
 }
 
 // findAttempts is how often Find tries while rules change.

@@ -3,6 +3,7 @@
 package pods
 
 import (
+	"context"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -53,6 +54,12 @@ type finder struct {
 func newFinder(foreign func(program uint32) (name string, foreign bool)) *finder {
 	return &finder{tc: tcfilter.New(foreign)}
 }
+
+// follow has the kernel report changes of nftables to wait.
+func (f *finder) follow() error { return f.rules.Follow() }
+
+// wait waits until nftables have changed so that find may have another result, or ctx ends.
+func (f *finder) wait(ctx context.Context) error { return f.rules.Wait(ctx) }
 
 // find returns the filters.
 func (f *finder) find(s surroundings) ([]filter, error) {

@@ -16,7 +16,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"beeline.io/beeline/internal/condition"
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/netdev"
 	"beeline.io/beeline/internal/node"
@@ -43,28 +42,41 @@ type Datapath interface {
 	ForeignProgram(id uint32) (name string, foreign bool)
 }
 
+// filterFinder is what the shortcut needs of a finder.
+type filterFinder interface {
+	find(surroundings) ([]filter, error)
+	follow() error
+	wait(ctx context.Context) error
+}
+
 // Shortcut keeps the programs attached and the tables complete. All methods may be called from any goroutine.
 type Shortcut struct {
 	config   Config
 	datapath Datapath
 	read     func() (*network, error)
-	filters  func(surroundings) ([]filter, error)
+	filters  filterFinder
 	changed  wakeup.Signal // devices, routes, neighbours or pod networks
+	due      wakeup.Signal // schedule has changed
+
+	reading   sync.Mutex // held while the network is read, before mu
+	searching sync.Mutex // held while filters are searched, before mu
 
 	mu       sync.Mutex
 	ready    bool
 	networks []netip.Prefix // of pods
 	at       map[netip.Addr]place
+	around   *surroundings // as last read
+	searched *search       // the last search of filters; nil: none yet
+	schedule schedule
 	status   Status
-	problems condition.List
-	failed   string // the last error, which is logged once
+	failure  error // of the last reading or writing
 }
 
 // New returns a shortcut. Start attaches it.
 func New(d Datapath, c Config) *Shortcut {
 	return &Shortcut{
-		config: c, datapath: d, read: readNetwork, filters: newFinder(d.ForeignProgram).find, changed: wakeup.NewSignal(),
-		at: map[netip.Addr]place{},
+		config: c, datapath: d, read: readNetwork, filters: newFinder(d.ForeignProgram), changed: wakeup.NewSignal(), due: wakeup.NewSignal(),
+		at: map[netip.Addr]place{}, schedule: newSchedule(),
 	}
 }
 
@@ -84,11 +96,12 @@ func (s *Shortcut) Start() {
 	s.ready = true
 	s.mu.Unlock()
 	s.Reconcile()
+	s.searchFilters()
 }
 
-// Changes are taken over settleTime after the first one, so that several of them need one read; later if a read takes
-// long, as with many routes. auditInterval is when filters are searched again: the kernel does not notify of all
-// their changes.
+// Changes of the network are taken over settleTime after the first one, so that several of them need one read; later
+// if a read takes long, as with many routes or neighbours. auditInterval is when filters are searched again: the
+// kernel does not notify of all their changes.
 const (
 	settleTime    = 20 * time.Millisecond
 	readShare     = 20 // reads take at most 1/readShare of the time
@@ -96,24 +109,66 @@ const (
 	retries       = 2 // after an error
 )
 
-// Run follows the devices, routes and neighbours until ctx ends. The programs stay attached.
+// Run follows the devices, routes, neighbours and packet filters until ctx ends. The programs stay attached.
 func (s *Shortcut) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	failed := make(chan error, 2)
-	go func() {
-		failed <- netdev.Watch(ctx, s.changed, unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR,
-			unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE, unix.RTNLGRP_NEIGH, unix.RTNLGRP_TC)
-	}()
-	go func() { failed <- node.WatchXFRMPolicies(ctx, s.changed) }()
-	var loop sync.WaitGroup
-	loop.Go(func() { s.follow(ctx) })
+	var loops sync.WaitGroup
+	loops.Go(func() { s.follow(ctx) })
+	loops.Go(func() { s.followFilters(ctx) })
+	watches := []func(context.Context) error{s.watchNetwork, s.watchQueues, s.watchXFRM, s.watchLinks, s.watchRules}
+	failed := make(chan error, len(watches))
+	for _, watch := range watches {
+		go func() { failed <- watch(ctx) }()
+	}
 	err := <-failed
 	cancel()
-	loop.Wait()
+	for range len(watches) - 1 {
+		<-failed
+	}
+	loops.Wait()
 	return err
 }
 
+func (s *Shortcut) watchNetwork(ctx context.Context) error {
+	return netdev.Watch(ctx, s.changed, unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR,
+		unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE, unix.RTNLGRP_NEIGH)
+}
+
+// watchQueues waits for changes of queues and filters of tc.
+func (s *Shortcut) watchQueues(ctx context.Context) error {
+	return watch(ctx, s.filtersChanged, func(ctx context.Context, changed wakeup.Signal) error {
+		return netdev.Watch(ctx, changed, unix.RTNLGRP_TC)
+	})
+}
+
+// watchXFRM waits for changes of XFRM policies.
+func (s *Shortcut) watchXFRM(ctx context.Context) error {
+	return watch(ctx, s.filtersChanged, node.WatchXFRMPolicies)
+}
+
+// watchLinks waits for changes of devices, such as programs of XDP. Pods may cause such.
+func (s *Shortcut) watchLinks(ctx context.Context) error {
+	return watch(ctx, s.podsChanged, func(ctx context.Context, changed wakeup.Signal) error {
+		return netdev.Watch(ctx, changed, unix.RTNLGRP_LINK)
+	})
+}
+
+// watch calls a function at each signal of a watch, until this ends.
+func watch(ctx context.Context, changed func(), watch func(context.Context, wakeup.Signal) error) error {
+	signal, ended := wakeup.NewSignal(), make(chan error, 1)
+	go func() { ended <- watch(ctx, signal) }()
+	for {
+		select {
+		case err := <-ended:
+			return err
+		case <-signal:
+			changed()
+		}
+	}
+}
+
+// follow reads the network when it has changed, and every auditInterval.
 func (s *Shortcut) follow(ctx context.Context) {
 	audit := time.NewTicker(auditInterval)
 	defer audit.Stop()
@@ -136,14 +191,11 @@ func (s *Shortcut) follow(ctx context.Context) {
 	}
 }
 
-// Reconcile attaches the programs and writes the tables until they are as they should be.
+// Reconcile reads the network, attaches the programs and writes the tables until they are as they should be. Pods are
+// added when packet filters have been searched for them.
 func (s *Shortcut) Reconcile() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if !s.ready {
-		return
-	}
-	s.problems = nil
+	s.reading.Lock()
+	defer s.reading.Unlock()
 	err := s.reconcile()
 	for range retries {
 		if err == nil {
@@ -151,33 +203,54 @@ func (s *Shortcut) Reconcile() {
 		}
 		err = s.reconcile() // a device may have gone while its entries were written
 	}
-	if err != nil {
-		s.problems = append(s.problems, condition.PodShortcutFailed.New("%v", err))
-		if err.Error() != s.failed {
-			s.config.Log.Error("the pod shortcut", "error", err)
-		}
-		s.failed = err.Error()
-		return
-	}
-	s.failed = ""
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.record(err)
 }
 
-// reconcile writes an entry after its program is attached, and deletes it before that is detached, so that both
-// directions of a flow take the shortcut or none does.
+// record notes the result of reading or writing. An error is logged once.
+func (s *Shortcut) record(err error) {
+	if err != nil && (s.failure == nil || s.failure.Error() != err.Error()) {
+		s.config.Log.Error("the pod shortcut", "error", err)
+	}
+	s.failure = err
+}
+
 func (s *Shortcut) reconcile() error {
 	n, err := s.read()
 	if err != nil {
 		return err
 	}
-	at := s.remember(n, n.find(s.networks, s.config.Devices))
-	around := newSurroundings(n, s.networks, at)
-	found, err := s.filters(around)
-	if err != nil { // there may be any
-		found = []filter{{what: err.Error()}}
-		s.problems = append(s.problems, condition.PodShortcutFailed.New("%v", err))
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.ready {
+		return nil
 	}
-	s.status = s.withhold(around, found)
-	pods, devices := n.rows(at, around.uplinks)
+	around := newSurroundings(n, slices.Clone(s.networks), s.remember(n, n.find(s.networks, s.config.Devices)))
+	s.around = &around
+	if s.searched.isOutdated(s.around) {
+		s.schedule.podsChanged(time.Now())
+		s.due.Send()
+	}
+	return s.apply()
+}
+
+// apply writes the tables as the network was last read, with the filters that were last found: pods that the last
+// search did not cover wait on the stack. It writes an entry after its program is attached, and deletes it before that
+// is detached, so that both directions of a flow take the shortcut or none does.
+func (s *Shortcut) apply() error {
+	if s.around == nil || s.searched == nil {
+		return nil
+	}
+	n, found := s.around.network, s.searched.found
+	if s.schedule.held {
+		found = append(slices.Clone(found), filter{what: "packet filters that change faster than they can be searched"})
+	}
+	at := s.choose(found)
+	uplinks := slices.DeleteFunc(slices.Clone(s.around.uplinks), func(l link) bool {
+		return !s.config.IgnoreFilters && !s.searched.hasUplink(s.around, l)
+	})
+	pods, devices := n.rows(at, uplinks)
 	if len(pods) == 0 {
 		devices = nil
 	}

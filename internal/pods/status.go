@@ -27,34 +27,43 @@ type Status struct {
 type DeviceStatus struct {
 	Name string       `json:"name"`
 	Pods []netip.Addr `json:"pods"`
+	// Waiting are addresses whose packets take the stack until packet filters have been searched for them.
+	Waiting []netip.Addr `json:"waiting,omitempty"`
 	// Shortcut: its packets take the shortcut, and not the stack.
 	Shortcut bool `json:"shortcut"`
 	// Filters are those that the shortcut bypasses: why its packets take the stack, unless filters are ignored.
 	Filters []string `json:"filters,omitempty"`
 }
 
-// withhold takes the pods whose packets a filter concerns out of the shortcut, and returns the status.
-func (s *Shortcut) withhold(around surroundings, filters []filter) Status {
-	status, at := Status{Devices: []DeviceStatus{}, Uplinks: []string{}}, around.at
-	for _, addr := range sortedAddresses(at) {
-		l := around.network.link(at[addr].device)
+// choose returns the pods whose packets take the shortcut, and sets the status: those whose packets no filter concerns,
+// and for which filters have been searched.
+func (s *Shortcut) choose(filters []filter) map[netip.Addr]place {
+	status, at := Status{Devices: []DeviceStatus{}, Uplinks: []string{}}, map[netip.Addr]place{}
+	for _, addr := range sortedAddresses(s.around.at) {
+		p := s.around.at[addr]
+		l := s.around.network.link(p.device)
 		i := slices.IndexFunc(status.Devices, func(d DeviceStatus) bool { return d.Name == l.name })
 		if i < 0 {
 			i = len(status.Devices)
 			found := concerning(filters, l.index)
-			status.Devices = append(status.Devices, DeviceStatus{Name: l.name, Shortcut: len(found) == 0 || s.config.IgnoreFilters, Filters: found})
+			status.Devices = append(status.Devices, DeviceStatus{Name: l.name, Pods: []netip.Addr{}, Shortcut: len(found) == 0 || s.config.IgnoreFilters, Filters: found})
 		}
 		d := &status.Devices[i]
-		d.Pods = append(d.Pods, addr)
-		if !d.Shortcut {
-			delete(at, addr)
+		switch {
+		case !s.config.IgnoreFilters && !s.searched.hasPod(s.around, addr):
+			d.Waiting = append(d.Waiting, addr)
+			continue
+		case d.Shortcut:
+			at[addr] = p
 		}
+		d.Pods = append(d.Pods, addr)
 	}
-	for _, l := range around.uplinks {
+	for _, l := range s.around.uplinks {
 		status.Uplinks = append(status.Uplinks, l.name)
 	}
 	slices.SortFunc(status.Devices, func(a, b DeviceStatus) int { return strings.Compare(a.Name, b.Name) })
-	return status
+	s.status = status
+	return at
 }
 
 // mostFilters is how many filters of a device are described.
@@ -91,6 +100,7 @@ func (s *Status) Addresses() (pods, withheld int) {
 		} else {
 			withheld += len(d.Pods)
 		}
+		withheld += len(d.Waiting)
 	}
 	return pods, withheld
 }
@@ -115,9 +125,12 @@ func (s *Status) Line() string {
 func (s *Shortcut) Conditions() condition.List {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	all := slices.Clone(s.problems)
+	all := s.searched.conditions()
+	if s.failure != nil {
+		all = append(all, condition.PodShortcutFailed.New("%v", s.failure))
+	}
 	for _, d := range s.status.Devices {
-		if !d.Shortcut {
+		if !d.Shortcut && len(d.Pods) > 0 {
 			all = append(all, condition.PodShortcutWithheld.New("packets of %d pod addresses take the stack: %s", len(d.Pods), strings.Join(d.Filters, "; ")).At(d.Name))
 		}
 	}

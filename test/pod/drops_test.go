@@ -74,7 +74,7 @@ func (w *world) dropped(d drop) {
 		after := w.counters()["node-a"]
 		return after["path_local"]+after["path_out"]-before["path_local"]-before["path_out"] >= 10
 	})
-	w.endsFlowOf(d.from, d.to, func() { d.do(w) })
+	w.endsFlowOf(d.from, d.to, auditDelay, func() { d.do(w) })
 	w.wantAnswer(d, false)
 	found := ""
 	for _, device := range w.pods("node-a").Devices {
