@@ -44,3 +44,10 @@ struct {
 	__type(key, __u32);
 	__type(value, struct pod_counters);
 } pod_counts SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct pod_lease);
+} pod_leases SEC(".maps");

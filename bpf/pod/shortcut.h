@@ -173,6 +173,15 @@ static __always_inline int from_node(struct context *ctx, struct scratch *w, con
 	       (is_from_pod_network(w) && !bpf_map_lookup_elem(&pods, &w->packet.tuple.source));
 }
 
+/* Returns whether the agent has searched packet filters lately. */
+static __always_inline int pod_lease_valid(struct scratch *w)
+{
+	__u32 zero = 0;
+	const struct pod_lease *lease = bpf_map_lookup_elem(&pod_leases, &zero);
+
+	return lease && second_of(w) < *(const volatile __u32 *)&lease->until;
+}
+
 /* Returns the path of a packet that takes the shortcut. `to_pod`: to a pod of this node. */
 static __always_inline enum pod_path pod_path_of(const struct pod_device *device, int to_pod)
 {
@@ -225,6 +234,8 @@ static __always_inline enum action pod_decide(struct context *ctx, struct scratc
 		return pod_stack(ctx, why);
 	if (tracked && kernel_has_flow(ctx, tracked))
 		return pod_stack(ctx, POD_STACK_KERNEL_FLOW);
+	if (!pod_lease_valid(w))
+		return pod_stack(ctx, POD_STACK_UNSEARCHED);
 	if (flow == FLOW_FROM_POD && ct)
 		return pod_reply(ctx, w, ct, unreplied, pod_path_of(device, 1));
 	if (flow == FLOW_ERROR)

@@ -39,9 +39,16 @@ enum pod_path {
 	POD_STACK_SERVICE,     /* to a Service, or of a flow of the edge */
 	POD_STACK_KERNEL_FLOW, /* of a flow that the kernel's conntrack has */
 	POD_STACK_ROUTE,       /* no route by a device with the program, TTL used up, or too big */
+	POD_STACK_UNSEARCHED,  /* no recent search for packet filters (struct pod_lease) */
 	POD_PATHS,
 };
 
 struct pod_counters {
 	__u64 count[POD_PATHS];
+};
+
+/* How long the shortcut may be used without another search for packet filters. Each search that
+ * the agent has completed extends it. Without an agent the shortcut ends by it. */
+struct pod_lease {
+	__u32 until; /* second of CLOCK_MONOTONIC; 0xffffffff: for ever */
 };

@@ -13,6 +13,8 @@ import (
 	"github.com/cilium/ebpf/features"
 	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
+
+	"beeline.io/beeline/internal/kernelclock"
 )
 
 // PodOptions configure the pod shortcut. It uses the edge's tables.
@@ -24,6 +26,8 @@ type (
 	Pod = PodPod
 	// PodDevice is a device with the program of the pod shortcut.
 	PodDevice = PodPodDevice
+	// PodLease is how long the pod shortcut may be used without another search for packet filters.
+	PodLease = PodPodLease
 )
 
 // What is behind a PodDevice.
@@ -78,6 +82,7 @@ var podTables = []Table{
 	{Name: PodMapPods, Kind: ConfigTable, Fixed: podLimit, Copy: CopyEntries},
 	{Name: PodMapPodDevices, Kind: ConfigTable, Fixed: podLimit, Copy: CopyEntries},
 	{Name: PodMapPodLinks, Kind: ConfigTable, Fixed: podLimit, Copy: CopyEntries},
+	{Name: PodMapPodLeases, Kind: ConfigTable, Copy: CopyArray, Init: initPodLease},
 	{Name: PodMapPodCounts, Kind: CounterTable, Copy: StartEmpty},
 	{Name: PodMapPodFlows, Kind: ScratchTable},
 }
@@ -147,6 +152,29 @@ func (d *Datapath) PodDevices() Hash[uint32, PodDevice] {
 // device that is gone.
 func (d *Datapath) PodLinks() Hash[uint32, uint32] {
 	return kernelHash[uint32, uint32]{PodMapPodLinks, d.maps[PodMapPodLinks]}
+}
+
+// PodLeases returns the table whose entry 0 is the lease.
+func (d *Datapath) PodLeases() Hash[uint32, PodLease] {
+	return kernelHash[uint32, PodLease]{PodMapPodLeases, d.maps[PodMapPodLeases]}
+}
+
+// firstPodLease is the lease in a new table: after an upgrade from a version without it the shortcut goes on until the
+// first search.
+const firstPodLease = 30 // seconds
+
+func initPodLease(m *ebpf.Map) error {
+	var lease PodLease
+	if err := m.Lookup(uint32(0), &lease); err != nil {
+		return fmt.Errorf("read the lease of the pod shortcut: %w", err)
+	}
+	if lease.Until != 0 {
+		return nil
+	}
+	if err := m.Put(uint32(0), PodLease{Until: kernelclock.CoarseSeconds() + firstPodLease}); err != nil {
+		return fmt.Errorf("write the lease of the pod shortcut: %w", err)
+	}
+	return nil
 }
 
 // podPathNames are the names of enum pod_path by value, in lower case, such as "path_local" and "stack_service".

@@ -132,16 +132,13 @@ func (s *Shortcut) searchFilters() {
 	s.searched = &search{around, found, err}
 	failed := s.apply()
 	if failed == nil && err == nil {
-		s.searchEnded()
+		failed = s.extendLease(s.schedule.began)
 	}
 	s.mu.Unlock()
 	if failed != nil { // a device may have gone
 		s.Reconcile()
 	}
 }
-
-// searchEnded is called when a whole search has found all filters and the tables are written accordingly.
-func (s *Shortcut) searchEnded() {}
 
 // isOutdated reports whether filters have to be searched at other places than before.
 func (s *search) isOutdated(now *surroundings) bool {

@@ -28,7 +28,9 @@ type Config struct {
 	Devices []string
 	// IgnoreFilters keeps the shortcut where it bypasses packet filters.
 	IgnoreFilters bool
-	Log           *slog.Logger
+	// Lease is how long after its begin a search for filters counts.
+	Lease time.Duration
+	Log   *slog.Logger
 }
 
 // Datapath is what the shortcut needs of package datapath.
@@ -38,6 +40,7 @@ type Datapath interface {
 	Pods() datapath.Hash[datapath.Address, datapath.Pod]
 	PodDevices() datapath.Hash[uint32, datapath.PodDevice]
 	PodLinks() datapath.Hash[uint32, uint32]
+	PodLeases() datapath.Hash[uint32, datapath.PodLease]
 	WaitForReaders() error
 	ForeignProgram(id uint32) (name string, foreign bool)
 }
@@ -57,6 +60,7 @@ type Shortcut struct {
 	filters  filterFinder
 	changed  wakeup.Signal // devices, routes, neighbours or pod networks
 	due      wakeup.Signal // schedule has changed
+	lease    lease
 
 	reading   sync.Mutex // held while the network is read, before mu
 	searching sync.Mutex // held while filters are searched, before mu

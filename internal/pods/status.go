@@ -125,7 +125,7 @@ func (s *Status) Line() string {
 func (s *Shortcut) Conditions() condition.List {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	all := s.searched.conditions()
+	all := append(s.searched.conditions(), s.overdue()...)
 	if s.failure != nil {
 		all = append(all, condition.PodShortcutFailed.New("%v", s.failure))
 	}

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"path"
 	"slices"
+	"time"
 
 	"github.com/spf13/pflag"
 
@@ -24,6 +25,7 @@ import (
 type config struct {
 	devices       []string // auto, off, or names and shell patterns
 	ignoreFilters bool
+	filterAge     time.Duration
 }
 
 // New returns the pod shortcut. It is enabled by --pod-devices.
@@ -47,9 +49,17 @@ const (
 	off  = "off"
 )
 
+// Bounds of --pod-filter-age. Searches are 5 seconds apart, and an upgrade of the agent must not end the shortcut.
+const (
+	defaultFilterAge = 30 * time.Second
+	minFilterAge     = 10 * time.Second
+	maxFilterAge     = time.Hour
+)
+
 func (c *config) addFlags(fs *pflag.FlagSet) {
 	fs.StringSliceVar(&c.devices, "pod-devices", []string{off}, "devices of pods between which packets skip the node's IP stack, and with it netfilter: off, auto (all that lead to a pod alone), or names and shell patterns")
 	fs.BoolVar(&c.ignoreFilters, "pod-ignore-filters", false, "let packets between pods skip the node's IP stack even where a packet filter, a queue or another BPF program at the device would see them there; these then have no effect on them")
+	fs.DurationVar(&c.filterAge, "pod-filter-age", defaultFilterAge, fmt.Sprintf("age of the last complete search for packet filters from which on packets between pods take the stack: how long a rule may have no effect on them if the agent is dead or hangs (%v to %v)", minFilterAge, maxFilterAge))
 }
 
 // enabled reports whether the flags ask for the shortcut.
@@ -74,6 +84,9 @@ func (c *config) complete(services *service.Config) error {
 	}
 	if c.ignoreFilters && !c.enabled() {
 		return fmt.Errorf("--pod-ignore-filters has no effect with --pod-devices=off: remove one of them")
+	}
+	if c.filterAge < minFilterAge || c.filterAge > maxFilterAge {
+		return fmt.Errorf("--pod-filter-age %v: between %v and %v", c.filterAge, minFilterAge, maxFilterAge)
 	}
 	return nil
 }
@@ -101,7 +114,7 @@ func (c *config) run(env component.Env) (*component.Instance, error) {
 			Conditions: func() condition.List { return condition.List{condition.PodShortcutFailed.New("%s", reason)} },
 		}, nil
 	}
-	r := &running{env, pods.New(env.Datapath, pods.Config{Devices: c.patterns(), IgnoreFilters: c.ignoreFilters, Log: env.Log})}
+	r := &running{env, pods.New(env.Datapath, pods.Config{Devices: c.patterns(), IgnoreFilters: c.ignoreFilters, Lease: c.filterAge, Log: env.Log})}
 	return &component.Instance{
 		Apply: r.apply, Start: r.shortcut.Start,
 		Run:    []component.Task{{Name: "pods", Run: r.shortcut.Run}},

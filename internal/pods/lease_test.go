@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package pods
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"math"
+	"testing"
+	"time"
+
+	"beeline.io/beeline/internal/condition"
+	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/kernelclock"
+)
+
+// memory is a table.
+type memory[K comparable, V any] map[K]V
+
+func (m memory[K, V]) Max() uint32           { return 1 << 20 }
+func (m memory[K, V]) Put(k K, v V) error    { m[k] = v; return nil }
+func (m memory[K, V]) Delete(k K) error      { delete(m, k); return nil }
+func (m memory[K, V]) All() (map[K]V, error) { return maps.Clone(m), nil }
+
+// fakeDatapath has tables and no programs.
+type fakeDatapath struct {
+	Datapath
+	pods    memory[datapath.Address, datapath.Pod]
+	devices memory[uint32, datapath.PodDevice]
+	links   memory[uint32, uint32]
+	leases  memory[uint32, datapath.PodLease]
+}
+
+func newFakeDatapath() *fakeDatapath {
+	return &fakeDatapath{
+		pods: memory[datapath.Address, datapath.Pod]{}, devices: memory[uint32, datapath.PodDevice]{},
+		links: memory[uint32, uint32]{}, leases: memory[uint32, datapath.PodLease]{},
+	}
+}
+
+func (d *fakeDatapath) Enabled(string) bool                                   { return false }
+func (d *fakeDatapath) Pods() datapath.Hash[datapath.Address, datapath.Pod]   { return d.pods }
+func (d *fakeDatapath) PodDevices() datapath.Hash[uint32, datapath.PodDevice] { return d.devices }
+func (d *fakeDatapath) PodLinks() datapath.Hash[uint32, uint32]               { return d.links }
+func (d *fakeDatapath) PodLeases() datapath.Hash[uint32, datapath.PodLease]   { return d.leases }
+func (d *fakeDatapath) ForeignProgram(uint32) (name string, foreign bool)     { return "", false }
+
+// fakeFinder finds no filters, or fails.
+type fakeFinder struct{ err error }
+
+func (f *fakeFinder) find(surroundings) ([]filter, error) { return nil, f.err }
+func (f *fakeFinder) follow() error                       { return nil }
+func (f *fakeFinder) wait(context.Context) error          { return nil }
+
+// Only a complete search extends the lease, from its begin on. A lease that has ended is a condition until then.
+func TestLease(t *testing.T) {
+	d := newFakeDatapath()
+	s := New(d, Config{Lease: 30 * time.Second})
+	s.read = func() (*network, error) { return &network{}, nil }
+	finder := &fakeFinder{errors.New("no rules")}
+	s.filters = finder
+	s.Start()
+	if len(d.leases) > 0 {
+		t.Errorf("a search that failed has extended the lease: %v", d.leases)
+	}
+	finder.err = nil
+	begin := kernelclock.CoarseSeconds()
+	s.searchFilters()
+	if got := d.leases[0].Until; got < begin+29 || got > begin+31 {
+		t.Errorf("the lease ends at second %d, the search began at %d", got, begin)
+	}
+	if has(s.Conditions(), condition.PodShortcutUnsearched) {
+		t.Error("a condition although the search is recent")
+	}
+	s.lease.until.Store(begin - 10)
+	if !has(s.Conditions(), condition.PodShortcutUnsearched) {
+		t.Error("no condition although the last search is 40 seconds old")
+	}
+	s.searchFilters()
+	if has(s.Conditions(), condition.PodShortcutUnsearched) {
+		t.Error("a condition after a search")
+	}
+	s.config.IgnoreFilters = true
+	s.searchFilters()
+	if got := d.leases[0].Until; got != math.MaxUint32 {
+		t.Errorf("without filters the lease ends at %d", got)
+	}
+}
+
+func has(l condition.List, kind *condition.Kind) bool {
+	for _, c := range l {
+		if c.Code == kind.Code {
+			return true
+		}
+	}
+	return false
+}
