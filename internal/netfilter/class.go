@@ -72,6 +72,10 @@ const (
 	// ctAll are the states that packets of the shortcut may have on the stack. None is invalid: both directions
 	// take the same path.
 	ctAll = ctEstablished | ctRelated | ctNew | ctUntracked
+
+	// withoutEntry are the states of packets that have no conntrack entry. Those that conntrack has not met yet are
+	// invalid to rules (nft_ct_get_eval, conntrack_mt), unless a rule has exempted them from it.
+	withoutEntry = ctInvalid | ctUntracked
 )
 
 // protocols are bits for the protocols with a shortcut: TCP, UDP and the family's ICMP.

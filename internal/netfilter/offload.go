@@ -141,7 +141,7 @@ func (w *walk) startFlows(v6 bool) {
 	}
 	b := w.base
 	switch {
-	case b.hook <= prerouting && (b.family == familyNetdev || b.priority <= priorityConntrack): // maybe before conntrack
+	case b.mayPrecedeConntrack():
 		c.states |= ctInvalid
 	case b.family == familyBridge: // packets of the flow cache have no conntrack entry there
 		unknown := c

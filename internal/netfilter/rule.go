@@ -189,6 +189,10 @@ func testStates(states ctStates) test {
 	}
 }
 
+// hasEntry is the test that a rule makes which reads anything but the state of a packet's conntrack entry. Without an
+// entry the rule does not match, whatever it compares with (NFT_BREAK).
+func hasEntry(w *walk, c *class) (yes, no *class) { return testStates(^withoutEntry)(w, c) }
+
 // testProtocol is a test of the protocol's number.
 func testProtocol(ok func(number uint8) bool) test {
 	return func(_ *walk, c *class) (yes, no *class) {

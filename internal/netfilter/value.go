@@ -45,6 +45,8 @@ type value struct {
 	mask, xor []byte // nil: none
 	// varies: of a field that is not known, packets of a flow may have different values.
 	varies bool
+	// byDevice: the type of an address as seen from a device.
+	byDevice bool
 }
 
 func unknown() value { return value{} }

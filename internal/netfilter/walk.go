@@ -128,6 +128,13 @@ func (w *walk) start(c *class) {
 	if b.nat {
 		c.states &= ctNew
 	}
+	if !w.offload && b.mayPrecedeConntrack() {
+		if b.priority == priorityConntrack {
+			c.states |= withoutEntry
+		} else {
+			c.states = withoutEntry
+		}
+	}
 	w.at = ""
 	rest := w.chain(b.chain, c, 0)
 	switch {
@@ -136,6 +143,11 @@ func (w *walk) start(c *class) {
 	case b.drop && !rest.empty():
 		w.report(w.lost(rest), b.table.title("policy", b.chain)+": drop")
 	}
+}
+
+// mayPrecedeConntrack reports whether packets may not have met conntrack yet. At its own priority they may have.
+func (b *base) mayPrecedeConntrack() bool {
+	return b.hook == ingress || b.hook <= prerouting && b.priority <= priorityConntrack
 }
 
 // seen returns the packets of a class that pass the hook.
@@ -150,8 +162,8 @@ func (w *walk) seen(c *class) *class {
 			}
 			return d.Master != nil && d.Master.Bridge
 		case familyNetdev:
-			// Also the egress hook, at the devices of pods and at those to other nodes: the kernel has packets skip
-			// it that a program at tc ingress redirects (nf_skip_egress, since Linux 5.16).
+			// At egress, too, also of devices to other nodes: what a program at tc ingress redirects skips it
+			// (nf_skip_egress, since Linux 5.16).
 			return matchesAny(b.devices, d)
 		}
 		return true
