@@ -162,7 +162,7 @@ func (w *walk) seen(c *class) *class {
 			}
 			return d.Master != nil && d.Master.Bridge
 		case familyNetdev:
-			// At egress, too, also of devices to other nodes: what a program at tc ingress redirects skips it
+			// At egress, too, also of uplinks: what a program at tc ingress redirects skips it
 			// (nf_skip_egress, since Linux 5.16).
 			return matchesAny(b.devices, d)
 		}
