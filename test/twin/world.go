@@ -54,12 +54,11 @@ func newWorld(t testing.TB, l *layout) *world {
 		w.sides[i] = s
 		t.Cleanup(s.close)
 		w.must(s.prepare())
-	}
-	w.startAgent()
-	for _, s := range w.sides {
 		w.must(s.open())
 		w.must(s.meetAll())
 	}
+	w.settle()
+	w.startAgent()
 	w.awaitPods()
 	w.settle()
 	return w
