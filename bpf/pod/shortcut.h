@@ -29,6 +29,7 @@
 #include "pod/known_flow.h"
 #include "pod/maps.h"
 #include "pod/service.h"
+#include "pod/source.h"
 #include "pod/types.h"
 #include "route/fib.h"
 #include "route/fragment.h"
@@ -157,10 +158,10 @@ static __always_inline int from_pod(struct context *ctx, const struct scratch *w
 	return *routed || (to && mac_is_known(to->mac) && frame_is_for(ctx, to->mac));
 }
 
-/* Returns whether a packet from another node may take the shortcut. `rewritten`: the edge has
- * rewritten it. Pods of this node do not send from there: reverse path filtering decides. */
+/* Returns whether a packet from another node may take the shortcut. `flow`: whose it is. One that
+ * the edge has rewritten has passed the edge's source validation. */
 static __always_inline int from_node(struct context *ctx, struct scratch *w, const struct pod *to,
-				     int rewritten, enum pod_path *why)
+				     enum pod_flow flow, enum pod_path *why)
 {
 	*why = POD_STACK_DESTINATION;
 	if (!to)
@@ -169,8 +170,11 @@ static __always_inline int from_node(struct context *ctx, struct scratch *w, con
 	if (!packet_is_for_node(ctx, &w->own))
 		return 0;
 	*why = POD_STACK_SOURCE;
-	return rewritten ||
-	       (is_from_pod_network(w) && !bpf_map_lookup_elem(&pods, &w->packet.tuple.source));
+	if (flow == FLOW_TO_POD)
+		return 1;
+	if (flow != FLOW_ERROR && !is_from_pod_network(w))
+		return 0;
+	return !bpf_map_lookup_elem(&pods, &w->packet.tuple.source) && source_is_of_nodes(ctx, w);
 }
 
 /* Returns whether the agent has searched packet filters lately. */
@@ -229,7 +233,7 @@ static __always_inline enum action pod_decide(struct context *ctx, struct scratc
 		may = from_pod(ctx, w, device, to, flow == FLOW_FROM_POD || flow == FLOW_ERROR,
 			       &routed, &why);
 	else
-		may = from_node(ctx, w, to, flow == FLOW_TO_POD || flow == FLOW_ERROR, &why);
+		may = from_node(ctx, w, to, flow, &why);
 	if (!may)
 		return pod_stack(ctx, why);
 	if (tracked && kernel_has_flow(ctx, tracked))

@@ -24,7 +24,8 @@ struct pod_device {
 	__u8 mac[6]; /* the destination of frames that the node routes: of the device, or of its
 			bridge */
 	__u8 role;   /* enum pod_role */
-	__u8 reserved;
+	/* The larger of net.ipv4.conf.all.rp_filter and that of the device. */
+	__u8 rp_filter;
 };
 
 /* Where a packet went, and for the stack why. The agent reads the names from the BTF. */

@@ -136,7 +136,8 @@ func (s *Shortcut) Run(ctx context.Context) error {
 
 func (s *Shortcut) watchNetwork(ctx context.Context) error {
 	return netdev.Watch(ctx, s.changed, unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR,
-		unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE, unix.RTNLGRP_NEIGH)
+		unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE, unix.RTNLGRP_NEIGH,
+		unix.RTNLGRP_IPV4_NETCONF, unix.RTNLGRP_IPV4_RULE)
 }
 
 // watchQueues waits for changes of queues and filters of tc.
@@ -246,9 +247,9 @@ func (s *Shortcut) apply() error {
 	if s.around == nil || s.searched == nil {
 		return nil
 	}
-	n, found := s.around.network, s.searched.found
+	n, found := s.around.network, slices.Concat(s.searched.found, s.around.reversePaths())
 	if s.schedule.held {
-		found = append(slices.Clone(found), filter{what: "packet filters that change faster than they can be searched"})
+		found = append(found, filter{what: "packet filters that change faster than they can be searched"})
 	}
 	at := s.choose(found)
 	uplinks := slices.DeleteFunc(slices.Clone(s.around.uplinks), func(l link) bool {
@@ -318,7 +319,7 @@ func (n *network) rows(at map[netip.Addr]place, uplinks []link) (map[datapath.Ad
 		devices[uint32(p.device)] = datapath.PodDevice{Mac: gateway, Role: datapath.RolePods}
 	}
 	for _, l := range uplinks {
-		devices[uint32(l.index)] = datapath.PodDevice{Mac: l.mac, Role: datapath.RoleNodes}
+		devices[uint32(l.index)] = datapath.PodDevice{Mac: l.mac, Role: datapath.RoleNodes, RpFilter: n.rpFilters[l.index]}
 	}
 	return pods, devices
 }
