@@ -121,7 +121,7 @@ static __always_inline enum action new_flow_outbound(struct context *ctx, struct
 	if (routed == FORWARDING_OFF)
 		return drop(ctx, w, EDGE_DROP_FORWARDING);
 	/* Not the client's own port: the client may also use it to talk to the backend directly. */
-	reason = ct_create(0);
+	reason = ct_create(ctx, 0);
 	if (reason != EDGE_NEW && reason != EDGE_RECOVERED)
 		return drop(ctx, w, reason);
 	return egress_forward(ctx, w, routed, reason);

@@ -78,7 +78,8 @@ var edgeConstants = map[string]ConstantValue{
 		}
 		return uint8(0), nil
 	},
-	EdgeTCVarPseudoHeaderV6: func(*Datapath) (any, error) { return PseudoHeaderV6(), nil },
+	EdgeTCVarPseudoHeaderV6:  func(*Datapath) (any, error) { return PseudoHeaderV6(), nil },
+	EdgeTCVarKernelConntrack: func(*Datapath) (any, error) { return KernelConntrack(), nil },
 }
 
 var socketStatsConstants = map[string]ConstantValue{

@@ -155,6 +155,8 @@ const (
 	// These are in the BTF of the module nf_conntrack, unless that is part of the kernel.
 	conntrackLookup  = "bpf_skb_ct_lookup"
 	conntrackTimeout = "bpf_ct_change_timeout"
+	// The kernel has no BTF of modules to read.
+	withoutModules = "no modules"
 )
 
 // kernelBTF is the kernel's BTF, for loading programs between kernelHas and Attach: reading it takes some
@@ -171,6 +173,8 @@ var kernelHas = sync.OnceValue(func() map[string]bool {
 	}
 	kernelBTF.Store(cache)
 	found[kernelTypes] = true
+	modules, err := cache.Modules()
+	found[withoutModules] = err == nil && len(modules) == 0
 	for _, name := range []string{socketIterator, sockDestroy} {
 		var f *btf.Func
 		found[name] = spec.TypeByName(name, &f) == nil

@@ -141,6 +141,7 @@ func (l limits) set(t testing.TB, spec *ebpf.CollectionSpec) {
 	must(t, spec.Variables[datapath.EdgeTCVarIcmpPerSecond].Set(l.icmpRate))
 	must(t, spec.Variables[datapath.EdgeTCVarIcmpBurst].Set(l.icmpBurst))
 	must(t, spec.Variables[datapath.EdgeTCVarDsrAccept].Set(uint8(1)))
+	must(t, spec.Variables[datapath.EdgeTCVarKernelConntrack].Set(datapath.KernelConntrack()))
 }
 
 var podNetworks = prefixes("10.10.0.0/16", "fd00:10::/32")
