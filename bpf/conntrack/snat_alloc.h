@@ -228,9 +228,9 @@ __noinline int snat_attempt(struct context *ctx, struct snat_search *search, __u
  * only with an association of the node itself, from the same port to the same backend; excluding
  * ports for that would lock out clients that use them. */
 static __always_inline int snat_choose_port(struct context *ctx, struct snat_search *search,
-					    struct scratch *w, __u8 protocol)
+					    struct scratch *w)
 {
-	if (protocol == IPPROTO_SCTP) {
+	if (w->packet.tuple.protocol == IPPROTO_SCTP) {
 		search->sctp = 1;
 		snat_attempt(ctx, search, SNAT_ATTEMPTS - 1);
 	} else {
