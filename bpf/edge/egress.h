@@ -138,7 +138,7 @@ static __always_inline enum action established_outbound(struct context *ctx, str
 		return too_big(ctx);
 	if (routed == FORWARDING_OFF)
 		return drop(ctx, w, EDGE_DROP_FORWARDING);
-	ct_update(w, ct, unreplied);
+	ct_update(ctx, w, ct, unreplied);
 	return egress_forward(ctx, w, routed, flags & CT_REPLY ? EDGE_REPLY : EDGE_ESTABLISHED);
 }
 
@@ -157,7 +157,7 @@ static __always_inline enum action egress_local_reply(struct context *ctx, struc
 		return established(ctx, w, ct, unreplied);
 	if (routed == ROUTED_TOO_BIG)
 		return too_big(ctx);
-	ct_update(w, ct, unreplied);
+	ct_update(ctx, w, ct, unreplied);
 	if (rewrite(ctx, w, 0, EDGE_REPLY))
 		return drop(ctx, w, EDGE_DROP_REWRITE_FAILED);
 	return packet_redirect_neigh(ctx, w->fib.ifindex);

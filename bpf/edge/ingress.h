@@ -250,7 +250,7 @@ static __always_inline enum action established(struct context *ctx, struct scrat
 	if (!(flags & (CT_REPLY | CT_OUTBOUND | CT_DSR)) && ct->device != client_device(ctx, w) &&
 	    !dry_run)
 		ct_set_device(ct, client_device(ctx, w));
-	ct_update(w, ct, unreplied);
+	ct_update(ctx, w, ct, unreplied);
 	if (flags & (CT_LOCAL | CT_OUTBOUND))
 		return deliver_local(ctx, w, reason);
 	return forward(ctx, w, routed, reason);

@@ -67,6 +67,7 @@ enum nf_ct_ext_id {
 
 struct nf_conn {
 	__u32 timeout;
+	__u32 mark;
 	struct nf_conntrack_tuple_hash tuplehash[2];
 	unsigned long status;
 	struct nf_ct_ext *ext;
@@ -89,6 +90,10 @@ enum {
 	TCP_CONNTRACK_TIME_WAIT = 7,
 };
 
+/* Whether the kernel has bpf_skb_ct_lookup and bpf_xdp_ct_lookup (Linux 5.18, module nf_conntrack).
+ * Set by the loader. */
+const volatile __u8 kernel_conntrack = 0;
+
 /* Weak: the edge is loaded without them, too (netfilter/known.h). */
 extern struct nf_conn *bpf_skb_ct_lookup(struct __sk_buff *skb, struct bpf_sock_tuple *tuple,
 					 __u32 tuple__sz, struct bpf_ct_opts *opts,
@@ -97,6 +102,7 @@ extern struct nf_conn *bpf_xdp_ct_lookup(struct xdp_md *ctx, struct bpf_sock_tup
 					 __u32 tuple__sz, struct bpf_ct_opts *opts,
 					 __u32 opts__sz) __ksym __weak;
 extern void bpf_ct_release(struct nf_conn *ct) __ksym __weak;
+extern int bpf_ct_change_timeout(struct nf_conn *ct, __u32 ms) __ksym __weak;
 
 #if IS_XDP
 #define ct_lookup_by_kernel bpf_xdp_ct_lookup

@@ -10,12 +10,9 @@
 #include <bpf/bpf_helpers.h>
 
 #include "netfilter/conntrack.h"
+#include "netfilter/own_entry.h"
 #include "packet/tuple.h"
 #include "packet/types.h"
-
-/* Whether the kernel has bpf_skb_ct_lookup and bpf_xdp_ct_lookup (Linux 5.18, module nf_conntrack).
- * Set by the loader. */
-const volatile __u8 kernel_conntrack = 0;
 
 enum kernel_owner {
 	KERNEL_NONE,
@@ -57,20 +54,22 @@ static __always_inline int is_kernels_flow(struct context *ctx, const struct tup
 	return is;
 }
 
-/* Returns whether the kernel's conntrack has a flow to whose sender an answer with this tuple would
- * go. Global function: the verifier checks it once. */
+/* Returns whether the kernel's conntrack has a flow whose answers have this tuple, other than by an
+ * entry of ours. Global function: the verifier checks it once. */
 __noinline int kernel_has_port(struct context *ctx, const struct tuple *answer)
 {
 	struct nf_conn *ct;
 	__u8 direction;
+	int has;
 
 	if (!answer || !kernel_conntrack)
 		return 0;
 	ct = netfilter_flow(ctx, answer, &direction);
 	if (!ct)
 		return 0;
+	has = !is_own_entry(ct);
 	bpf_ct_release(ct);
-	return 1;
+	return has;
 }
 
 /* Returns whether the node has a TCP socket with this remote end, in any state: TIME_WAIT and the

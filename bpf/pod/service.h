@@ -99,7 +99,7 @@ static __always_inline enum action pod_reply(struct context *ctx, struct scratch
 		if (not_routed(routed) || w->fib.ifindex != device)
 			return pod_stack(ctx, POD_STACK_SERVICE);
 	}
-	ct_update(w, ct, unreplied);
+	ct_update(ctx, w, ct, unreplied);
 	if (rewrite(ctx, w, 1, EDGE_REPLY))
 		return drop(ctx, w, EDGE_DROP_REWRITE_FAILED);
 	if (client)

@@ -3,6 +3,8 @@
 package datapath
 
 import (
+	"fmt"
+
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/btf"
@@ -16,6 +18,29 @@ func KernelConntrack() uint8 {
 		return 1
 	}
 	return 0
+}
+
+// KernelEntries returns the value of the constant kernel_entries: 1 if programs can add entries to the kernel's
+// conntrack.
+func KernelEntries() uint8 {
+	for _, name := range append([]string{conntrackLookup, conntrackTimeout}, conntrackInsertion...) {
+		if !kernelHas()[name] {
+			return 0
+		}
+	}
+	return 1
+}
+
+// OwnEntryMark is the mark of the entries in the kernel's conntrack that programs add for flows of the edge.
+const OwnEntryMark = 0xbee11e00
+
+// SetKernelRoom lets programs add entries to the kernel's conntrack until a time, in seconds of CLOCK_MONOTONIC; 0: not
+// now.
+func (d *Datapath) SetKernelRoom(until uint32) error {
+	if err := d.maps[EdgeTCMapKernelRoom].Put(uint32(0), until); err != nil {
+		return fmt.Errorf("write table %s: %w", EdgeTCMapKernelRoom, err)
+	}
+	return nil
 }
 
 // NoKernelFlows returns why the edge cannot ask the kernel's conntrack; empty: it can.

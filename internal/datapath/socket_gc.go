@@ -159,6 +159,9 @@ const (
 	withoutModules = "no modules"
 )
 
+// conntrackInsertion are the functions of nf_conntrack that add an entry.
+var conntrackInsertion = []string{"bpf_skb_ct_alloc", "bpf_xdp_ct_alloc", "bpf_ct_insert_entry", "bpf_ct_set_timeout", "bpf_ct_set_status"}
+
 // kernelBTF is the kernel's BTF, for loading programs between kernelHas and Attach: reading it takes some
 // MiB and 15 ms. Nil: not cached.
 var kernelBTF atomic.Pointer[btf.Cache]
@@ -179,7 +182,7 @@ var kernelHas = sync.OnceValue(func() map[string]bool {
 		var f *btf.Func
 		found[name] = spec.TypeByName(name, &f) == nil
 	}
-	for _, name := range []string{conntrackLookup, conntrackTimeout} {
+	for _, name := range append([]string{conntrackLookup, conntrackTimeout}, conntrackInsertion...) {
 		var f *btf.Func
 		found[name] = spec.TypeByName(name, &f) == nil
 		if module, err := cache.Module("nf_conntrack"); err == nil && !found[name] {
