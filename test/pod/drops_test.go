@@ -47,6 +47,38 @@ var routedDrops = []drop{
 	}, undo: func(w *world) { w.run("node-a", "nft", "delete", "table", "netdev", "t") }, filter: "nftables rule in chain c of table netdev t: drop"},
 }
 
+// bridgeDrops are at nodes whose pods are behind ports of a bridge.
+var bridgeDrops = []drop{
+	{name: "isolated ports", from: "a1", to: "a2", do: func(w *world) { w.ports("isolated on", "a1", "a2") }, undo: func(w *world) { w.ports("isolated off", "a1", "a2") },
+		filter: "port of bridge cni0: isolated"},
+	{name: "STP state", from: "a1", to: "a2", do: func(w *world) { w.ports("state 2", "a2") }, undo: func(w *world) { w.ports("state 3", "a2") },
+		filter: "port of bridge cni0: STP state learning"},
+	{name: "STP state, to another node", from: "a1", to: "b1", do: func(w *world) { w.ports("state 1", "a1") }, undo: func(w *world) { w.ports("state 3", "a1") },
+		filter: "port of bridge cni0: STP state listening"},
+	{name: "locked port", from: "a1", to: "a2", do: func(w *world) {
+		w.ports("locked on", "a1")
+		w.forgetMACs("a1")
+	}, undo: func(w *world) { w.ports("locked off", "a1") }, filter: "port of bridge cni0: locked"},
+}
+
+// ports changes ports of node-a's bridge.
+func (w *world) ports(setting string, devices ...string) {
+	w.t.Helper()
+	for _, device := range devices {
+		w.run("node-a", append([]string{"bridge", "link", "set", "dev", device}, strings.Fields(setting)...)...)
+	}
+}
+
+// forgetMACs has node-a's bridge forget the addresses that it has learned at a port.
+func (w *world) forgetMACs(port string) {
+	w.t.Helper()
+	for _, line := range strings.Split(w.run("node-a", "bridge", "fdb", "show", "dev", port), "\n") {
+		if mac, _, ok := strings.Cut(line, " "); ok && strings.Contains(line, "master") && !strings.Contains(line, "permanent") {
+			w.run("node-a", "bridge", "fdb", "del", mac, "dev", port, "master")
+		}
+	}
+}
+
 // legacy replaces the table filter of iptables-legacy at node-a: 40 chains, and rules.
 func (w *world) legacy(rules string) {
 	w.t.Helper()
@@ -61,6 +93,9 @@ func (w *world) legacy(rules string) {
 // What drops packets on the stack drops them beside the shortcut, too, and what the shortcut has taken before; without
 // it they pass again.
 func TestDrops(t *testing.T) { testDrops(t, lab.Shape{}, routedDrops) }
+
+// The same for ports of a bridge.
+func TestDropsOfBridges(t *testing.T) { testDrops(t, lab.Shape{Pods: lab.PodsBridge}, bridgeDrops) }
 
 func testDrops(t *testing.T, shape lab.Shape, drops []drop) {
 	w := newWorld(t, shape, "--pod-devices=auto")
