@@ -3,13 +3,13 @@
 package netfilter
 
 import (
-	"encoding/binary"
 	"fmt"
 	"net/netip"
 	"regexp"
 	"strings"
 	"testing"
 
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"beeline.io/beeline/internal/offload/flow"
@@ -247,8 +247,9 @@ func TestRulesOfModules(t *testing.T) {
 // translated returns the rule that an expression without attributes is.
 func translated(t *testing.T, name string) rule {
 	t.Helper()
-	expression := append(binary.NativeEndian.AppendUint16(nil, uint16(4+len(name))), unix.NFTA_EXPR_NAME, 0)
-	r, err := (&nftTable{}).translate([]attribute{{data: append(expression, name...)}})
+	expression := nl.NewRtAttr(unix.NFTA_LIST_ELEM, nil)
+	expression.AddRtAttr(unix.NFTA_EXPR_NAME, []byte(name))
+	r, err := (&nftTable{}).translate(string(expression.Serialize()))
 	if err != nil {
 		t.Fatal(err)
 	}
