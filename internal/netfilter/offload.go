@@ -144,10 +144,10 @@ func (w *walk) startFlows(v6 bool) {
 	case b.mayPrecedeConntrack():
 		c.states |= ctInvalid
 	case b.family == familyBridge: // packets of the flow cache have no conntrack entry there
-		unknown := c
-		unknown.states = ctInvalid
-		unknown.varying = &class{}
-		*unknown.varying = unknown
+		all := c
+		all.states = ctInvalid
+		unknown := all
+		unknown.varying = &all
 		w.onlyLosses = true
 		w.start(&unknown)
 		w.onlyLosses = false

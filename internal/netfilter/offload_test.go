@@ -94,6 +94,7 @@ var offloadCases = []struct{ name, rules, want string }{
 	{"ingress of a device", "table netdev t { chain c { type filter hook ingress device eth1 priority 0; limit rate 1/second drop; }; }", "web dns dnat snat six: limit\n: drop"},
 	{"egress, which the kernel skips for what a program redirects", "table netdev t { chain c { type filter hook egress device eth1 priority 0; log; }; }", "web dns dnat snat six: log"},
 	{"bridge", "table bridge t { chain c { type filter hook output priority 0; log; }; chain d { type filter hook forward priority 0; log; }; }", "hardware bridge: log"},
+	{"bridge, one protocol", "table bridge t { chain c { type filter hook output priority 0; udp dport 53 drop; ip protocol udp log; tcp dport 80 drop; }; }", ": drop\nbridge: drop\nhardware: log"},
 	{"own table", "table inet own { chain c { type filter hook forward priority 0; limit rate 1/second log; }; }", ""},
 	{"kube-proxy's table", "table ip kube-proxy { chain c { type filter hook forward priority 0; log; }; }", ""},
 }

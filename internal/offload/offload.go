@@ -137,15 +137,21 @@ func (o *Offload) Run(ctx context.Context) error {
 	case <-o.started:
 	}
 	provider, why := o.choose(ctx)
-	o.mu.Lock()
-	o.chosen, o.provider, o.why = true, provider, why
-	o.mu.Unlock()
+	o.use(provider, why)
 	if provider == "" {
 		o.config.Log.Error("no provider of flow offload works", "reason", why)
 		return o.withdraw()
 	}
 	o.config.Log.Info("offload", "provider", provider, "others", why)
 	return o.follow(ctx)
+}
+
+// use notes the provider that forwards flows, and why not a better one does.
+func (o *Offload) use(provider Provider, why string) {
+	o.mu.Lock()
+	o.chosen, o.provider, o.why = true, provider, why
+	o.mu.Unlock()
+	o.rules.setHardware(provider == Hardware)
 }
 
 // withdraw removes what an earlier agent has left.
