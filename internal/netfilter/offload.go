@@ -141,13 +141,13 @@ func (w *walk) startFlows(v6 bool) {
 	}
 	b := w.base
 	switch {
-	case b.mayPrecedeConntrack():
+	case b.hook <= prerouting && (b.family == familyNetdev || b.priority <= priorityConntrack): // maybe before conntrack
 		c.states |= ctInvalid
 	case b.family == familyBridge: // packets of the flow cache have no conntrack entry there
-		all := c
-		all.states = ctInvalid
-		unknown := all
-		unknown.varying = &all
+		unknown := c
+		unknown.states = ctInvalid
+		unknown.varying = &class{}
+		*unknown.varying = unknown
 		w.onlyLosses = true
 		w.start(&unknown)
 		w.onlyLosses = false

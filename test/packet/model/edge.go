@@ -40,8 +40,6 @@ const (
 	DropRedirect
 	Fragmented
 	ToTC
-	KernelFlow
-	KernelSocket
 	Reasons
 )
 
