@@ -8,6 +8,7 @@
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
 
+#include "conntrack/kernel_entry.h"
 #include "conntrack/table.h"
 #include "conntrack/types.h"
 #include "filter/prefilter.h"
@@ -93,7 +94,7 @@ static __always_inline struct ct_entry *ct_reverse_of(struct scratch *w, const s
 /* Moves the packet's flow to the table of assured flows. If that has no room, the flow stays where
  * it is, and the next packet retries. Global function, like the next ones: the verifier checks it
  * once. Each gets the scratch area itself, as ct_create does. */
-__noinline int ct_assure(const struct ct_entry *unreplied)
+__noinline int ct_assure(struct context *ctx, const struct ct_entry *unreplied)
 {
 	struct scratch *w = scratch_get();
 	struct ct_entry *other;
@@ -129,6 +130,7 @@ __noinline int ct_assure(const struct ct_entry *unreplied)
 	}
 	ct_delete(&w->reverse_key, w->other.tag, CT_TABLE_UNREPLIED);
 	ct_delete(&w->packet.tuple, w->hash, CT_TABLE_UNREPLIED);
+	kernel_entry_update(ctx, &w->ct);
 	return 0;
 }
 
@@ -267,7 +269,7 @@ __noinline int ct_delete_flow(const struct ct_entry *ct)
 
 /* Updates the time and eviction data of both entries of the packet's flow. Restores the entry of an
  * assured flow that has lost one. */
-__noinline int ct_refresh(const struct ct_entry *ct)
+__noinline int ct_refresh(struct context *ctx, const struct ct_entry *ct)
 {
 	struct scratch *w = scratch_get();
 	struct set_eviction *mark, fresh;
@@ -295,5 +297,7 @@ __noinline int ct_refresh(const struct ct_entry *ct)
 		ct_prefilter_add(&w->reverse_key, &w->other);
 		ct_insert(&w->reverse_key, &w->other, CT_TABLE_ASSURED, 1);
 	}
+	if (!(at & CT_AT_UNREPLIED))
+		kernel_entry_update(ctx, ct);
 	return 0;
 }

@@ -16,21 +16,20 @@
  * a backend; then the later one gets another port, like all flows that do not keep the client's.
  * Gets the scratch area itself, because before Linux 6.2 a function argument cannot be a map key.
  * Returns enum edge_reason. Global function: the verifier checks it once. */
-__noinline int ct_create(int keep_port)
+__noinline int ct_create(struct context *ctx, int keep_port)
 {
-	__u32 zero = 0;
-	struct scratch *w = bpf_map_lookup_elem(&scratch, &zero);
 	struct snat_search search = {.victim = EVICT_NEVER};
-	__u8 protocol;
+	struct scratch *w = scratch_get();
 
 	if (!w)
 		return EDGE_DROP_INSERT_FAILED;
-	protocol = w->packet.tuple.protocol;
 	ct_init(w);
 	ct_reverse(&w->packet.tuple, &w->ct, &w->reverse_key, &w->other);
 	search.recover_only = ct_is_invalid(w);
-	search.keep_port = keep_port || protocol == IPPROTO_SCTP;
-	if (!snat_choose_port(&search, w, protocol))
+	search.keep_port = keep_port || w->packet.tuple.protocol == IPPROTO_SCTP;
+	/* The stack sees the flows of backends on this node, and has entries of them. */
+	search.shared = !(w->ct.flags & CT_LOCAL);
+	if (!snat_choose_port(ctx, &search, w))
 		return search.recover_only ? EDGE_DROP_INVALID : EDGE_DROP_NO_PORT;
 	w->ct.xlate.source_port = w->reverse_key.destination_port;
 	if (search.failed || ct_restore(w, search.unreplied || !search.recovered))

@@ -11,6 +11,7 @@
 #include "conntrack/table.h"
 #include "conntrack/types.h"
 #include "lb/maps.h"
+#include "netfilter/known.h"
 #include "packet/tuple.h"
 #include "set_table/set_table.h"
 #include "set_table/types.h"
@@ -57,6 +58,7 @@ struct snat_search {
 	__u8 failed;	   /* a port was found, but the entry could not be inserted */
 	__u8 victim;	   /* enum evict_order of the best flow to evict so far */
 	__u8 exhausted;	   /* a flow was evicted */
+	__u8 shared;	   /* the kernel's own flows may use the port, too */
 	__be16 port;	   /* its port */
 	__u32 idle;	   /* how long it has been idle, in ticks */
 };
@@ -99,10 +101,13 @@ static __always_inline void port_evict_holder(struct scratch *w, const struct ct
 }
 
 /* Inserts the entry of replies with a free port. Returns whether the search is over. */
-static __always_inline int port_claim(struct snat_search *search, struct scratch *w)
+static __always_inline int port_claim(struct context *ctx, struct snat_search *search,
+				      struct scratch *w)
 {
 	enum ct_inserted stored = CT_INSERTED;
 
+	if (search->shared && kernel_has_port(ctx, &w->reverse_key))
+		return 0;
 	if (!dry_run) {
 		ct_prefilter_add(&w->reverse_key, &w->other);
 		stored = ct_insert(&w->reverse_key, &w->other, CT_TABLE_UNREPLIED, 1);
@@ -117,7 +122,8 @@ static __always_inline int port_claim(struct snat_search *search, struct scratch
 
 /* Tries the port in reverse_key. If the same flow holds it and has lost its other entry, recovers
  * the flow. */
-static __always_inline int port_try(struct snat_search *search, struct scratch *w)
+static __always_inline int port_try(struct context *ctx, struct snat_search *search,
+				    struct scratch *w)
 {
 	enum evict_order order;
 	struct ct_entry *holder;
@@ -127,7 +133,7 @@ static __always_inline int port_try(struct snat_search *search, struct scratch *
 	at = ct_find(&w->reverse_key, w->other.tag, CT_TABLE_ANY);
 	holder = ct_entry_at(at);
 	if (!holder)
-		return search->recover_only ? 0 : port_claim(search, w);
+		return search->recover_only ? 0 : port_claim(ctx, search, w);
 	tuple_reverse(&holder->xlate, &w->to);
 	if (tuple_equal(&w->to, &w->packet.tuple)) {
 		/* A dry run deletes nothing, so a closed flow still has its entries. */
@@ -144,7 +150,7 @@ static __always_inline int port_try(struct snat_search *search, struct scratch *
 	order = evict_order(w, holder, at, &idle);
 	if (order == EVICT_EXPIRED) {
 		port_evict_holder(w, holder);
-		return port_claim(search, w);
+		return port_claim(ctx, search, w);
 	}
 	if (order < search->victim || (order == search->victim && idle > search->idle)) {
 		search->victim = order;
@@ -155,7 +161,8 @@ static __always_inline int port_try(struct snat_search *search, struct scratch *
 }
 
 /* Evicts the best candidate and takes its port. */
-static __always_inline int port_evict(struct snat_search *search, struct scratch *w)
+static __always_inline int port_evict(struct context *ctx, struct snat_search *search,
+				      struct scratch *w)
 {
 	struct ct_entry *holder;
 	__u32 at;
@@ -169,7 +176,7 @@ static __always_inline int port_evict(struct snat_search *search, struct scratch
 	holder = ct_entry_at(at);
 	if (holder)
 		port_evict_holder(w, holder);
-	return port_claim(search, w);
+	return port_claim(ctx, search, w);
 }
 
 /* Updates w->port_pressure with the result of a search. While a flood holds all ports, long
@@ -192,7 +199,7 @@ static __always_inline int may_find_free_port(const struct scratch *w, __u32 att
  * each port, used ports would form long chains that every search follows to the end. The number of
  * the attempt is mixed more than once: otherwise attempts that differ only in a few low bits skip
  * ports of a small range. Global function: the verifier checks it once. */
-__noinline int snat_attempt(struct snat_search *search, __u32 attempt)
+__noinline int snat_attempt(struct context *ctx, struct snat_search *search, __u32 attempt)
 {
 	struct scratch *w = scratch_get();
 	int last = attempt + 1 == SNAT_ATTEMPTS;
@@ -201,7 +208,7 @@ __noinline int snat_attempt(struct snat_search *search, __u32 attempt)
 		return 1;
 	if (!search->sctp && (attempt || !search->keep_port))
 		w->reverse_key.destination_port = snat_port(mix(mix(w->hash, attempt), 0));
-	if (port_try(search, w))
+	if (port_try(ctx, search, w))
 		return 1;
 	if (search->recover_only)
 		return attempt + 1 >= SNAT_TRIES_PRESSURE;
@@ -212,7 +219,7 @@ __noinline int snat_attempt(struct snat_search *search, __u32 attempt)
 	/* SCTP has only one port to try: it does not evict a handshake in progress. */
 	if (search->sctp && search->victim == EVICT_UNASSURED)
 		return 0;
-	return port_evict(search, w);
+	return port_evict(ctx, search, w);
 }
 
 /* Finds a port at which a backend's replies belong to no other flow. For SCTP only the client's own
@@ -220,15 +227,15 @@ __noinline int snat_attempt(struct snat_search *search, __u32 attempt)
  * may be outside the SNAT ranges, because local port ranges concern TCP and UDP. It can collide
  * only with an association of the node itself, from the same port to the same backend; excluding
  * ports for that would lock out clients that use them. */
-static __always_inline int snat_choose_port(struct snat_search *search, struct scratch *w,
-					    __u8 protocol)
+static __always_inline int snat_choose_port(struct context *ctx, struct snat_search *search,
+					    struct scratch *w)
 {
-	if (protocol == IPPROTO_SCTP) {
+	if (w->packet.tuple.protocol == IPPROTO_SCTP) {
 		search->sctp = 1;
-		snat_attempt(search, SNAT_ATTEMPTS - 1);
+		snat_attempt(ctx, search, SNAT_ATTEMPTS - 1);
 	} else {
 		for (__u32 attempt = 0; attempt < SNAT_ATTEMPTS; attempt++)
-			if (snat_attempt(search, attempt))
+			if (snat_attempt(ctx, search, attempt))
 				break;
 		if (!dry_run && !search->recover_only)
 			port_pressure_note(w, search->exhausted || !search->found);

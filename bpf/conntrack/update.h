@@ -79,7 +79,7 @@ static __always_inline int close_is_valid(const struct packet *p, const struct c
 
 /* Closes a flow by a RST, or by a FIN of one side; updates both entries. One side's SHUTDOWN of
  * SCTP is answered by the other's SHUTDOWN ACK, like FIN by FIN. */
-__noinline int ct_close(struct ct_entry *ct)
+__noinline int ct_close(struct context *ctx, struct ct_entry *ct)
 {
 	struct scratch *w = scratch_get();
 	struct ct_entry *other;
@@ -100,7 +100,7 @@ __noinline int ct_close(struct ct_entry *ct)
 	ct->state = state;
 	if (other && other->state < state)
 		other->state = state;
-	ct_refresh(ct);
+	ct_refresh(ctx, ct);
 	return 0;
 }
 
@@ -248,7 +248,8 @@ __noinline int ct_set_device(struct ct_entry *ct, __u32 device)
 }
 
 /* Updates a flow by a packet. Writes only what changes. */
-static __always_inline void ct_update(struct scratch *w, struct ct_entry *ct, int unreplied)
+static __always_inline void ct_update(struct context *ctx, struct scratch *w, struct ct_entry *ct,
+				      int unreplied)
 {
 	const struct packet *p = &w->packet;
 	__u32 now = second_of(w), before = ct->last_seen;
@@ -262,12 +263,12 @@ static __always_inline void ct_update(struct scratch *w, struct ct_entry *ct, in
 	if (before != now) {
 		ct->last_seen = now;
 		if (ct_refresh_due(before, now, unreplied))
-			ct_refresh(ct);
+			ct_refresh(ctx, ct);
 	}
 	ct->packets++;
 	ct->bytes += p->length;
 	if (p->tcp_flags & (TCP_FIN | TCP_RST))
-		ct_close(ct);
+		ct_close(ctx, ct);
 	if (!unreplied) {
 		if (!(p->tcp_flags & (TCP_SYN | TCP_RST)) && seq_follows(p, ct))
 			ct_note_sequence(p, ct);
@@ -280,5 +281,5 @@ static __always_inline void ct_update(struct scratch *w, struct ct_entry *ct, in
 	assured = ct_is_assured(ct);
 	ct_note_sequence(p, ct);
 	if (assured)
-		ct_assure(ct);
+		ct_assure(ctx, ct);
 }

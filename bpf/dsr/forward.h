@@ -177,6 +177,6 @@ static __always_inline enum action established_dsr(struct context *ctx, struct s
 		return action;
 	if (ct->device != device && !dry_run && ct_may_move(&w->packet, ct))
 		ct->device = device;
-	ct_update(w, ct, unreplied);
+	ct_update(ctx, w, ct, unreplied);
 	return dsr_send(ctx, w, EDGE_ESTABLISHED);
 }

@@ -124,6 +124,12 @@ static __always_inline __u32 untracked_backend(const struct scratch *w,
 	return id;
 }
 
+/* Returns whether the node's own flows may use the address and port of a frontend, too. */
+static __always_inline int shares_port(const struct frontend *frontend)
+{
+	return frontend->kind == FRONTEND_NODE_PORT || frontend->kind == FRONTEND_HOST_PORT;
+}
+
 /* Counts packets without entries; those with SYN also as events. */
 static __always_inline void untracked_count(struct context *ctx, struct scratch *w)
 {
@@ -154,6 +160,7 @@ __noinline __u32 untracked_select(__u32 hash)
 	if (!frontend || !w->ct.lb.backend)
 		return 0;
 	w->service = frontend->service;
+	w->node_port = shares_port(frontend);
 	w->dsr = frontend->dsr;
 	if (dry_run)
 		explain_choice(frontend, FROM_OUTSIDE);
@@ -202,6 +209,7 @@ __noinline __u32 forged_syn(struct scratch *w, const struct ct_entry *unreplied)
 	if (!frontend || !dsr)
 		return 0;
 	w->dsr = dsr;
+	w->node_port = shares_port(frontend);
 	w->service = frontend->service;
 	w->ct.lb.backend = id;
 	return id;

@@ -121,7 +121,7 @@ static __always_inline enum action new_flow_outbound(struct context *ctx, struct
 	if (routed == FORWARDING_OFF)
 		return drop(ctx, w, EDGE_DROP_FORWARDING);
 	/* Not the client's own port: the client may also use it to talk to the backend directly. */
-	reason = ct_create(0);
+	reason = ct_create(ctx, 0);
 	if (reason != EDGE_NEW && reason != EDGE_RECOVERED)
 		return drop(ctx, w, reason);
 	return egress_forward(ctx, w, routed, reason);
@@ -138,7 +138,7 @@ static __always_inline enum action established_outbound(struct context *ctx, str
 		return too_big(ctx);
 	if (routed == FORWARDING_OFF)
 		return drop(ctx, w, EDGE_DROP_FORWARDING);
-	ct_update(w, ct, unreplied);
+	ct_update(ctx, w, ct, unreplied);
 	return egress_forward(ctx, w, routed, flags & CT_REPLY ? EDGE_REPLY : EDGE_ESTABLISHED);
 }
 
@@ -157,7 +157,7 @@ static __always_inline enum action egress_local_reply(struct context *ctx, struc
 		return established(ctx, w, ct, unreplied);
 	if (routed == ROUTED_TOO_BIG)
 		return too_big(ctx);
-	ct_update(w, ct, unreplied);
+	ct_update(ctx, w, ct, unreplied);
 	if (rewrite(ctx, w, 0, EDGE_REPLY))
 		return drop(ctx, w, EDGE_DROP_REWRITE_FAILED);
 	return packet_redirect_neigh(ctx, w->fib.ifindex);

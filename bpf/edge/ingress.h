@@ -19,6 +19,7 @@
 #include "edge/fragment_ports.h"
 #include "edge/icmp_echo.h"
 #include "edge/icmp_error.h"
+#include "edge/kernel_flow.h"
 #include "edge/other_protocol.h"
 #include "edge/select.h"
 #include "encap/parse.h"
@@ -61,7 +62,7 @@ static __always_inline enum action new_flow_remote(struct context *ctx, struct s
 		return drop(ctx, w, no_route_reason(routed));
 	if (address_is_unspecified(&w->ct.xlate.source))
 		return drop(ctx, w, EDGE_DROP_NO_ADDRESS);
-	reason = ct_create(0);
+	reason = ct_create(ctx, 0);
 	if (reason != EDGE_NEW && reason != EDGE_RECOVERED)
 		return drop(ctx, w, reason);
 	return forward(ctx, w, routed, reason);
@@ -133,7 +134,7 @@ static __always_inline enum action new_flow_hairpin(struct context *ctx, struct 
 		return drop(ctx, w, no_route_reason(routed));
 	if (routed == ROUTED_TOO_BIG)
 		return too_big(ctx);
-	reason = ct_create(0);
+	reason = ct_create(ctx, 0);
 	if (reason != EDGE_NEW && reason != EDGE_RECOVERED)
 		return drop(ctx, w, reason);
 	return forward(ctx, w, routed, reason);
@@ -210,7 +211,7 @@ static __always_inline enum action new_flow(struct context *ctx, struct scratch 
 		w->ct.flags |= CT_DSR;
 		w->ct.device = 0;
 	}
-	reason = ct_create(keeps_client_port(w, class));
+	reason = ct_create(ctx, keeps_client_port(w, class));
 	if (reason != EDGE_NEW && reason != EDGE_RECOVERED)
 		return drop(ctx, w, reason);
 	return deliver_local(ctx, w, reason);
@@ -249,7 +250,7 @@ static __always_inline enum action established(struct context *ctx, struct scrat
 	if (!(flags & (CT_REPLY | CT_OUTBOUND | CT_DSR)) && ct->device != client_device(ctx, w) &&
 	    !dry_run)
 		ct_set_device(ct, client_device(ctx, w));
-	ct_update(w, ct, unreplied);
+	ct_update(ctx, w, ct, unreplied);
 	if (flags & (CT_LOCAL | CT_OUTBOUND))
 		return deliver_local(ctx, w, reason);
 	return forward(ctx, w, routed, reason);
@@ -276,6 +277,16 @@ static __always_inline int backend_gone(const struct scratch *w, const struct ct
 	destination_set(&service, &w->packet.tuple.destination, w->packet.tuple.destination_port);
 	destination_set(&backend, &w->to.destination, w->to.destination_port);
 	return !still_serves(&service, w->packet.tuple.protocol, &backend, &slot);
+}
+
+/* Sends a packet to the backend of its slot. Only the node's own ports are shared with the kernel's
+ * flows, and such a flow has no first packet here: every packet that is no SYN asks. */
+static __always_inline enum action send_untracked(struct context *ctx, struct scratch *w,
+						  const struct backend *backend)
+{
+	enum action action = w->node_port ? kernel_flow_pass(ctx, w) : ACTION_CONTINUE;
+
+	return action == ACTION_CONTINUE ? forward_untracked(ctx, w, backend) : action;
 }
 
 static __always_inline enum action edge_ingress(struct context *ctx)
@@ -324,7 +335,7 @@ static __always_inline enum action edge_ingress(struct context *ctx)
 	if (!w->decap.dsr && may_be_untracked(&w->packet)) {
 		backend = backend_lookup(untracked_select(w->hash));
 		if (backend)
-			return forward_untracked(ctx, w, backend);
+			return send_untracked(ctx, w, backend);
 	}
 	ct = ct_lookup(&w->packet.tuple, w->hash, &unreplied);
 	if (ct && ct_read(ct, w->hash, &w->to)) {
@@ -337,7 +348,7 @@ static __always_inline enum action edge_ingress(struct context *ctx)
 		if (unreplied && !w->decap.dsr && may_be_untracked(&w->packet)) {
 			backend = backend_lookup(forged_syn(w, ct));
 			if (backend)
-				return forward_untracked(ctx, w, backend);
+				return send_untracked(ctx, w, backend);
 		}
 		if (!ct_is_reused(w, ct) && !backend_gone(w, ct) && !yields_to_balancer(w, ct) &&
 		    !chosen_by_balancer_reused(ctx, w))

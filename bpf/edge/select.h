@@ -8,6 +8,7 @@
 #include "conntrack/types.h"
 #include "dsr/decap.h"
 #include "dsr/forward.h"
+#include "edge/kernel_flow.h"
 #include "filter/source_class.h"
 #include "lb/address.h"
 #include "lb/backend_select.h"
@@ -62,6 +63,7 @@ static __always_inline enum action edge_select(struct context *ctx, struct scrat
 	const struct decision *decision;
 	struct ct_entry *ct = &w->ct;
 	struct backend *backend;
+	enum action action;
 	__u32 stable = 0, dsr;
 
 	/* For the verifier: it does not know that bpf_redirect never returns ACTION_CONTINUE. */
@@ -76,6 +78,9 @@ static __always_inline enum action edge_select(struct context *ctx, struct scrat
 	w->service = frontend->service;
 	if (dry_run)
 		explain_choice(frontend, class);
+	action = kernel_flow_pass(ctx, w);
+	if (action != ACTION_CONTINUE)
+		return action;
 	if (frontend->source_set && !source_admitted(frontend->source_set, &p->tuple.source))
 		return drop(ctx, w, EDGE_DROP_SOURCE);
 	decision = decision_for(frontend, class);

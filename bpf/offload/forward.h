@@ -2,9 +2,9 @@
 /* Flow offload at ingress: packets of flows in the cache are translated and sent from here.
  *
  * An entry is checked by the packets themselves, every OFFLOAD_CHECK ticks: the kernel's conntrack
- * still has the flow, translates it alike and has not seen it close, and the kernel's FIB still
- * has the same device and next hop. So no event has to reach the agent for a change to take effect,
- * and without an agent, too. */
+ * still has the flow, translates it alike and has not seen it close, the kernel's FIB still has the
+ * same device and next hop, and the stack would accept the source. So no event has to reach the
+ * agent for a change to take effect, and without an agent, too. */
 #pragma once
 
 #include <linux/bpf.h>
@@ -17,6 +17,7 @@
 #include "offload/count.h"
 #include "offload/note.h"
 #include "offload/netfilter_flow.h"
+#include "offload/source.h"
 #include "offload/tunnel.h"
 #include "offload/types.h"
 #include "lb/address.h"
@@ -237,7 +238,7 @@ static __always_inline enum action offload_forward(struct context *ctx, struct s
 	if (now - flow->checked >= OFFLOAD_CHECK || !flow->mtu) {
 		if (!offload_is_tracked(ctx, w, flow))
 			return offload_return(ctx, flow, OFFLOAD_UNTRACKED, OFFLOAD_PATH_RETURNED);
-		if (!offload_is_routed(ctx, w, flow))
+		if (!offload_source_valid(ctx, w, flow) || !offload_is_routed(ctx, w, flow))
 			return offload_return(ctx, flow, OFFLOAD_REROUTED, OFFLOAD_PATH_RETURNED);
 		flow->checked = now;
 		checked = 1;

@@ -18,7 +18,6 @@ const volatile __u32 jiffy_ns = 4000000;
 
 /* Linux 6.0. */
 extern int bpf_ct_change_status(struct nf_conn *nfct, __u32 status) __ksym;
-extern int bpf_ct_change_timeout(struct nf_conn *nfct, __u32 timeout) __ksym;
 
 static __always_inline void read_address(struct address *a, const void *from, int is_v4)
 {

@@ -25,7 +25,7 @@ static __always_inline void note_leave(struct __sk_buff *ctx, __u32 tunnel)
 	const __u32 *flags = bpf_map_lookup_elem(&offload_devices, &device);
 	__u64 arrival = (__u64)device << 32 | tunnel;
 
-	if (!flags || !*flags) {
+	if (!flags || !(*flags & (OFFLOAD_DEVICE_EXTERNAL | OFFLOAD_DEVICE_IN_VRF))) {
 		ctx->tc_index = NOTE_LOOK;
 		return;
 	}

@@ -84,6 +84,7 @@ _Static_assert(sizeof(struct offload_flow) == 192,
 enum offload_device {
 	OFFLOAD_DEVICE_EXTERNAL = 1, /* a tunnel in external mode: its key is in each packet */
 	OFFLOAD_DEVICE_IN_VRF = 2,   /* the stack takes its packets for those of the VRF */
+	OFFLOAD_DEVICE_STRICT = 4,   /* the effective net.ipv4.conf.*.rp_filter is 1 */
 };
 
 /* Written by the agent. */

@@ -43,6 +43,7 @@ static __always_inline __u32 tick_of_ns(__u64 ns)
 }
 
 #define SECONDS_TO_TICKS(seconds) ((__u32)((__u64)(seconds) * 1000000000ull >> 20))
+#define TICKS_TO_MS(ticks)	  ((__u32)(((__u64)(ticks) << 20) / 1000000))
 
 /* Returns the sum of a key's words, each multiplied by a secret number. An attacker who does not
  * know the secrets cannot find keys of one set (Carter and Wegman, "Universal Classes of Hash

@@ -53,6 +53,7 @@ struct scratch {
 	struct network_key network; /* key to look up a client (filter/source_class.h) */
 	__u32 fib_cached; /* `fib` is from the next-hop cache, not from a lookup (route/fib_cache.h)
 			   */
+	__u32 node_port;  /* the untracked frontend is at an address of the node */
 	__u32 port_taken; /* the client's port is in use at the backend (CT_PORT_TAKEN) */
 	/* The following persist from packet to packet. */
 	struct own_mac own;

@@ -45,6 +45,8 @@ enum edge_reason {
 	EDGE_DROP_REDIRECT,	/* an ICMP redirect about a packet of a flow */
 	EDGE_FRAGMENTED,	/* too big and fragmented here; each fragment is counted again */
 	EDGE_TO_TC, /* passed by XDP to tc: another device, unresolved neighbour, or too big */
+	EDGE_KERNEL_FLOW,   /* of a flow in the kernel's conntrack: passed */
+	EDGE_KERNEL_SOCKET, /* to a socket of the node that is connected to the sender: passed */
 	EDGE_REASONS,
 };
 

@@ -257,6 +257,9 @@ var (
 	SNATPortsExhausted = register("SNATPortsExhausted", Error,
 		"New flows to backends on other nodes found no free SNAT port in the last ten minutes, and were dropped.",
 		"set --snat-ports to wider ranges, or give the Service more backends")
+	KernelFlowsUnknown = register("KernelFlowsUnknown", Warning,
+		"The edge cannot look up flows in the kernel's conntrack. An answer to a pod that is masqueraded from the number of a NodePort or HostPort goes to that port's backend, which may be another tenant's pod.",
+		"use Linux 5.18 or later with BTF, and the module nf_conntrack: load it and restart the agent; or masquerade from ports that no Service has: `--to-ports` (docs/operate/tune.md)")
 	CountersUnreadable = register("CountersUnreadable", Warning,
 		"The attached programs are from another version and count different reasons. Their counters are not shown.",
 		"start this version's agent, or use that version's command")

@@ -78,7 +78,9 @@ var edgeConstants = map[string]ConstantValue{
 		}
 		return uint8(0), nil
 	},
-	EdgeTCVarPseudoHeaderV6: func(*Datapath) (any, error) { return PseudoHeaderV6(), nil },
+	EdgeTCVarPseudoHeaderV6:  func(*Datapath) (any, error) { return PseudoHeaderV6(), nil },
+	EdgeTCVarKernelEntries:   func(*Datapath) (any, error) { return KernelEntries(), nil },
+	EdgeTCVarKernelConntrack: func(*Datapath) (any, error) { return KernelConntrack(), nil },
 }
 
 var socketStatsConstants = map[string]ConstantValue{

@@ -107,6 +107,9 @@ func Open(o Options) (d *Datapath, err error) {
 	if err := rlimit.RemoveMemlock(); err != nil {
 		return d, fmt.Errorf("lift the limit of locked memory: %w", err)
 	}
+	if o.Edge != nil || o.Pods != nil || o.Offload != nil {
+		loadConntrack()
+	}
 	if err := requiredFeatures(); err != nil {
 		return d, err
 	}

@@ -96,6 +96,7 @@ func (d *dryProgram) load(bpffs string, attached ebpf.ProgramID) error {
 	if err := spec.Variables[EdgeTCVarDryRun].Set(uint8(1)); err != nil {
 		return err
 	}
+	fitBTF(spec)
 	if err := product().checkDeclared(spec); err != nil {
 		return err
 	}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/btf"
 )
 
 // load makes the tables of all enabled components, and then loads their programs. Most objects are loaded
@@ -123,11 +124,17 @@ func (d *Datapath) loadPrograms(specs []*ebpf.CollectionSpec) error {
 	return err
 }
 
-// callsKernelFunctions reports whether an object calls functions of the kernel that are no helpers. They may be in
-// modules, and reading a module's BTF while others read the kernel's is a data race in the library (v0.22.0).
-func callsKernelFunctions(spec *ebpf.CollectionSpec) bool {
+// readsModules reports whether loading an object reads the BTF of modules: it calls functions of the kernel that are
+// no helpers, or accesses its structures. Reading a module's BTF while others read the kernel's is a data race in the
+// library (v0.22.0).
+func readsModules(spec *ebpf.CollectionSpec) bool {
+	if kernelHas()[withoutModules] {
+		return false
+	}
 	for _, p := range spec.Programs {
-		if slices.ContainsFunc(p.Instructions, func(ins asm.Instruction) bool { return ins.IsKfuncCall() }) {
+		if slices.ContainsFunc(p.Instructions, func(ins asm.Instruction) bool {
+			return ins.IsKfuncCall() || btf.CORERelocationMetadata(&ins) != nil
+		}) {
 			return true
 		}
 	}
@@ -146,6 +153,7 @@ func (d *Datapath) loadObjects(specs []*ebpf.CollectionSpec) (map[string]*ebpf.P
 		if err := d.setConstants(spec); err != nil {
 			return nil, err
 		}
+		fitBTF(spec)
 	}
 	var group sync.WaitGroup
 	loaded, failed := make([]*ebpf.Collection, len(specs)), make([]error, len(specs))
@@ -154,7 +162,7 @@ func (d *Datapath) loadObjects(specs []*ebpf.CollectionSpec) (map[string]*ebpf.P
 	}
 	var alone []int
 	for i, spec := range specs {
-		if callsKernelFunctions(spec) {
+		if readsModules(spec) {
 			alone = append(alone, i)
 			continue
 		}

@@ -56,6 +56,8 @@ const (
 	OffloadExternal = uint32(OffloadOffloadDeviceOFFLOAD_DEVICE_EXTERNAL)
 	// OffloadInVRF is the same: a device of a VRF.
 	OffloadInVRF = uint32(OffloadOffloadDeviceOFFLOAD_DEVICE_IN_VRF)
+	// OffloadStrict is the same: the effective rp_filter of the device is 1.
+	OffloadStrict = uint32(OffloadOffloadDeviceOFFLOAD_DEVICE_STRICT)
 )
 
 // OffloadComponent is the name of flow offload.

@@ -82,6 +82,7 @@ var edgeTables = []Table{
 		Remedy: "set --dsr-balancers to the nodes' networks, which cover the addresses inside"},
 	// The agent clears these three when it starts (Events.unwatch, DSRChecks).
 	{Name: EdgeTCMapEdgeWatched, Kind: ConfigTable, Copy: StartEmpty},
+	{Name: EdgeTCMapKernelRoom, Kind: ConfigTable, Copy: StartEmpty},
 	{Name: EdgeTCMapDsrChecks, Kind: ConfigTable, Copy: StartEmpty},
 	{Name: EdgeTCMapDsrChecksOn, Kind: ConfigTable, Copy: StartEmpty},
 	{Name: EdgeTCMapDsrCheckReplies, Kind: StateTable, Copy: StartEmpty},

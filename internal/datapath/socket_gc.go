@@ -155,7 +155,12 @@ const (
 	// These are in the BTF of the module nf_conntrack, unless that is part of the kernel.
 	conntrackLookup  = "bpf_skb_ct_lookup"
 	conntrackTimeout = "bpf_ct_change_timeout"
+	// The kernel has no BTF of modules to read.
+	withoutModules = "no modules"
 )
+
+// conntrackInsertion are the functions of nf_conntrack that add an entry.
+var conntrackInsertion = []string{"bpf_skb_ct_alloc", "bpf_xdp_ct_alloc", "bpf_ct_insert_entry", "bpf_ct_set_timeout", "bpf_ct_set_status"}
 
 // kernelBTF is the kernel's BTF, for loading programs between kernelHas and Attach: reading it takes some
 // MiB and 15 ms. Nil: not cached.
@@ -171,11 +176,13 @@ var kernelHas = sync.OnceValue(func() map[string]bool {
 	}
 	kernelBTF.Store(cache)
 	found[kernelTypes] = true
+	modules, err := cache.Modules()
+	found[withoutModules] = err == nil && len(modules) == 0
 	for _, name := range []string{socketIterator, sockDestroy} {
 		var f *btf.Func
 		found[name] = spec.TypeByName(name, &f) == nil
 	}
-	for _, name := range []string{conntrackLookup, conntrackTimeout} {
+	for _, name := range append([]string{conntrackLookup, conntrackTimeout}, conntrackInsertion...) {
 		var f *btf.Func
 		found[name] = spec.TypeByName(name, &f) == nil
 		if module, err := cache.Module("nf_conntrack"); err == nil && !found[name] {

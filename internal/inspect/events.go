@@ -81,6 +81,8 @@ var Reasons = map[string]string{
 	"icmp_rate_limited":      "dropped: the ICMP error for the packet exceeded the rate limit (--icmp-rate)",
 	"drop_redirect":          "dropped: an ICMP redirect about a packet of a flow",
 	"fragmented":             "fragmented: too big for the next hop; the fragments are counted when they return",
+	"kernel_flow":            "passed unchanged: of a flow in the kernel's conntrack, such as the answer to a masqueraded pod",
+	"kernel_socket":          "passed unchanged: to a socket of this node that is connected to the sender",
 	"to_tc":                  "passed by XDP to tc: another device, an unresolved next hop, a packet to fragment, or no room for a reply",
 }
 

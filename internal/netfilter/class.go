@@ -5,6 +5,7 @@ package netfilter
 import (
 	"net/netip"
 	"slices"
+	"sort"
 )
 
 // Subject is whose packets the rules are searched for.
@@ -72,6 +73,10 @@ const (
 	// ctAll are the states that packets of the shortcut may have on the stack. None is invalid: both directions
 	// take the same path.
 	ctAll = ctEstablished | ctRelated | ctNew | ctUntracked
+
+	// withoutEntry are the states of packets that have no conntrack entry. Those that conntrack has not met yet are
+	// invalid to rules (nft_ct_get_eval, conntrack_mt), unless a rule has exempted them from it.
+	withoutEntry = ctInvalid | ctUntracked
 )
 
 // protocols are bits for the protocols with a shortcut: TCP, UDP and the family's ICMP.
@@ -108,6 +113,63 @@ type class struct {
 func (c *class) empty() bool {
 	return c == nil || len(c.src) == 0 || len(c.dst) == 0 || len(c.sport) == 0 || len(c.dport) == 0 ||
 		c.states == 0 || c.protocols == 0 || c.in.empty() || c.out.empty()
+}
+
+// withSource returns a class with other sources; nil if there are none. So do the next three.
+func (c *class) withSource(s spans) *class {
+	return c.with(len(s), sameSlice(s, c.src), func(new *class) { new.src = s })
+}
+
+func (c *class) withDestination(s spans) *class {
+	return c.with(len(s), sameSlice(s, c.dst), func(new *class) { new.dst = s })
+}
+
+func (c *class) withSourcePort(p ports) *class {
+	return c.with(len(p), sameSlice(p, c.sport), func(new *class) { new.sport = p })
+}
+
+func (c *class) withDestinationPort(p ports) *class {
+	return c.with(len(p), sameSlice(p, c.dport), func(new *class) { new.dport = p })
+}
+
+func (c *class) with(size int, same bool, set func(*class)) *class {
+	switch {
+	case size == 0:
+		return nil
+	case same:
+		return c
+	}
+	new := *c
+	set(&new)
+	return &new
+}
+
+func sameSlice[T any](a, b []T) bool {
+	return len(a) == len(b) && (len(a) == 0 || &a[0] == &b[0])
+}
+
+// dimensions are fields of a class.
+type dimensions uint16
+
+const allDimensions dimensions = 1<<16 - 1
+
+// differs returns the fields in which classes differ, or may do so. Either may be nil.
+func (c *class) differs(other *class) (d dimensions) {
+	if c == other || c == nil || other == nil {
+		return 0
+	}
+	for i, same := range []bool{
+		sameSlice(c.in, other.in), sameSlice(c.out, other.out), sameSlice(c.src, other.src), sameSlice(c.dst, other.dst),
+		sameSlice(c.sport, other.sport), sameSlice(c.dport, other.dport), c.states == other.states, c.protocols == other.protocols,
+	} {
+		if !same {
+			d |= 1 << i
+		}
+	}
+	if c.varying != other.varying {
+		d = allDimensions
+	}
+	return d
 }
 
 // union returns a class with the packets of both. Either may be nil.
@@ -187,11 +249,34 @@ func (s *Subject) devices(f func(*Device) bool) deviceSet {
 	return set
 }
 
-// concerned returns the devices of pods without which the shortcut takes no packet of a class. `local` are the
-// addresses of pods of this node in its family.
-func (s *Subject) concerned(c *class, local spans) []int {
-	from, fromNodes := s.ends(c.in, c.src, local)
-	to, toNodes := s.ends(c.out, c.dst, local)
+// local is the addresses of pods of this node in a family.
+type local struct {
+	all  spans
+	pods []podAddress // in the order of their addresses
+}
+
+type podAddress struct {
+	addr   netip.Addr
+	device int // of the subject
+}
+
+func (s *Subject) local(v6 bool) (l local) {
+	_, l.all = s.addresses(v6)
+	for i, d := range s.Devices {
+		for _, a := range d.Pods {
+			if a.Is6() == v6 {
+				l.pods = append(l.pods, podAddress{a, i})
+			}
+		}
+	}
+	slices.SortFunc(l.pods, func(a, b podAddress) int { return a.addr.Compare(b.addr) })
+	return l
+}
+
+// concerned returns the devices of pods without which the shortcut takes no packet of a class.
+func (s *Subject) concerned(c *class, l *local) []int {
+	from, fromNodes := s.ends(c.in, c.src, l)
+	to, toNodes := s.ends(c.out, c.dst, l)
 	switch {
 	case fromNodes && toNodes:
 		return joined(from, to)
@@ -208,17 +293,25 @@ func (s *Subject) concerned(c *class, local spans) []int {
 }
 
 // ends returns the devices of pods with such addresses, and whether pods of other nodes or clients outside have such.
-func (s *Subject) ends(devices deviceSet, addresses, local spans) (pods []int, nodes bool) {
-	for i, d := range s.Devices {
-		switch {
-		case !devices[i]:
-		case d.Uplink:
-			nodes = true
-		case slices.ContainsFunc(d.Pods, addresses.has):
-			pods = append(pods, d.Index)
+func (s *Subject) ends(devices deviceSet, addresses spans, l *local) (pods []int, nodes bool) {
+	for _, one := range addresses {
+		first := sort.Search(len(l.pods), func(i int) bool { return one.first.Compare(l.pods[i].addr) <= 0 })
+		for _, p := range l.pods[first:] {
+			if one.last.Compare(p.addr) < 0 {
+				break
+			}
+			if d := p.device; devices[d] && !s.Devices[d].Uplink {
+				pods = append(pods, s.Devices[d].Index)
+			}
 		}
 	}
-	return pods, nodes && len(addresses.without(local)) > 0
+	for i := range s.Devices {
+		if devices[i] && s.Devices[i].Uplink {
+			nodes = len(addresses.without(l.all)) > 0
+			break
+		}
+	}
+	return joined(pods, nil), nodes
 }
 
 func joined(a, b []int) []int {

@@ -59,6 +59,7 @@ func (r *translation) lookup(a attributes) {
 		r.err = err
 		return
 	}
+	r.rule.sets = append(r.rule.sets, s)
 	v := *r.register(a.number(unix.NFTA_LOOKUP_SREG))
 	if !s.readable || s.keySize != v.size {
 		v = value{varies: r.varies(a.number(unix.NFTA_LOOKUP_SREG), s.keySize)}

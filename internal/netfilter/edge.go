@@ -17,7 +17,7 @@ func (w *Watcher) FindForEdge(devices []Device, backends []netip.Addr) (found []
 		if err := w.finder.readNFTables(); err != nil {
 			return err
 		}
-		found, err = findForEdge(devices, backends, slices.Clone(w.finder.bases))
+		found, err = findForEdge(devices, backends, slices.Clone(w.finder.nft.bases))
 		return err
 	})
 	return found, err

@@ -3,8 +3,6 @@
 package netfilter
 
 import (
-	"context"
-	"encoding/binary"
 	"errors"
 	"os"
 	"slices"
@@ -63,18 +61,22 @@ func (e *events) take(handle func(messages []byte)) (lost bool, err error) {
 	return lost, errors.Join(failed, err)
 }
 
-// wait is like take, but waits until something arrives or ctx ends.
-func (e *events) wait(ctx context.Context, handle func(messages []byte)) (lost bool, err error) {
-	if err := e.file.SetReadDeadline(time.Time{}); err != nil {
-		return false, err
-	}
-	defer context.AfterFunc(ctx, func() { _ = e.file.SetReadDeadline(time.Now()) })()
+// arm has the next wait wait. interrupt ends it.
+func (e *events) arm() error { return e.file.SetReadDeadline(time.Time{}) }
+
+func (e *events) interrupt() { _ = e.file.SetReadDeadline(time.Unix(1, 0)) }
+
+// wait is like take, but waits until something arrives, unless it was interrupted after arm was called.
+func (e *events) wait(handle func(messages []byte)) (lost bool, err error) {
 	failed := e.conn.Read(func(fd uintptr) (done bool) {
 		var some bool
 		some, lost, err = receive(int(fd), handle)
 		return some || lost || err != nil
 	})
-	return lost, errors.Join(ctx.Err(), failed, err)
+	if errors.Is(failed, os.ErrDeadlineExceeded) {
+		failed = nil
+	}
+	return lost, errors.Join(failed, err)
 }
 
 // receive takes messages until there are no more.
@@ -121,20 +123,25 @@ func concerns(messages []byte, own []string, gone *bool) (foreign bool) {
 	return foreign || !whole
 }
 
+// destroyed are the kinds of events of what `nft destroy` has deleted (NFT_MSG_DESTROY*, Linux 6.3), with those of what
+// `nft delete` has.
+var destroyed = map[uint8]uint8{
+	26: unix.NFT_MSG_DELTABLE, 27: unix.NFT_MSG_DELCHAIN, 28: unix.NFT_MSG_DELRULE, 29: unix.NFT_MSG_DELSET,
+	30: unix.NFT_MSG_DELSETELEM, 31: unix.NFT_MSG_DELOBJ, 32: unix.NFT_MSG_DELFLOWTABLE,
+}
+
 // eachEvent calls a function with the kind (NFT_MSG_*) and the content of each event of nf_tables. whole: all could be
 // parsed.
 func eachEvent(messages []byte, handle func(what uint8, body []byte)) (whole bool) {
-	for len(messages) >= unix.SizeofNlMsghdr {
-		size, kind := int(binary.NativeEndian.Uint32(messages)), binary.NativeEndian.Uint16(messages[4:])
-		if size < unix.SizeofNlMsghdr || size > len(messages) {
-			return false
+	return eachMessage(messages, func(h unix.NlMsghdr, body []byte) {
+		if h.Type>>8 == unix.NFNL_SUBSYS_NFTABLES {
+			what := uint8(h.Type)
+			if deleted, ok := destroyed[what]; ok {
+				what = deleted
+			}
+			handle(what, body)
 		}
-		if kind>>8 == unix.NFNL_SUBSYS_NFTABLES {
-			handle(uint8(kind), messages[unix.SizeofNlMsghdr:size])
-		}
-		messages = messages[min((size+unix.NLMSG_ALIGNTO-1)&^(unix.NLMSG_ALIGNTO-1), len(messages)):]
-	}
-	return true
+	}) == nil
 }
 
 // isOf reports whether an object is in one of some tables. The attribute with the table's name has the same number

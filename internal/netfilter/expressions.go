@@ -17,10 +17,10 @@ type translation struct {
 	err       error
 }
 
-// translate returns the rule that expressions are. What is not known makes it opaque.
-func (t *nftTable) translate(expressions []attribute) (rule, error) {
-	r := translation{table: t}
-	for _, e := range expressions {
+// translate returns the rule that a list of expressions is. What is not known makes it opaque.
+func (t *nftTable) translate(text string) (rule, error) {
+	r := translation{table: t, rule: rule{text: text, steps: []step{}}}
+	for _, e := range attributeList([]byte(text)) {
 		a := parseAttributes(e.data)
 		r.expression(a.text(unix.NFTA_EXPR_NAME), a.nested(unix.NFTA_EXPR_DATA))
 	}

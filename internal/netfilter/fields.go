@@ -58,7 +58,11 @@ func (v value) testUntranslated(r ranges) test {
 // testAddressType: pods have unicast addresses, and so have clients outside. The offload flows have such where the
 // node's own addresses are translated.
 func (v value) testAddressType(r ranges) test {
-	return unicastTest(r.has(v.apply(nativeBytes(unix.RTN_UNICAST))))
+	t := unicastTest(r.has(v.apply(nativeBytes(unix.RTN_UNICAST))))
+	if v.byDevice {
+		return byFamily(t, uncertain)
+	}
+	return t
 }
 
 // unicastTest has a result that is known for unicast addresses.

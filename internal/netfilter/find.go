@@ -8,6 +8,7 @@ package netfilter
 
 import (
 	"errors"
+	"fmt"
 	"reflect"
 	"time"
 
@@ -20,15 +21,15 @@ const legacyAge = 800 * time.Millisecond
 
 // A Finder finds filters. It searches again when rules or the subject have changed.
 type Finder struct {
-	generation uint32
-	bases      []base // of nftables
+	nft        ruleset
+	generation uint32 // of nft
+	dirty      named  // what of nft has changed
 	legacy     []base
 	legacyTime time.Time
 	subject    Subject
 	found      []Finding
 	upToDate   bool
 	haveNFT    bool
-	changes    changes
 }
 
 // findAttempts is how often Find tries while rules change.
@@ -45,11 +46,25 @@ func (f *Finder) Find(s Subject) (found []Finding, err error) {
 
 // retry repeats a search while rules change.
 func (f *Finder) retry(search func() error) (err error) {
+	client, err := newClient()
+	switch {
+	case errors.Is(err, unix.EPROTONOSUPPORT): // no nfnetlink, and so no nf_tables
+	case err != nil:
+		return fmt.Errorf("ask nftables: %w", err)
+	default:
+		defer client.close()
+	}
+	f.nft.client = client
+	defer func() { f.nft.client = nil }()
 	for range findAttempts {
-		if err = search(); !errors.Is(err, unix.ENOENT) { // a chain that is gone
-			return err
+		if err = search(); err == nil {
+			f.nft.settle()
+			return nil
 		}
 		f.haveNFT = false
+		if !errors.Is(err, unix.ENOENT) { // a chain that is gone
+			break
+		}
 	}
 	return err
 }
@@ -64,7 +79,7 @@ func (f *Finder) read() error {
 }
 
 // all returns the base chains.
-func (f *Finder) all() []base { return append(append([]base{}, f.bases...), f.legacy...) }
+func (f *Finder) all() []base { return append(append([]base{}, f.nft.bases...), f.legacy...) }
 
 func (f *Finder) find(s Subject) ([]Finding, error) {
 	if err := f.read(); err != nil {
@@ -80,22 +95,36 @@ func (f *Finder) find(s Subject) ([]Finding, error) {
 	return found, err
 }
 
+// readNFTables reads rules of nftables that have changed: if events say which, only these.
 func (f *Finder) readNFTables() error {
-	id, none, err := generation()
+	if f.nft.client == nil {
+		return nil
+	}
+	if err := f.nft.changes.drain(&f.dirty); err != nil {
+		return err
+	}
+	id, none, err := f.nft.client.generation()
 	if err != nil {
 		return err
 	}
-	if f.haveNFT && f.generation == id {
+	expired, _ := f.nft.expired(time.Now())
+	for _, set := range expired {
+		f.dirty.add(&f.dirty.sets, set)
+	}
+	same := f.haveNFT && f.generation == id
+	switch {
+	case same && f.dirty.empty():
 		return nil
+	case none:
+		f.nft.tables, f.nft.bases = nil, nil
+	case f.haveNFT && !f.dirty.all && (same || f.dirty.generation == id):
+		err = f.nft.refresh(f.dirty)
+	default:
+		err = f.nft.readAll()
 	}
-	f.upToDate, f.bases = false, nil
-	if !none {
-		if f.bases, err = readNFTables(); err != nil {
-			return err
-		}
-	}
-	f.haveNFT, f.generation = true, id
-	return nil
+	f.upToDate, f.haveNFT = false, err == nil
+	f.generation, f.dirty = id, named{}
+	return err
 }
 
 // readLegacy reads which chains of iptables-legacy have rules, if that is older than legacyAge, and reports whether it

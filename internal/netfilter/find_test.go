@@ -134,6 +134,14 @@ var nftCases = []struct{ name, rules, want string }{
 	{"local destination", "fib daddr type local drop; fib daddr type { broadcast, multicast } drop; ct status dnat drop", ""},
 	{"reverse path", "table inet t { chain c { type filter hook prerouting priority -300; iifname \"cali*\" fib saddr . iif oif 0 drop; }; }", ""},
 	{"reverse path of uplinks", "table inet t { chain c { type filter hook prerouting priority -300; fib saddr . iif oif missing drop; }; }", "1234 rule c inet t: drop"},
+	{"invalid, before conntrack", "table inet t { chain c { type filter hook prerouting priority -300; ct state invalid drop; }; }", "1234 rule c inet t: drop"},
+	{"invalid, maybe before conntrack", "table inet t { chain c { type filter hook prerouting priority -200; ct state invalid drop; }; }", "1234 rule c inet t: drop"},
+	{"invalid, after conntrack", "table inet t { chain c { type filter hook prerouting priority -199; ct state invalid drop; }; }", ""},
+	{"other states, before conntrack", "table inet t { chain c { type filter hook prerouting priority -300; ct state new,established,related,untracked accept; drop; }; }", "1234 rule c inet t: drop"},
+	{"connection mark, before conntrack", "table inet t { chain c { type filter hook prerouting priority -300; ct mark 0 accept; ct mark != 1 accept; drop; }; }", "1234 rule c inet t: drop"},
+	{"connection mark, after conntrack", "table inet t { chain c { type filter hook prerouting priority -150; ct state untracked accept; ct mark 0 accept; drop; }; }", ""},
+	{"connection mark of what has none", "table inet t { chain c { type filter hook prerouting priority -150; ct mark 0 accept; drop; }; }", "1234 rule c inet t: drop"},
+	{"type of an address from a device", "ip6 saddr fd00:10:1::2 fib saddr . iif type unreachable drop; ip saddr 10.10.1.3 fib saddr . iif type unreachable drop", "1 rule c inet t: drop"},
 	{"limit", "limit rate 5/second drop", "1234 rule c inet t: drop"},
 	{"change of TOS", "ip dscp set 3", "1234 rule c inet t: change of a header"},
 	{"masquerade of what leaves", "table ip t { chain c { type nat hook postrouting priority 100; ip saddr 10.10.0.0/16 ip daddr != 10.10.0.0/16 masquerade; }; }", ""},
@@ -241,6 +249,8 @@ COMMIT
 	{"cleared marks", "*raw\n-A PREROUTING -j MARK --set-xmark 0x0/0xf0000\n-A PREROUTING -m mark --mark 0x40000/0x40000 -j DROP\nCOMMIT\n", ""},
 	{"hostPorts", "*nat\n:CNI-HOSTPORT-DNAT - [0:0]\n-A PREROUTING -m addrtype --dst-type LOCAL -j CNI-HOSTPORT-DNAT\n-A CNI-HOSTPORT-DNAT -p tcp -m tcp --dport 80 -j DNAT --to-destination 10.10.1.2:80\nCOMMIT\n", ""},
 	{"protocols and unknown matches", "*filter\n-A FORWARD -p 4 -j DROP\n-A FORWARD -i cali1 -p udp -m multiport --dports 1,2 -j DROP\n-A FORWARD -i cali2 -m physdev --physdev-in x -j REJECT\nCOMMIT\n", "1 rule FORWARD filter: DROP\n2 rule FORWARD filter: REJECT"},
+	{"INVALID in raw", "*raw\n-A PREROUTING -m conntrack --ctstate INVALID -j DROP\nCOMMIT\n", "1234 rule PREROUTING raw: DROP"},
+	{"connection mark in raw", "*raw\n-A PREROUTING -m connmark --mark 0 -j ACCEPT\n-A PREROUTING -j DROP\nCOMMIT\n", "1234 rule PREROUTING raw: DROP"},
 	{"INPUT", "*filter\n:INPUT DROP [0:0]\n-A INPUT -j REJECT\nCOMMIT\n", ""},
 	{"fragments", "*filter\n-A FORWARD -f -j DROP\nCOMMIT\n", ""},
 	{"range", "*filter\n-A FORWARD -i cali+ -m iprange --src-range 10.10.1.3-10.10.1.9 -j DROP\nCOMMIT\n", "2 rule FORWARD filter: DROP"},
@@ -346,6 +356,33 @@ COMMIT
 		want := "1 rule FORWARD ip6 filter: REJECT\n1 rule other ip6 filter: drop"
 		if got := found(t, &Finder{}, subject()); got != want {
 			t.Errorf("found\n%s\nwant\n%s", got, want)
+		}
+	})
+}
+
+// Types of addresses of ip6tables match otherwise than those of iptables, if there are several.
+func TestAddressTypes(t *testing.T) {
+	for _, c := range []struct{ types, want4, want6 string }{
+		{"UNICAST", "", ""},
+		{"LOCAL,UNICAST", "", "drop"},
+		{"MULTICAST,UNICAST", "", "drop"},
+		{"LOCAL", "drop", "drop"},
+		{"UNICAST,UNREACHABLE", "", "drop"}, // the latter is not known
+	} {
+		for _, family := range []struct{ tool, want string }{{"iptables-nft-restore", c.want4}, {"ip6tables-nft-restore", c.want6}} {
+			inNamespace(t, func() {
+				load(t, "*filter\n-A FORWARD -m addrtype --dst-type "+c.types+" -j ACCEPT\n-A FORWARD -j DROP\nCOMMIT\n", family.tool)
+				got := found(t, &Finder{}, subject())
+				if (got != "") != (family.want != "") {
+					t.Errorf("%s by %s: found %q, want %q", c.types, family.tool, got, family.want)
+				}
+			})
+		}
+	}
+	inNamespace(t, func() {
+		load(t, "*filter\n-A FORWARD -m addrtype ! --src-type LOCAL,UNICAST -j DROP\nCOMMIT\n", "ip6tables-nft-restore")
+		if got := found(t, &Finder{}, subject()); got != "1234 rule FORWARD ip6 filter: drop" {
+			t.Errorf("inverted: found %q", got)
 		}
 	})
 }

@@ -4,9 +4,11 @@ package netfilter
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -34,15 +36,34 @@ const (
 	nftMetaSecpath     = 25
 	nftMetaIifkind     = 26
 	nftMetaOifkind     = 27
+
+	nftaSetElemExpiration = 5
 )
+
+// A ruleset is the rules of nftables that have been read.
+type ruleset struct {
+	client  *client // during a search
+	changes changes
+	bases   []base
+	tables  map[tableKey]*nftTable
+}
 
 // An nftTable reads chains when they are needed: kube-proxy has one for each endpoint, which no packet between pods
 // meets.
 type nftTable struct {
-	family uint8
-	name   string
-	chains map[string][]rule
-	sets   map[string]*nftSet
+	tableKey
+	ruleset *ruleset
+	chains  map[string]*nftChain
+	sets    map[string]*nftSet
+	// previous are chains that may have changed. Most of their rules have not, so they are not translated again.
+	previous map[string]*nftChain
+}
+
+// An nftChain is the rules of a chain.
+type nftChain struct {
+	rules []rule
+	// outdated: sets that rules read may have changed.
+	outdated bool
 }
 
 func (t *nftTable) title(part, chain string) string {
@@ -52,31 +73,87 @@ func (t *nftTable) title(part, chain string) string {
 // tableName names a table as nft does, such as "inet filter".
 func tableName(family uint8, name string) string { return familyNames[family] + " " + name }
 
-// readNFTables returns the base chains that packets between pods may meet.
-func readNFTables() ([]base, error) {
-	dormant, err := dormantTables()
-	if err != nil {
-		return nil, err
+// readAll reads the base chains that packets between pods may meet, and forgets all others.
+func (r *ruleset) readAll() error {
+	before := r.tables
+	r.tables, r.bases = map[tableKey]*nftTable{}, nil
+	r.changes.forget()
+	if err := r.readBases(); err != nil {
+		return err
 	}
-	chains, families, err := query{message: unix.NFT_MSG_GETCHAIN, dump: true}.send()
-	if err != nil {
-		return nil, fmt.Errorf("list the chains of nftables: %w", err)
+	for key, t := range r.tables {
+		if before[key] != nil {
+			t.previous = before[key].chains
+			maps.Copy(t.previous, before[key].previous)
+		}
 	}
-	tables := map[tableKey]*nftTable{}
-	var bases []base
+	return nil
+}
+
+// readBases reads the base chains that packets between pods may meet.
+func (r *ruleset) readBases() error {
+	dormant, err := r.dormantTables()
+	if err != nil {
+		return err
+	}
+	chains, families, err := r.client.ask(query{message: unix.NFT_MSG_GETCHAIN, dump: true})
+	if err != nil {
+		return fmt.Errorf("list the chains of nftables: %w", err)
+	}
+	r.bases = nil
 	for i, c := range chains {
 		key := tableKey{families[i], c.text(unix.NFTA_CHAIN_TABLE)}
+		r.changes.learnChain(key, c)
 		b, ok := baseOf(key.family, c)
 		if !ok || dormant[key] || key.isKubeProxy() {
 			continue
 		}
-		if tables[key] == nil {
-			tables[key] = &nftTable{key.family, key.name, map[string][]rule{}, map[string]*nftSet{}}
+		if r.tables[key] == nil {
+			r.tables[key] = &nftTable{tableKey: key, ruleset: r, chains: map[string]*nftChain{}, sets: map[string]*nftSet{}}
 		}
-		b.table = tables[key]
-		bases = append(bases, b)
+		b.table = r.tables[key]
+		r.bases = append(r.bases, b)
 	}
-	return bases, nil
+	return nil
+}
+
+// refresh forgets what has changed.
+func (r *ruleset) refresh(n named) error {
+	for object := range n.chains {
+		if t := r.tables[object.tableKey]; t != nil && t.chains[object.name] != nil {
+			t.keep(object.name)
+		}
+	}
+	for object := range n.sets {
+		if t := r.tables[object.tableKey]; t != nil && t.sets[object.name] != nil {
+			delete(t.sets, object.name)
+			for _, c := range t.chains {
+				c.outdated = true
+			}
+		}
+	}
+	if n.bases {
+		return r.readBases()
+	}
+	return nil
+}
+
+// keep forgets the rules of a chain, but not their translations.
+func (t *nftTable) keep(chain string) {
+	if t.previous == nil {
+		t.previous = map[string]*nftChain{}
+	}
+	t.previous[chain] = t.chains[chain]
+	delete(t.chains, chain)
+}
+
+// settle frees what was kept of earlier rules, after a search.
+func (r *ruleset) settle() {
+	for _, t := range r.tables {
+		t.previous = nil
+	}
+	_, next := r.expired(time.Time{})
+	r.changes.expireAt(next)
 }
 
 type tableKey struct {
@@ -89,8 +166,8 @@ func (k tableKey) isKubeProxy() bool {
 	return k.name == "kube-proxy" && (k.family == familyIPv4 || k.family == familyIPv6)
 }
 
-func dormantTables() (map[tableKey]bool, error) {
-	tables, families, err := query{message: unix.NFT_MSG_GETTABLE, dump: true}.send()
+func (r *ruleset) dormantTables() (map[tableKey]bool, error) {
+	tables, families, err := r.client.ask(query{message: unix.NFT_MSG_GETTABLE, dump: true})
 	if err != nil {
 		return nil, fmt.Errorf("list the tables of nftables: %w", err)
 	}
@@ -146,38 +223,120 @@ func hookDevices(at attributes) (names []string) {
 }
 
 // rules implements table.
-func (t *nftTable) rules(chain string) ([]rule, error) {
-	if have, ok := t.chains[chain]; ok {
-		return have, nil
+func (t *nftTable) rules(chain string) (all []rule, err error) {
+	c := t.chains[chain]
+	switch {
+	case c == nil:
+		all, err = t.readRules(chain)
+	case c.outdated:
+		all, err = t.translateAgain(c.rules)
+	default:
+		return c.rules, nil
 	}
-	list, _, err := query{message: unix.NFT_MSG_GETRULE, family: t.family, dump: true, names: map[int]string{
+	if err == nil {
+		t.chains[chain] = &nftChain{rules: all}
+	}
+	return all, err
+}
+
+// readRules reads the rules of a chain. Those of which the text has not changed are not translated again.
+func (t *nftTable) readRules(chain string) (all []rule, err error) {
+	t.ruleset.changes.know(objectKey{t.tableKey, chain})
+	have := map[string]*rule{}
+	if before := t.previous[chain]; before != nil {
+		for i := range before.rules {
+			have[before.rules[i].text] = &before.rules[i]
+		}
+	}
+	q := query{message: unix.NFT_MSG_GETRULE, family: t.family, dump: true, names: map[int]string{
 		unix.NFTA_RULE_TABLE: t.name, unix.NFTA_RULE_CHAIN: chain,
-	}}.send()
+	}}
+	var handles [][]byte
+	err = t.ruleset.readDump(objectKey{t.tableKey, chain}, q, func() { all, handles = nil, nil }, func(_ uint8, body []byte) error {
+		var r rule
+		var handle []byte
+		for _, a := range attributeList(body) {
+			switch a.kind {
+			case unix.NFTA_RULE_EXPRESSIONS:
+				if known := have[string(a.data)]; known != nil {
+					r = *known
+				} else {
+					r.text = string(a.data)
+				}
+			case unix.NFTA_RULE_HANDLE:
+				handle = slices.Clone(a.data)
+			}
+		}
+		all, handles = append(all, r), append(handles, handle)
+		return nil
+	})
 	if err != nil {
 		return nil, fmt.Errorf("read chain %s of table %s %s of nftables: %w", chain, familyNames[t.family], t.name, err)
 	}
-	rules := []rule{}
-	for _, r := range list {
-		steps, err := t.translate(attributeList(r[unix.NFTA_RULE_EXPRESSIONS]))
+	if all, err = t.translateAgain(all); err != nil {
+		return nil, err
+	}
+	for i, handle := range handles {
+		if len(handle) == 8 {
+			all[i].name = fmt.Sprintf("handle %d", binary.BigEndian.Uint64(handle))
+		}
+	}
+	return all, nil
+}
+
+// translateAgain translates the rules that have not been, or that read sets which have changed.
+func (t *nftTable) translateAgain(rules []rule) ([]rule, error) {
+	all := slices.Clone(rules)
+	for i := range all {
+		r := &all[i]
+		current, err := t.isCurrent(r)
+		if err == nil && !current {
+			name := r.name
+			*r, err = t.translate(r.text)
+			r.name = name
+		}
 		if err != nil {
 			return nil, err
 		}
-		if handle := r[unix.NFTA_RULE_HANDLE]; len(handle) == 8 {
-			steps.name = fmt.Sprintf("handle %d", binary.BigEndian.Uint64(handle))
-		}
-		rules = append(rules, steps)
 	}
-	t.chains[chain] = rules
-	return rules, nil
+	return all, nil
+}
+
+// isCurrent reports whether a rule is translated, and with the sets as they are now.
+func (t *nftTable) isCurrent(r *rule) (bool, error) {
+	for _, s := range r.sets {
+		now, err := t.set(s.name)
+		if err != nil || now != s {
+			return false, err
+		}
+	}
+	return r.steps != nil, nil
+}
+
+// readDump dumps rules or elements of an object. A dump that was interrupted is whole unless the object itself has
+// changed meanwhile. reset is called before each attempt.
+func (r *ruleset) readDump(object objectKey, q query, reset func(), handle func(family uint8, body []byte) error) (err error) {
+	for range askAttempts {
+		reset()
+		if err = r.client.each(q, handle); !errors.Is(err, errInterrupted) {
+			break
+		}
+		if known, named := r.changes.has(object); known && !named {
+			return nil
+		}
+	}
+	return err
 }
 
 // An nftSet is a set or map. Its elements are ranges; those of a map of verdicts have one each.
 type nftSet struct {
+	name     string
 	keySize  uint32 // in bytes
 	elements []nftElement
-	rest     *verdict // of what is in no element; nil: such do not match
-	readable bool     // the elements are what packets are compared with
-	changes  bool     // packets add elements, or elements time out, without a change of the rules
+	rest     *verdict  // of what is in no element; nil: such do not match
+	readable bool      // the elements are what packets are compared with
+	changes  bool      // packets add elements, or elements time out, without a change of the rules
+	expires  time.Time // when the next element times out; zero: none does
 }
 
 type nftElement struct {
@@ -189,17 +348,23 @@ func (t *nftTable) set(name string) (*nftSet, error) {
 	if have := t.sets[name]; have != nil {
 		return have, nil
 	}
+	t.ruleset.changes.know(objectKey{t.tableKey, name})
 	names := map[int]string{unix.NFTA_SET_TABLE: t.name, unix.NFTA_SET_NAME: name}
-	about, _, err := query{message: unix.NFT_MSG_GETSET, family: t.family, names: names}.send()
+	about, _, err := t.ruleset.client.ask(query{message: unix.NFT_MSG_GETSET, family: t.family, names: names})
 	if err == nil && len(about) != 1 {
 		err = fmt.Errorf("%d answers", len(about))
 	}
 	if err != nil {
 		return nil, fmt.Errorf("read set %s of table %s %s of nftables: %w", name, familyNames[t.family], t.name, err)
 	}
-	s := &nftSet{keySize: about[0].number(unix.NFTA_SET_KEY_LEN)}
+	s := &nftSet{name: name, keySize: about[0].number(unix.NFTA_SET_KEY_LEN)}
 	flags := about[0].number(unix.NFTA_SET_FLAGS)
-	parts, _, err := query{message: unix.NFT_MSG_GETSETELEM, family: t.family, dump: true, names: names}.send()
+	var parts []attributes
+	q := query{message: unix.NFT_MSG_GETSETELEM, family: t.family, dump: true, names: names}
+	err = t.ruleset.readDump(objectKey{t.tableKey, name}, q, func() { parts = nil }, func(_ uint8, body []byte) error {
+		parts = append(parts, parseAttributes(slices.Clone(body)))
+		return nil
+	})
 	if err != nil {
 		return nil, fmt.Errorf("read the elements of set %s of table %s %s of nftables: %w", name, familyNames[t.family], t.name, err)
 	}
@@ -244,6 +409,9 @@ type nftKey struct {
 func (s *nftSet) addElement(keys map[string]nftKey, e attributes) {
 	flags := e.number(unix.NFTA_SET_ELEM_FLAGS)
 	v := verdictOf(e.nested(unix.NFTA_SET_ELEM_DATA).nested(unix.NFTA_DATA_VERDICT))
+	if left := e[nftaSetElemExpiration]; len(left) == 8 {
+		s.expire(time.Duration(binary.BigEndian.Uint64(left)) * time.Millisecond)
+	}
 	if flags&nftSetCatchAll != 0 {
 		s.rest = &v
 		return
@@ -257,6 +425,31 @@ func (s *nftSet) addElement(keys map[string]nftKey, e attributes) {
 		k.begin, k.verdict = true, v
 	}
 	keys[key] = k
+}
+
+// expireMargin is how late the kernel may be with an element that times out.
+const expireMargin = 10 * time.Millisecond
+
+func (s *nftSet) expire(left time.Duration) {
+	if at := time.Now().Add(left + expireMargin); s.expires.IsZero() || at.Before(s.expires) {
+		s.expires = at
+	}
+}
+
+// expired returns the sets of which an element has timed out, and when the next one does in others; zero: never.
+func (r *ruleset) expired(now time.Time) (sets []objectKey, next time.Time) {
+	for key, t := range r.tables {
+		for name, s := range t.sets {
+			switch {
+			case s.expires.IsZero() || !s.readable:
+			case !now.Before(s.expires):
+				sets = append(sets, objectKey{key, name})
+			case next.IsZero() || s.expires.Before(next):
+				next = s.expires
+			}
+		}
+	}
+	return sets, next
 }
 
 // before returns the value before one, which is not the first.

@@ -141,13 +141,13 @@ func (w *walk) startFlows(v6 bool) {
 	}
 	b := w.base
 	switch {
-	case b.hook <= prerouting && (b.family == familyNetdev || b.priority <= priorityConntrack): // maybe before conntrack
+	case b.mayPrecedeConntrack():
 		c.states |= ctInvalid
 	case b.family == familyBridge: // packets of the flow cache have no conntrack entry there
-		unknown := c
-		unknown.states = ctInvalid
-		unknown.varying = &class{}
-		*unknown.varying = unknown
+		all := c
+		all.states = ctInvalid
+		unknown := all
+		unknown.varying = &all
 		w.onlyLosses = true
 		w.start(&unknown)
 		w.onlyLosses = false

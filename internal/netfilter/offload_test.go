@@ -3,13 +3,13 @@
 package netfilter
 
 import (
-	"encoding/binary"
 	"fmt"
 	"net/netip"
 	"regexp"
 	"strings"
 	"testing"
 
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"beeline.io/beeline/internal/offload/flow"
@@ -94,6 +94,7 @@ var offloadCases = []struct{ name, rules, want string }{
 	{"ingress of a device", "table netdev t { chain c { type filter hook ingress device eth1 priority 0; limit rate 1/second drop; }; }", "web dns dnat snat six: limit\n: drop"},
 	{"egress, which the kernel skips for what a program redirects", "table netdev t { chain c { type filter hook egress device eth1 priority 0; log; }; }", "web dns dnat snat six: log"},
 	{"bridge", "table bridge t { chain c { type filter hook output priority 0; log; }; chain d { type filter hook forward priority 0; log; }; }", "hardware bridge: log"},
+	{"bridge, one protocol", "table bridge t { chain c { type filter hook output priority 0; udp dport 53 drop; ip protocol udp log; tcp dport 80 drop; }; }", ": drop\nbridge: drop\nhardware: log"},
 	{"own table", "table inet own { chain c { type filter hook forward priority 0; limit rate 1/second log; }; }", ""},
 	{"kube-proxy's table", "table ip kube-proxy { chain c { type filter hook forward priority 0; log; }; }", ""},
 }
@@ -247,8 +248,9 @@ func TestRulesOfModules(t *testing.T) {
 // translated returns the rule that an expression without attributes is.
 func translated(t *testing.T, name string) rule {
 	t.Helper()
-	expression := append(binary.NativeEndian.AppendUint16(nil, uint16(4+len(name))), unix.NFTA_EXPR_NAME, 0)
-	r, err := (&nftTable{}).translate([]attribute{{data: append(expression, name...)}})
+	expression := nl.NewRtAttr(unix.NFTA_LIST_ELEM, nil)
+	expression.AddRtAttr(unix.NFTA_EXPR_NAME, []byte(name))
+	r, err := (&nftTable{}).translate(string(expression.Serialize()))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -127,6 +127,9 @@ func (r *translation) ct(a attributes) {
 		r.add(e)
 		return
 	}
+	if key != unix.NFT_CT_STATE {
+		r.add(test(hasEntry))
+	}
 	v := value{size: 4, varies: slices.Contains(varyingConntrack, key)}
 	switch key {
 	case unix.NFT_CT_STATE:
@@ -144,7 +147,8 @@ func fibValue(a attributes) value {
 	flags := a.number(unix.NFTA_FIB_FLAGS)
 	switch result := a.number(unix.NFTA_FIB_RESULT); {
 	case result == unix.NFT_FIB_RESULT_ADDRTYPE:
-		return value{field: addressType, size: 4}
+		// With a device IPv6 looks up a route by it, of which there may be none (__nft_fib6_eval_type).
+		return value{field: addressType, size: 4, byDevice: flags&(unix.NFTA_FIB_F_IIF|unix.NFTA_FIB_F_OIF) != 0}
 	case flags&unix.NFTA_FIB_F_SADDR != 0 && flags&unix.NFTA_FIB_F_IIF != 0 && flags&unix.NFTA_FIB_F_PRESENT == 0:
 		return value{field: reversePath, size: 4}
 	}

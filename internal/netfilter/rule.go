@@ -9,6 +9,9 @@ type rule struct {
 	steps []step
 	// name is how the operator finds it in its chain, such as "handle 7".
 	name string
+	// text is the expressions of nftables that it was translated from, and sets are those that they read.
+	text string
+	sets []*nftSet
 }
 
 func (r *rule) add(s ...step) { r.steps = append(r.steps, s...) }
@@ -150,17 +153,15 @@ func connectionsMarked(w *walk) bool { return w.connectionsMarked }
 // testSource and testDestination are tests of addresses. Those of the other family fail.
 func testSource(s spans) test {
 	return func(_ *walk, c *class) (yes, no *class) {
-		y, n := *c, *c
-		y.src, n.src = c.src.and(s), c.src.without(s)
-		return &y, &n
+		in, out := c.src.split(s)
+		return c.withSource(in), c.withSource(out)
 	}
 }
 
 func testDestination(s spans) test {
 	return func(_ *walk, c *class) (yes, no *class) {
-		y, n := *c, *c
-		y.dst, n.dst = c.dst.and(s), c.dst.without(s)
-		return &y, &n
+		in, out := c.dst.split(s)
+		return c.withDestination(in), c.withDestination(out)
 	}
 }
 
@@ -170,37 +171,54 @@ func testPort(destination bool, p ports) test {
 		if c.protocols&^withPorts != 0 {
 			return varying(w, c)
 		}
-		y, n := *c, *c
 		if destination {
-			y.dport, n.dport = c.dport.and(p), c.dport.without(p)
-		} else {
-			y.sport, n.sport = c.sport.and(p), c.sport.without(p)
+			in, out := c.dport.split(p)
+			return c.withDestinationPort(in), c.withDestinationPort(out)
 		}
-		return &y, &n
+		in, out := c.sport.split(p)
+		return c.withSourcePort(in), c.withSourcePort(out)
 	}
 }
 
 // testStates is a test of conntrack's state.
 func testStates(states ctStates) test {
 	return func(_ *walk, c *class) (yes, no *class) {
-		y, n := *c, *c
-		y.states, n.states = c.states&states, c.states&^states
-		return &y, &n
+		switch in, out := c.states&states, c.states&^states; {
+		case out == 0:
+			return c, nil
+		case in == 0:
+			return nil, c
+		default:
+			y, n := *c, *c
+			y.states, n.states = in, out
+			return &y, &n
+		}
 	}
 }
+
+// hasEntry is the test that a rule makes which reads anything but the state of a packet's conntrack entry. Without an
+// entry the rule does not match, whatever it compares with (NFT_BREAK).
+func hasEntry(w *walk, c *class) (yes, no *class) { return testStates(^withoutEntry)(w, c) }
 
 // testProtocol is a test of the protocol's number.
 func testProtocol(ok func(number uint8) bool) test {
 	return func(_ *walk, c *class) (yes, no *class) {
-		y, n := *c, *c
+		in := c.protocols
 		for i, number := range protocolNumbers(c.v6) {
-			if ok(number) {
-				n.protocols &^= 1 << i
-			} else {
-				y.protocols &^= 1 << i
+			if !ok(number) {
+				in &^= 1 << i
 			}
 		}
-		return &y, &n
+		switch out := c.protocols &^ in; {
+		case out == 0:
+			return c, nil
+		case in == 0:
+			return nil, c
+		default:
+			y, n := *c, *c
+			y.protocols, n.protocols = in, out
+			return &y, &n
+		}
 	}
 }
 

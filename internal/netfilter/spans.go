@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"net/netip"
 	"slices"
+	"sort"
 )
 
 // An ordered is an address or a port. What Next returns after the last one is equal to none.
@@ -87,9 +88,28 @@ func (s intervals[T]) or(other intervals[T]) intervals[T] {
 	return merged(slices.Concat(s, other))
 }
 
+// split returns what is also in other, and what is not. If one of them is all of s, that is the same slice.
+func (s intervals[T]) split(other intervals[T]) (in, out intervals[T]) {
+	if in = s.and(other); len(in) == 0 {
+		return nil, s
+	}
+	if out = s.without(in); len(out) == 0 {
+		return s, nil
+	}
+	return in, out
+}
+
+// from returns the index of the first interval that does not end before a value.
+func (s intervals[T]) from(a T) int {
+	return sort.Search(len(s), func(i int) bool { return a.Compare(s[i].last) <= 0 })
+}
+
 // and returns what is in both.
 func (s intervals[T]) and(other intervals[T]) (both intervals[T]) {
-	for i, j := 0, 0; i < len(s) && j < len(other); {
+	if len(s) == 0 || len(other) == 0 {
+		return nil
+	}
+	for i, j := s.from(other[0].first), other.from(s[0].first); i < len(s) && j < len(other); {
 		first, last := s[i].first, s[i].last
 		if first.Compare(other[j].first) < 0 {
 			first = other[j].first
@@ -111,17 +131,19 @@ func (s intervals[T]) and(other intervals[T]) (both intervals[T]) {
 
 // without returns what is in s and not in other.
 func (s intervals[T]) without(other intervals[T]) (left intervals[T]) {
+	left = make(intervals[T], 0, len(s)+len(other))
+	j := 0
 	for _, one := range s {
+		for j < len(other) && other[j].last.Compare(one.first) < 0 {
+			j++
+		}
 		rest := true // of `one`
-		for _, o := range other {
-			if !rest || o.last.Compare(one.first) < 0 || one.last.Compare(o.first) < 0 {
-				continue
+		for k := j; rest && k < len(other) && other[k].first.Compare(one.last) <= 0; k++ {
+			if one.first.Compare(other[k].first) < 0 {
+				left = append(left, interval[T]{one.first, other[k].first.Prev()})
 			}
-			if one.first.Compare(o.first) < 0 {
-				left = append(left, interval[T]{one.first, o.first.Prev()})
-			}
-			rest = o.last.Compare(one.last) < 0
-			one.first = o.last.Next()
+			rest = other[k].last.Compare(one.last) < 0
+			one.first = other[k].last.Next()
 		}
 		if rest {
 			left = append(left, one)
@@ -131,5 +153,6 @@ func (s intervals[T]) without(other intervals[T]) (left intervals[T]) {
 }
 
 func (s intervals[T]) has(a T) bool {
-	return slices.ContainsFunc(s, func(one interval[T]) bool { return one.first.Compare(a) <= 0 && a.Compare(one.last) <= 0 })
+	i := s.from(a)
+	return i < len(s) && s[i].first.Compare(a) <= 0
 }

@@ -45,6 +45,8 @@ type value struct {
 	mask, xor []byte // nil: none
 	// varies: of a field that is not known, packets of a flow may have different values.
 	varies bool
+	// byDevice: the type of an address as seen from a device.
+	byDevice bool
 }
 
 func unknown() value { return value{} }
@@ -87,8 +89,12 @@ func (v *value) apply(data []byte) []byte {
 func (v value) test(r ranges) test {
 	switch v.field {
 	case constant:
+		v4, v6 := certainly(r.has(v.apply(v.v4))), certainly(r.has(v.apply(v.v6)))
 		return func(w *walk, c *class) (yes, no *class) {
-			return certainly(r.has(v.apply(v.constant(c.v6))))(w, c)
+			if c.v6 {
+				return v6(w, c)
+			}
+			return v4(w, c)
 		}
 	case packetMark:
 		return unlessMarked(packetsMarked, r.has(v.apply(make([]byte, 4))))
@@ -119,13 +125,6 @@ func (v value) test(r ranges) test {
 		return varying
 	}
 	return uncertain
-}
-
-func (v *value) constant(ipv6 bool) []byte {
-	if ipv6 {
-		return v.v6
-	}
-	return v.v4
 }
 
 // testZeros knows the result if the mask has only bits that are known.

@@ -69,7 +69,7 @@ type walk struct {
 	edge    bool // the rules are searched for the edge
 	// onlyLosses: only rules that drop packets are reported.
 	onlyLosses bool
-	local      map[bool]spans // the addresses of pods of this node, by whether they are IPv6
+	local      map[bool]local // by whether they are IPv6
 	base       *base
 	at         string // the name of the rule
 	found      []Finding
@@ -99,9 +99,9 @@ func find(s *Subject, bases []base) ([]Finding, error) {
 }
 
 func (w *walk) all(bases []base) {
-	w.left, w.local = mostRules, map[bool]spans{}
+	w.left, w.local = mostRules, map[bool]local{}
 	for _, v6 := range []bool{false, true} {
-		_, w.local[v6] = w.subject.addresses(v6)
+		w.local[v6] = w.subject.local(v6)
 	}
 	classes := append(w.subject.classes(false), w.subject.classes(true)...)
 	for i := range bases {
@@ -128,6 +128,13 @@ func (w *walk) start(c *class) {
 	if b.nat {
 		c.states &= ctNew
 	}
+	if !w.offload && b.mayPrecedeConntrack() {
+		if b.priority == priorityConntrack {
+			c.states |= withoutEntry
+		} else {
+			c.states = withoutEntry
+		}
+	}
 	w.at = ""
 	rest := w.chain(b.chain, c, 0)
 	switch {
@@ -136,6 +143,11 @@ func (w *walk) start(c *class) {
 	case b.drop && !rest.empty():
 		w.report(w.lost(rest), b.table.title("policy", b.chain)+": drop")
 	}
+}
+
+// mayPrecedeConntrack reports whether packets may not have met conntrack yet. At its own priority they may have.
+func (b *base) mayPrecedeConntrack() bool {
+	return b.hook == ingress || b.hook <= prerouting && b.priority <= priorityConntrack
 }
 
 // seen returns the packets of a class that pass the hook.
@@ -150,8 +162,8 @@ func (w *walk) seen(c *class) *class {
 			}
 			return d.Master != nil && d.Master.Bridge
 		case familyNetdev:
-			// Also the egress hook, at the devices of pods and at those to other nodes: the kernel has packets skip
-			// it that a program at tc ingress redirects (nf_skip_egress, since Linux 5.16).
+			// At egress, too, also of uplinks: what a program at tc ingress redirects skips it
+			// (nf_skip_egress, since Linux 5.16).
 			return matchesAny(b.devices, d)
 		}
 		return true
@@ -188,10 +200,11 @@ func (w *walk) chain(name string, c *class, depth int) *class {
 	}
 	var back *class
 	caller := w.at
-	for _, r := range rules {
+	for i := range rules {
 		if w.left--; w.left <= 0 || c.empty() {
 			break
 		}
+		r := &rules[i]
 		w.at = r.name
 		next, returned := w.rule(name, r, c, depth)
 		if r.ends() { // otherwise all packets go on
@@ -204,26 +217,71 @@ func (w *walk) chain(name string, c *class, depth int) *class {
 }
 
 // rule follows a class through a rule. It returns the packets that go on to the next rule, and those that return.
-func (w *walk) rule(chain string, r rule, c *class, depth int) (next, back *class) {
+func (w *walk) rule(chain string, r *rule, c *class, depth int) (next, back *class) {
+	rest := rest{}
 	for _, s := range r.steps {
 		var no *class
 		switch s := s.(type) {
 		case test:
+			before := c
 			c, no = s(w, c)
+			rest.fail(before, c, no)
 		case effect:
 			w.effect(chain, s, c)
 		case verdictMap:
-			c, no, back = w.verdictMap(chain, s, c, depth)
-			next, c = union(next, c), nil
+			var went *class
+			went, no, back = w.verdictMap(chain, s, c, depth)
+			rest.add(went)
+			rest.add(no)
+			c = nil
 		case verdict:
-			c, back = w.verdict(chain, s, c, depth)
-			next, c = union(next, c), nil
+			var went *class
+			went, back = w.verdict(chain, s, c, depth)
+			rest.add(went)
+			c = nil
 		}
-		if next = union(next, no); c.empty() {
-			return next, back
+		if c.empty() {
+			return rest.class, back
 		}
 	}
-	return union(next, c), back
+	rest.add(c)
+	return rest.class, back
+}
+
+// A rest is the packets of a class that go on to the next rule.
+type rest struct {
+	class *class
+	// whole: all packets that are still to come are in class.
+	whole bool
+	// If one test failed so far: the class that it divided, and the fields by which it did.
+	divided *class
+	by      dimensions
+}
+
+// fail adds the packets that fail a test. Two tests that divide a class by different fields leave, as a product, the
+// whole class.
+func (r *rest) fail(all, yes, no *class) {
+	if no == nil || r.whole {
+		r.add(no)
+		return
+	}
+	by := all.differs(yes) | all.differs(no)
+	switch {
+	case r.class == nil && !no.empty():
+		r.class, r.divided, r.by = no, all, by
+	case r.class != nil && r.by != allDimensions && r.by&by == 0:
+		r.class, r.whole = r.divided, true
+	default:
+		r.add(no)
+		r.by = allDimensions
+	}
+}
+
+func (r *rest) add(c *class) {
+	if r.whole && (c.empty() || c.varying == r.class.varying) {
+		return
+	}
+	r.class = union(r.class, c)
 }
 
 // verdictMap also returns the packets without a verdict.
@@ -298,7 +356,8 @@ func (w *walk) report(c *class, what string) {
 	case w.edge:
 		devices = w.indexes(c.out)
 	default:
-		devices = w.subject.concerned(c, w.local[c.v6])
+		l := w.local[c.v6]
+		devices = w.subject.concerned(c, &l)
 	}
 	if len(devices) == 0 {
 		return

@@ -26,7 +26,7 @@ func xtMatch(name string, revision uint32, info []byte) []step {
 	case name == "mark" && revision == 1 && len(info) >= 9:
 		return []step{xtMark(packetsMarked, info)}
 	case name == "connmark" && revision == 1 && len(info) >= 9:
-		return []step{xtMark(connectionsMarked, info)}
+		return []step{test(hasEntry), xtMark(connectionsMarked, info)}
 	case name == "iprange" && revision == 1 && len(info) >= 65:
 		return xtRange(info)
 	case name == "rpfilter" && len(info) >= 1:
@@ -88,15 +88,52 @@ func xtConntrack(info []byte) test {
 	return invertIf(inverted&byState != 0, xtStateTest(uint32(binary.NativeEndian.Uint16(info[150:]))))
 }
 
+// xtAddressType: masks of the types of source and destination, of which 0 is any, and which are inverted.
 func xtAddressType(revision uint32, info []byte) test {
-	const unicast = 1 << unix.RTN_UNICAST
 	from, to := binary.NativeEndian.Uint16(info), binary.NativeEndian.Uint16(info[2:])
 	flags := binary.NativeEndian.Uint32(info[4:])
 	invertFrom, invertTo := flags&1 != 0, flags&2 != 0
 	if revision == 0 && len(info) >= 12 {
 		invertFrom, invertTo = flags != 0, binary.NativeEndian.Uint32(info[8:]) != 0
 	}
-	return unicastTest((from == 0 || from&unicast != 0 != invertFrom) && (to == 0 || to&unicast != 0 != invertTo))
+	// Source and destination one after the other: one of them may be uncertain.
+	source, destination := xtUnicastIs(from, invertFrom), xtUnicastIs(to, invertTo)
+	return func(w *walk, c *class) (yes, no *class) {
+		y, n := source(w, c)
+		if y.empty() {
+			return nil, n
+		}
+		yes, no = destination(w, y)
+		return yes, union(no, n)
+	}
+}
+
+// xtUnicastIs tests a unicast address for a mask of types. For IPv4 its type is to be one of them. For IPv6 it is to be
+// all of UNSPEC, UNICAST and MULTICAST in the mask, and if there are others, one of these (match_type6).
+func xtUnicastIs(mask uint16, invert bool) test {
+	const (
+		unspecified, unicast, local, anycast = 1 << unix.RTN_UNSPEC, 1 << unix.RTN_UNICAST, 1 << unix.RTN_LOCAL, 1 << unix.RTN_ANYCAST
+		multicast, unreachable               = 1 << unix.RTN_MULTICAST, 1 << unix.RTN_UNREACHABLE
+	)
+	if mask == 0 {
+		return certainly(true)
+	}
+	in4 := unicastTest(mask&unicast != 0 != invert)
+	in6 := unicastTest(mask&(unspecified|multicast|local|anycast) == 0 != invert)
+	if mask&unreachable != 0 && mask&(unspecified|multicast) == 0 {
+		in6 = uncertain
+	}
+	return byFamily(in4, in6)
+}
+
+// byFamily is one test for IPv4 and another for IPv6.
+func byFamily(in4, in6 test) test {
+	return func(w *walk, c *class) (yes, no *class) {
+		if c.v6 {
+			return in6(w, c)
+		}
+		return in4(w, c)
+	}
 }
 
 // xtMark: mark, mask, and whether it is inverted.
@@ -120,12 +157,7 @@ func xtRange(info []byte) (steps []step) {
 func xtRangeTest(make func(spans) test, ends []byte) test {
 	ipv4 := make(spans{{netip.AddrFrom4([4]byte(ends)), netip.AddrFrom4([4]byte(ends[16:]))}})
 	ipv6 := make(spans{{netip.AddrFrom16([16]byte(ends)), netip.AddrFrom16([16]byte(ends[16:]))}})
-	return func(w *walk, c *class) (yes, no *class) {
-		if c.v6 {
-			return ipv6(w, c)
-		}
-		return ipv4(w, c)
-	}
+	return byFamily(ipv4, ipv6)
 }
 
 // xtReversePath passes packets whose source is behind the device, or inverted the others.

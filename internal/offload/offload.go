@@ -71,7 +71,7 @@ type Offload struct {
 	flows     *Flows // nil: the flow cache is not loaded
 	flowtable *flowtable.Flowtable
 	rules     *rules
-	changed   wakeup.Signal // devices
+	changed   wakeup.Signal // devices, routing rules or rp_filter
 	policies  wakeup.Signal // of XFRM
 
 	reconciling sync.Mutex
@@ -137,15 +137,21 @@ func (o *Offload) Run(ctx context.Context) error {
 	case <-o.started:
 	}
 	provider, why := o.choose(ctx)
-	o.mu.Lock()
-	o.chosen, o.provider, o.why = true, provider, why
-	o.mu.Unlock()
+	o.use(provider, why)
 	if provider == "" {
 		o.config.Log.Error("no provider of flow offload works", "reason", why)
 		return o.withdraw()
 	}
 	o.config.Log.Info("offload", "provider", provider, "others", why)
 	return o.follow(ctx)
+}
+
+// use notes the provider that forwards flows, and why not a better one does.
+func (o *Offload) use(provider Provider, why string) {
+	o.mu.Lock()
+	o.chosen, o.provider, o.why = true, provider, why
+	o.mu.Unlock()
+	o.rules.setHardware(provider == Hardware)
 }
 
 // withdraw removes what an earlier agent has left.
@@ -165,7 +171,7 @@ func (o *Offload) follow(ctx context.Context) error {
 	defer cancel()
 	tasks := []func(context.Context) error{
 		func(ctx context.Context) error {
-			return netdev.Watch(ctx, o.changed, unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_RULE, unix.RTNLGRP_IPV6_RULE)
+			return netdev.Watch(ctx, o.changed, unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_RULE, unix.RTNLGRP_IPV6_RULE, unix.RTNLGRP_IPV4_NETCONF)
 		},
 		func(ctx context.Context) error { return node.WatchXFRMPolicies(ctx, o.policies) },
 		o.keep,
@@ -295,6 +301,10 @@ func (o *Offload) apply(devices []Device) error {
 
 // attach attaches the programs of the flow cache to devices. A device is in the table while the programs are there.
 func (o *Offload) attach(devices []Device) error {
+	rpFilters, err := node.RPFilters()
+	if err != nil {
+		return err
+	}
 	wanted := map[uint32]uint32{}
 	for _, d := range devices {
 		flags := uint32(0)
@@ -303,6 +313,9 @@ func (o *Offload) attach(devices []Device) error {
 		}
 		if d.MasterIndex != 0 { // a port of a bridge or bond is no device of flow offload
 			flags |= datapath.OffloadInVRF
+		}
+		if rpFilters[d.Index] == node.RPFilterStrict {
+			flags |= datapath.OffloadStrict
 		}
 		wanted[uint32(d.Index)] = flags
 	}

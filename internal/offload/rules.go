@@ -24,6 +24,7 @@ type rules struct {
 	tc      *tcfilter.Finder
 
 	mu       sync.Mutex
+	hardware bool     // flows are forwarded by the NICs, which bypass more
 	devices  []Device // for which they were searched
 	searched bool
 	found    *netfilter.Findings
@@ -99,6 +100,13 @@ func tcFindings(at tcfilter.Found, device string) (all []netfilter.Finding) {
 	return all
 }
 
+// setHardware sets whether the NICs forward flows.
+func (r *rules) setHardware(hardware bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.hardware = hardware
+}
+
 // refuses returns the rule that a flow would bypass, or why that is not known.
 func (r *rules) refuses(f flow.Flow) string {
 	r.mu.Lock()
@@ -106,7 +114,11 @@ func (r *rules) refuses(f flow.Flow) string {
 	if !r.searched {
 		return "the packet filters have not been searched"
 	}
-	if about := r.found.About(f); about != nil {
+	about := r.found.About
+	if r.hardware {
+		about = r.found.AboutInHardware
+	}
+	if about := about(f); about != nil {
 		return "it would bypass " + about.What
 	}
 	if p := policyAbout(r.policies, f); p != nil {
@@ -123,7 +135,7 @@ func (r *rules) findings() (all []string) {
 		return nil
 	}
 	for _, f := range r.found.All {
-		if !f.Hardware {
+		if !f.Hardware || r.hardware {
 			all = append(all, f.What)
 		}
 	}

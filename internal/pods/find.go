@@ -37,9 +37,10 @@ type netkit struct {
 
 // A route is a unicast route. It is direct if it has no gateway.
 type route struct {
-	to     netip.Prefix
-	device int
-	direct bool
+	to        netip.Prefix
+	device    int
+	direct    bool
+	multipath bool // it is one of several next hops
 }
 
 // A neighbour is an address behind a device, from the kernel's neighbour table. gone means that it does not answer.
@@ -59,6 +60,10 @@ type network struct {
 	ports map[portKey]int
 	// own are the node's addresses.
 	own map[netip.Addr]bool
+	// rpFilters are the effective values of rp_filter by device.
+	rpFilters map[int]uint8
+	// ruleInputs are the input devices that routing rules of IPv4 name.
+	ruleInputs []string
 }
 
 type portKey struct {

@@ -10,12 +10,13 @@ import (
 	"golang.org/x/sys/unix"
 
 	"beeline.io/beeline/internal/netdev"
+	"beeline.io/beeline/internal/node"
 )
 
 // readNetwork reads the devices, routes, neighbours, bridge ports and addresses of this network namespace.
 func readNetwork() (*network, error) {
 	n := &network{ports: map[portKey]int{}, own: map[netip.Addr]bool{}}
-	for _, read := range []func(*network) error{readLinks, readRoutes, readNeighbours, readPorts, readAddresses} {
+	for _, read := range []func(*network) error{readLinks, readRoutes, readNeighbours, readPorts, readAddresses, readReversePaths} {
 		if err := read(n); err != nil {
 			return nil, err
 		}
@@ -70,10 +71,10 @@ func readRoutes(n *network) error {
 			to = netip.PrefixFrom(addr.Unmap(), ones)
 		}
 		if len(r.MultiPath) == 0 {
-			n.routes = append(n.routes, route{to, r.LinkIndex, r.Gw == nil && r.Via == nil})
+			n.routes = append(n.routes, route{to: to, device: r.LinkIndex, direct: r.Gw == nil && r.Via == nil})
 		}
 		for _, hop := range r.MultiPath {
-			n.routes = append(n.routes, route{to, hop.LinkIndex, false})
+			n.routes = append(n.routes, route{to: to, device: hop.LinkIndex, multipath: true})
 		}
 	}
 	return nil
@@ -121,6 +122,22 @@ func readAddresses(n *network) error {
 	for _, a := range list {
 		if addr, ok := netip.AddrFromSlice(a.IP); ok {
 			n.own[addr.Unmap()] = true
+		}
+	}
+	return nil
+}
+
+func readReversePaths(n *network) (err error) {
+	if n.rpFilters, err = node.RPFilters(); err != nil {
+		return err
+	}
+	rules, err := netdev.Dump(func() ([]netlink.Rule, error) { return netlink.RuleList(netlink.FAMILY_V4) })
+	if err != nil {
+		return fmt.Errorf("list routing rules: %w", err)
+	}
+	for _, r := range rules {
+		if r.IifName != "" {
+			n.ruleInputs = append(n.ruleInputs, r.IifName)
 		}
 	}
 	return nil

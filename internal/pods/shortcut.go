@@ -17,7 +17,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"beeline.io/beeline/internal/datapath"
-	"beeline.io/beeline/internal/kernelct"
 	"beeline.io/beeline/internal/netdev"
 	"beeline.io/beeline/internal/node"
 	"beeline.io/beeline/internal/wakeup"
@@ -42,8 +41,6 @@ type Datapath interface {
 	PodDevices() datapath.Hash[uint32, datapath.PodDevice]
 	PodLinks() datapath.Hash[uint32, uint32]
 	PodLeases() datapath.Hash[uint32, datapath.PodLease]
-	TrackPodFlows(ends map[netip.Addr]bool) ([]kernelct.Flow, error)
-	UntrackPodFlows(flows []kernelct.Flow) error
 	WaitForReaders() error
 	ForeignProgram(id uint32) (name string, foreign bool)
 }
@@ -64,7 +61,6 @@ type Shortcut struct {
 	changed  wakeup.Signal // devices, routes, neighbours or pod networks
 	due      wakeup.Signal // schedule has changed
 	lease    lease
-	tracked  []trackedFlow // flows of withheld pods that may return
 
 	reading   sync.Mutex // held while the network is read, before mu
 	searching sync.Mutex // held while filters are searched, before mu
@@ -140,7 +136,8 @@ func (s *Shortcut) Run(ctx context.Context) error {
 
 func (s *Shortcut) watchNetwork(ctx context.Context) error {
 	return netdev.Watch(ctx, s.changed, unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR,
-		unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE, unix.RTNLGRP_NEIGH)
+		unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE, unix.RTNLGRP_NEIGH,
+		unix.RTNLGRP_IPV4_NETCONF, unix.RTNLGRP_IPV4_RULE)
 }
 
 // watchQueues waits for changes of queues and filters of tc.
@@ -250,9 +247,9 @@ func (s *Shortcut) apply() error {
 	if s.around == nil || s.searched == nil {
 		return nil
 	}
-	n, found := s.around.network, s.searched.found
+	n, found := s.around.network, slices.Concat(s.searched.found, s.around.reversePaths())
 	if s.schedule.held {
-		found = append(slices.Clone(found), filter{what: "packet filters that change faster than they can be searched"})
+		found = append(found, filter{what: "packet filters that change faster than they can be searched"})
 	}
 	at := s.choose(found)
 	uplinks := slices.DeleteFunc(slices.Clone(s.around.uplinks), func(l link) bool {
@@ -322,7 +319,7 @@ func (n *network) rows(at map[netip.Addr]place, uplinks []link) (map[datapath.Ad
 		devices[uint32(p.device)] = datapath.PodDevice{Mac: gateway, Role: datapath.RolePods}
 	}
 	for _, l := range uplinks {
-		devices[uint32(l.index)] = datapath.PodDevice{Mac: l.mac, Role: datapath.RoleNodes}
+		devices[uint32(l.index)] = datapath.PodDevice{Mac: l.mac, Role: datapath.RoleNodes, RpFilter: n.rpFilters[l.index]}
 	}
 	return pods, devices
 }
@@ -336,10 +333,6 @@ func asByte(b bool) uint8 {
 
 // write makes the tables and the attached programs as they should be.
 func (s *Shortcut) write(pods map[datapath.Address]datapath.Pod, devices map[uint32]datapath.PodDevice, places map[string][]int) error {
-	leaving, err := s.withhold(pods, devices)
-	if err != nil {
-		return err
-	}
 	if err := datapath.Withdraw(s.datapath.Pods(), pods); err != nil {
 		return err
 	}
@@ -368,13 +361,5 @@ func (s *Shortcut) write(pods map[datapath.Address]datapath.Pod, devices map[uin
 	if err := datapath.Publish(s.datapath.PodLinks(), links); err != nil {
 		return err
 	}
-	if err := datapath.Publish(s.datapath.Pods(), pods); err != nil {
-		return err
-	}
-	if leaving != nil { // flows that began until the tables were written
-		if err := s.track(leaving); err != nil {
-			return err
-		}
-	}
-	return s.untrack(pods)
+	return datapath.Publish(s.datapath.Pods(), pods)
 }

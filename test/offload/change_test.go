@@ -34,6 +34,7 @@ func changes(w *world) {
 	w.t.Run("next hop is unknown at first", func(t *testing.T) { w.in(t).unresolved(all) })
 	w.t.Run("smaller MTU", func(t *testing.T) { w.in(t).smallerMTUs(all) })
 	w.t.Run("own table deleted", func(t *testing.T) { w.in(t).ownTable(all) })
+	w.t.Run("route to the source", func(t *testing.T) { w.in(t).sourceMoved() })
 	w.t.Run("new drop rule", func(t *testing.T) { w.in(t).dropRule(all) })
 	w.t.Run("deleted conntrack entry", func(t *testing.T) { w.in(t).forgotten(all) })
 }

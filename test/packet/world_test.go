@@ -122,7 +122,7 @@ func (l limits) set(t testing.TB, spec *ebpf.CollectionSpec) {
 		case datapath.EdgeTCMapFragments:
 			m.MaxEntries = recordSize
 		case datapath.EdgeTCMapEdgeCounts, datapath.EdgeTCMapReplyBuffers, datapath.EdgeTCMapScratch,
-			datapath.EdgeTCMapSocketCounts, datapath.EdgeTCMapPrefilters, datapath.EdgeTCMapTableSecret, "edge_watched", "quotes":
+			datapath.EdgeTCMapSocketCounts, datapath.EdgeTCMapPrefilters, datapath.EdgeTCMapTableSecret, datapath.EdgeTCMapKernelRoom, "edge_watched", "quotes":
 		default:
 			if m.Type == ebpf.Hash || m.Type == ebpf.PerCPUHash || m.Type == ebpf.Array || m.Type == ebpf.LPMTrie {
 				m.MaxEntries = tableSize
@@ -141,6 +141,8 @@ func (l limits) set(t testing.TB, spec *ebpf.CollectionSpec) {
 	must(t, spec.Variables[datapath.EdgeTCVarIcmpPerSecond].Set(l.icmpRate))
 	must(t, spec.Variables[datapath.EdgeTCVarIcmpBurst].Set(l.icmpBurst))
 	must(t, spec.Variables[datapath.EdgeTCVarDsrAccept].Set(uint8(1)))
+	must(t, spec.Variables[datapath.EdgeTCVarKernelEntries].Set(datapath.KernelEntries()))
+	must(t, spec.Variables[datapath.EdgeTCVarKernelConntrack].Set(datapath.KernelConntrack()))
 }
 
 var podNetworks = prefixes("10.10.0.0/16", "fd00:10::/32")

@@ -94,13 +94,13 @@ const (
 // endsFlow has a flow of datagrams of a1 to a2 run while a policy that denies it is made, and waits for its end.
 func (w *world) endsFlow(deny func()) {
 	w.t.Helper()
-	w.endsFlowOf("a1", "a2", policyDelay, deny)
+	w.endsFlowOf("a1", netip.AddrPortFrom(w.Host("a2").Addr4, lab.PortUDP), policyDelay, deny)
 }
 
-// endsFlowOf is endsFlow with other pods, and another delay.
-func (w *world) endsFlowOf(from, to string, delay time.Duration, deny func()) {
+// endsFlowOf is endsFlow with another pod and target, and another delay.
+func (w *world) endsFlowOf(from string, to netip.AddrPort, delay time.Duration, deny func()) {
 	w.t.Helper()
-	conn, err := w.Host(from).Dial(w.t.Context(), "udp", netip.AddrPortFrom(w.Host(to).Addr4, lab.PortUDP).String())
+	conn, err := w.Host(from).Dial(w.t.Context(), "udp", to.String())
 	w.must(err)
 	defer conn.Close()
 	answered := func() bool {

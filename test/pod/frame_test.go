@@ -3,6 +3,7 @@
 package pod
 
 import (
+	"cmp"
 	"net"
 	"net/netip"
 	"os"
@@ -17,16 +18,18 @@ import (
 	"beeline.io/beeline/test/lab"
 )
 
-// A frame is one that a host sends by its eth0, or the fabric by its device to node-a.
+// A frame is one that a host sends by its eth0, or the fabric by its device to node-a, or to the second one of node-a.
 type frame struct {
 	name      string
 	host      string
 	from, to  netip.Addr
+	second    bool               // by the fabric to the second device of node-a
 	frameTo   string             // whose MAC address it is for; empty: the next hop's
 	known     bool               // a frame of the flow for the next hop came just before, so a decision is remembered
 	vlan      *uint16            // tag: priority and VID
 	options   []byte             // of IPv4
 	ttl       uint8              // 64 if 0
+	port      uint16             // source port; 9001 if 0
 	extension *layers.IPProtocol // of IPv6, with padding
 	past      []string           // paths of node-a's shortcut that it may take; empty: none of the shortcut
 	arrives   string             // at which pod; empty: at none
@@ -151,6 +154,8 @@ func (w *world) send(f frame, payload string) {
 	host := w.Host(f.host)
 	by, next, at := "eth0", "fabric", host.Name
 	switch {
+	case f.host == "fabric" && f.second:
+		by, next, at = "node-a-2", "node-a", "eth1"
 	case f.host == "fabric":
 		by, next, at = "node-a", "node-a", "eth0"
 	case host.Role == lab.RolePod:
@@ -185,7 +190,7 @@ func (w *world) frameOf(f frame, payload string, from, to net.HardwareAddr) []by
 		*kind, kind = layers.EthernetTypeDot1Q, &tag.Type
 		all = append(all, tag)
 	}
-	udp := &layers.UDP{SrcPort: 9001, DstPort: 9000}
+	udp := &layers.UDP{SrcPort: layers.UDPPort(cmp.Or(f.port, 9001)), DstPort: 9000}
 	ttl := f.ttl
 	if ttl == 0 {
 		ttl = 64

@@ -87,8 +87,8 @@ func (c *config) run(env component.Env) (*component.Instance, error) {
 	}, env.Syncer.PrefilterRebuild(), env.Syncer.SlotGC(c.establishedTimeout), r.edge.FlowRefs(), r.traffic)
 	return &component.Instance{
 		Prepare: r.prepare, Apply: r.apply, Start: r.start, BackendsRemoved: r.backendsRemoved, Repair: r.repair, Audit: r.audit,
-		Run:    []component.Task{{Name: "edge", Run: r.edge.Run}, {Name: "conntrack", Run: r.conntrack.Run}},
-		Status: r.status, Metrics: r.metrics,
+		Run:    []component.Task{{Name: "edge", Run: r.edge.Run}, {Name: "conntrack", Run: r.conntrack.Run}, {Name: "kernel room", Run: r.renewKernelRoom}},
+		Status: r.status, Conditions: r.conditions, Metrics: r.metrics,
 	}, nil
 }
 

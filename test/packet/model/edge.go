@@ -40,6 +40,8 @@ const (
 	DropRedirect
 	Fragmented
 	ToTC
+	KernelFlow
+	KernelSocket
 	Reasons
 )
 

@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package netfilter
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+)
+
+// followed is a table in which each change of a random walk may matter.
+const followed = `table inet t {
+	set s { type ipv4_addr; elements = { 10.10.1.2 }; }
+	set i { type ipv4_addr; flags interval; elements = { 10.10.1.4-10.10.1.5 }; }
+	map m { type ipv4_addr : verdict; elements = { 10.10.1.3 : jump b }; }
+	chain a { ip saddr @s drop; }
+	chain b { ip daddr @i reject; }
+	chain d { }
+	chain c { type filter hook forward priority 0; jump a; ip saddr vmap @m; }
+	chain p { type filter hook postrouting priority 0; }
+}
+`
+
+// randomChange is a transaction of nft. Some fail, as what they name is not there.
+func randomChange(r *rand.Rand) string {
+	pick := func(of ...string) string { return of[r.IntN(len(of))] }
+	address := fmt.Sprintf("10.10.1.%d", 2+r.IntN(6))
+	chain := pick("a", "b", "c", "d", "e")
+	rule := pick("ip saddr "+address+" drop", "ip saddr @s drop", "ip daddr @i accept", "ip saddr vmap @m", "jump d", "goto a", "ip daddr "+address+" return", "counter", "ip saddr { 10.10.1.3, "+address+" } reject", "iifname cali2 accept", "ct state established accept")
+	return pick(
+		"add rule inet t "+chain+" "+rule, "add rule inet t "+chain+" "+rule, "insert rule inet t "+chain+" "+rule,
+		"insert rule inet t "+chain+" index 1 "+rule, "add rule inet t "+chain+" index 0 "+rule,
+		"flush chain inet t "+chain, "flush chain inet t "+chain+"\nadd rule inet t "+chain+" "+rule,
+		"delete rule inet t "+chain+" handle HANDLE", "replace rule inet t "+chain+" handle HANDLE "+rule,
+		"add element inet t s { "+address+" }", "delete element inet t s { "+address+" }", "flush set inet t s",
+		"add element inet t i { "+address+" }", "flush set inet t i", "add element inet t m { "+address+" : "+pick("drop", "jump a", "jump b", "accept")+" }",
+		"delete element inet t m { "+address+" }", "flush map inet t m",
+		"rename chain inet t a x\nadd chain inet t a\nadd rule inet t a "+rule, "rename chain inet t x y", "rename chain inet t d e", "rename chain inet t e d",
+		"add chain inet t e\nadd rule inet t c jump e\nadd rule inet t e "+rule, "add chain inet t c { policy "+pick("drop", "accept")+"; }",
+		"delete chain inet t p", "add chain inet t p { type filter hook postrouting priority 0; }\nadd rule inet t p "+rule,
+		"add table inet t { flags dormant; }", "add table inet t", "delete table inet t\n"+followed, "flush table inet t\n"+followed,
+		"add table ip u\nadd chain ip u f { type filter hook forward priority 1; }\nadd rule ip u f ip daddr "+address+" drop", "delete table ip u",
+	)
+}
+
+// change makes a random change. Handles are those of rules that exist.
+func change(r *rand.Rand) string {
+	text := randomChange(r)
+	if strings.Contains(text, "HANDLE") {
+		chain := strings.Fields(text)[4]
+		out, _ := exec.Command("nft", "-a", "list", "chain", "inet", "t", chain).Output()
+		var handles []string
+		for _, line := range strings.Split(string(out), "\n") {
+			if _, handle, ok := strings.Cut(line, "# handle "); ok && !strings.Contains(line, "chain ") {
+				handles = append(handles, handle)
+			}
+		}
+		if len(handles) == 0 {
+			return ""
+		}
+		text = strings.ReplaceAll(text, "HANDLE", handles[r.IntN(len(handles))])
+	}
+	cmd := exec.Command("nft", "-f", "-")
+	cmd.Stdin = strings.NewReader(text + "\n")
+	if cmd.Run() != nil {
+		return ""
+	}
+	return text
+}
+
+// A finder that reads only what events name finds the same as one that reads everything, after each of many changes;
+// and Wait reports each change that has another result.
+func TestFollow(t *testing.T) {
+	changes := 1500
+	if testing.Short() {
+		changes = 300
+	}
+	seed := uint64(time.Now().UnixNano())
+	t.Logf("seed %d", seed)
+	r := rand.New(rand.NewPCG(seed, 0))
+	inNamespace(t, func() {
+		load(t, followed, "nft", "-f", "-")
+		var f Finder
+		if err := f.Follow(); err != nil {
+			t.Error(err)
+			return
+		}
+		ctx, cancel := context.WithCancel(context.Background())
+		woken, ended := make(chan bool, 1), make(chan error)
+		go func() {
+			var err error
+			for err == nil {
+				err = f.Wait(ctx)
+				select {
+				case woken <- true:
+				default:
+				}
+			}
+			ended <- err
+		}()
+		s := subject()
+		last, reported, texts, made := found(t, &f, s), false, []string{}, 0
+		for range changes {
+			text := change(r)
+			if text == "" {
+				continue
+			}
+			made++
+			texts = append(texts, text)
+			want := found(t, &Finder{}, s)
+			if want != last && !reported {
+				select {
+				case <-woken:
+					reported = true
+				case <-time.After(10 * time.Second):
+					t.Errorf("Wait has not reported %q", text)
+				}
+			}
+			if r.IntN(3) == 0 { // as if the search came later
+				continue
+			}
+			if last = found(t, &f, s); last != want {
+				t.Errorf("after %q:\n%s\nfound\n%s\nwant\n%s", text, strings.Join(texts, "\n"), last, want)
+				break
+			}
+			reported = false
+			select {
+			case <-woken:
+			default:
+			}
+		}
+		t.Logf("%d changes", made)
+		cancel()
+		if err := <-ended; !errors.Is(err, context.Canceled) {
+			t.Errorf("Wait ended with %v", err)
+		}
+	})
+}
+
+// An element that times out is a change, which no event reports.
+func TestFollowTimeout(t *testing.T) {
+	inNamespace(t, func() {
+		load(t, `table ip t {
+			set s { type ipv4_addr; flags timeout; elements = { 10.10.1.2 timeout 1s, 10.10.1.3 timeout 1h }; }
+			chain c { type filter hook forward priority 0; ip saddr @s drop; }
+		}`, "nft", "-f", "-")
+		var f Finder
+		if err := f.Follow(); err != nil {
+			t.Error(err)
+			return
+		}
+		begin := time.Now()
+		for _, want := range []string{"12 rule c ip t: drop", "2 rule c ip t: drop"} {
+			if got := found(t, &f, subject()); got != want {
+				t.Errorf("found %q after %v, want %q", got, time.Since(begin), want)
+			}
+			ctx, cancel := context.WithTimeout(context.Background(), 3*time.Second)
+			err := f.Wait(ctx)
+			for err == nil && time.Since(begin) < 900*time.Millisecond { // what was before Follow
+				err = f.Wait(ctx)
+			}
+			cancel()
+			if first := want == "12 rule c ip t: drop"; (err == nil) != first {
+				t.Errorf("Wait after %v: %v", time.Since(begin), err)
+			}
+		}
+	})
+}

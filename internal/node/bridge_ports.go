@@ -1,0 +1,223 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+
+	"beeline.io/beeline/internal/netdev"
+)
+
+// A BridgePort is what decides whether a bridge forwards frames of a port. Its changes are events of RTNLGRP_LINK,
+// except for VLAN states.
+type BridgePort struct {
+	Bridge int // its index
+	// Stopped is why no untagged frame passes between the port and the bridge itself, such as "STP state blocking";
+	// empty: they do.
+	Stopped string
+	// Isolated: no frame passes between two such ports (Linux 4.18).
+	Isolated bool
+}
+
+// portForwarding is BR_STATE_FORWARDING, the state of ports and of VLANs in which they forward.
+const portForwarding = 3
+
+var portStates = [...]string{"disabled", "listening", "learning", "forwarding", "blocking"}
+
+func portState(n uint8) string {
+	if int(n) < len(portStates) {
+		return portStates[n]
+	}
+	return fmt.Sprint(n)
+}
+
+// BridgePorts returns the ports of bridges by their index.
+func BridgePorts() (map[int]BridgePort, error) {
+	messages, err := netdev.Dump(func() ([][]byte, error) {
+		r := nl.NewNetlinkRequest(unix.RTM_GETLINK, unix.NLM_F_DUMP)
+		r.AddData(nl.NewIfInfomsg(unix.AF_BRIDGE))
+		return r.Execute(unix.NETLINK_ROUTE, unix.RTM_NEWLINK)
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list the ports of bridges: %w", err)
+	}
+	ports := map[int]BridgePort{}
+	for _, m := range messages {
+		index, p, ok, err := parseBridgePort(m)
+		if err != nil {
+			return nil, fmt.Errorf("list the ports of bridges: %w", err)
+		}
+		if ok {
+			ports[index] = p
+		}
+	}
+	return ports, readPortVLANs(ports)
+}
+
+// parseBridgePort also returns the index of the port. The bridge itself is none.
+func parseBridgePort(m []byte) (index int, p BridgePort, ok bool, err error) {
+	if len(m) < unix.SizeofIfInfomsg {
+		return 0, p, false, fmt.Errorf("a message of %d bytes", len(m))
+	}
+	attributes, err := nl.ParseRouteAttr(m[unix.SizeofIfInfomsg:])
+	if err != nil {
+		return 0, p, false, err
+	}
+	for _, a := range attributes {
+		switch a.Attr.Type & nl.NLA_TYPE_MASK {
+		case unix.IFLA_MASTER:
+			p.Bridge = int(binary.NativeEndian.Uint32(a.Value))
+		case unix.IFLA_PROTINFO:
+			ok = true
+			if err := p.parse(a.Value); err != nil {
+				return 0, p, false, err
+			}
+		}
+	}
+	return int(nl.DeserializeIfInfomsg(m).Index), p, ok && p.Bridge != 0, nil
+}
+
+func (p *BridgePort) parse(b []byte) error {
+	attributes, err := nl.ParseRouteAttr(b)
+	if err != nil {
+		return err
+	}
+	for _, a := range attributes {
+		if len(a.Value) != 1 {
+			continue
+		}
+		switch n := a.Value[0]; a.Attr.Type & nl.NLA_TYPE_MASK {
+		case nl.IFLA_BRPORT_STATE:
+			if n != portForwarding {
+				p.Stopped = "STP state " + portState(n)
+			}
+		case nl.IFLA_BRPORT_LOCKED: // Linux 5.18; frames pass whose source is in the forwarding table
+			if n != 0 && p.Stopped == "" {
+				p.Stopped = "locked"
+			}
+		case nl.IFLA_BRPORT_ISOLATED:
+			p.Isolated = n != 0
+		}
+	}
+	return nil
+}
+
+// A portVLAN is where untagged frames of a port, or of the bridge itself, go.
+type portVLAN struct {
+	id       uint16
+	untagged bool // frames of the VLAN leave without a tag
+	state    uint8
+}
+
+// readPortVLANs notes which ports do not exchange untagged frames with their bridge because it filters VLANs.
+func readPortVLANs(ports map[int]BridgePort) error {
+	filtering, any := map[int]bool{}, false
+	for _, p := range ports {
+		if _, known := filtering[p.Bridge]; known {
+			continue
+		}
+		link, err := netlink.LinkByIndex(p.Bridge)
+		if err != nil && !errors.As(err, new(netlink.LinkNotFoundError)) {
+			return fmt.Errorf("read the bridge with index %d: %w", p.Bridge, err)
+		}
+		bridge, _ := link.(*netlink.Bridge)
+		filtering[p.Bridge] = bridge != nil && bridge.VlanFiltering != nil && *bridge.VlanFiltering
+		any = any || filtering[p.Bridge]
+	}
+	if !any {
+		return nil
+	}
+	vlans, err := portVLANs()
+	if err != nil {
+		return err
+	}
+	for index, p := range ports {
+		if filtering[p.Bridge] && p.Stopped == "" {
+			p.Stopped = stoppedByVLAN(vlans[index], vlans[p.Bridge])
+			ports[index] = p
+		}
+	}
+	return nil
+}
+
+// stoppedByVLAN returns why untagged frames do not pass between a port and its bridge; empty: they do.
+func stoppedByVLAN(port, bridge portVLAN) string {
+	switch {
+	case port.id == 0 || port.id != bridge.id:
+		return fmt.Sprintf("VLAN %d, the bridge itself is in %d", port.id, bridge.id)
+	case !port.untagged || !bridge.untagged:
+		return fmt.Sprintf("VLAN %d, tagged", port.id)
+	case port.state != portForwarding:
+		return fmt.Sprintf("VLAN %d in state %s", port.id, portState(port.state))
+	case bridge.state != portForwarding:
+		return fmt.Sprintf("VLAN %d of the bridge itself in state %s", port.id, portState(bridge.state))
+	}
+	return ""
+}
+
+// Messages about VLANs of bridges (linux/if_bridge.h, Linux 5.6): struct br_vlan_msg with attributes.
+const (
+	rtmNewVLAN, rtmGetVLAN = 112, 114
+	vlanMessageSize        = 8
+	vlanEntry              = 1 // BRIDGE_VLANDB_ENTRY
+	vlanEntryInfo          = 1 // BRIDGE_VLANDB_ENTRY_INFO: struct bridge_vlan_info
+	vlanEntryState         = 3 // BRIDGE_VLANDB_ENTRY_STATE
+)
+
+// portVLANs returns the VLAN of untagged frames of ports and bridges by their index.
+func portVLANs() (map[int]portVLAN, error) {
+	messages, err := netdev.Dump(func() ([][]byte, error) {
+		r := nl.NewNetlinkRequest(rtmGetVLAN, unix.NLM_F_DUMP)
+		r.AddRawData(append([]byte{unix.AF_BRIDGE}, make([]byte, vlanMessageSize-1)...))
+		return r.Execute(unix.NETLINK_ROUTE, rtmNewVLAN)
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list the VLANs of bridges: %w", err)
+	}
+	all := map[int]portVLAN{}
+	for _, m := range messages {
+		if err := parsePortVLANs(m, all); err != nil {
+			return nil, fmt.Errorf("list the VLANs of bridges: %w", err)
+		}
+	}
+	return all, nil
+}
+
+func parsePortVLANs(m []byte, all map[int]portVLAN) error {
+	if len(m) < vlanMessageSize {
+		return fmt.Errorf("a message of %d bytes", len(m))
+	}
+	index := int(binary.NativeEndian.Uint32(m[4:]))
+	entries, err := nl.ParseRouteAttr(m[vlanMessageSize:])
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		if e.Attr.Type&nl.NLA_TYPE_MASK != vlanEntry {
+			continue
+		}
+		attributes, err := nl.ParseRouteAttr(e.Value)
+		if err != nil {
+			return err
+		}
+		v, flags := portVLAN{state: portForwarding}, uint16(0)
+		for _, a := range attributes {
+			switch kind := a.Attr.Type & nl.NLA_TYPE_MASK; {
+			case kind == vlanEntryInfo && len(a.Value) >= 4:
+				flags, v.id = binary.NativeEndian.Uint16(a.Value), binary.NativeEndian.Uint16(a.Value[2:])
+			case kind == vlanEntryState && len(a.Value) == 1:
+				v.state = a.Value[0]
+			}
+		}
+		if v.untagged = flags&nl.BRIDGE_VLAN_INFO_UNTAGGED != 0; flags&nl.BRIDGE_VLAN_INFO_PVID != 0 {
+			all[index] = v
+		}
+	}
+	return nil
+}

@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"encoding/binary"
+	"fmt"
+
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+
+	"beeline.io/beeline/internal/netdev"
+)
+
+// Values of rp_filter (Documentation/networking/ip-sysctl.rst): strict is RFC 3704's for networks with one uplink.
+const (
+	RPFilterStrict = 1
+	RPFilterLoose  = 2
+)
+
+// RPFilters returns the effective rp_filter of each device, by index: the larger of net.ipv4.conf.all.rp_filter and the
+// device's own. RTNLGRP_IPV4_NETCONF announces changes.
+func RPFilters() (map[int]uint8, error) {
+	messages, err := netdev.Dump(func() ([][]byte, error) {
+		r := nl.NewNetlinkRequest(unix.RTM_GETNETCONF, unix.NLM_F_DUMP)
+		r.AddRawData([]byte{unix.AF_INET, 0, 0, 0}) // struct netconfmsg
+		return r.Execute(unix.NETLINK_ROUTE, unix.RTM_NEWNETCONF)
+	})
+	if err != nil {
+		return nil, fmt.Errorf("read rp_filter: %w", err)
+	}
+	filters, everywhere := map[int]uint8{}, uint8(0)
+	for _, m := range messages {
+		device, value, ok := parseRPFilter(m)
+		switch {
+		case !ok:
+		case device == netconfAll:
+			everywhere = value
+		case device > 0:
+			filters[device] = value
+		}
+	}
+	for device, value := range filters {
+		filters[device] = max(value, everywhere)
+	}
+	return filters, nil
+}
+
+// Of linux/netconf.h.
+const (
+	netconfSize     = 4 // of struct netconfmsg, aligned
+	netconfDevice   = 1 // NETCONFA_IFINDEX
+	netconfRPFilter = 3 // NETCONFA_RP_FILTER
+	netconfAll      = -1
+)
+
+func parseRPFilter(m []byte) (device int, value uint8, ok bool) {
+	if len(m) < netconfSize {
+		return 0, 0, false
+	}
+	attributes, err := nl.ParseRouteAttr(m[netconfSize:])
+	if err != nil {
+		return 0, 0, false
+	}
+	for _, a := range attributes {
+		if len(a.Value) < 4 {
+			continue
+		}
+		switch n := int32(binary.NativeEndian.Uint32(a.Value)); a.Attr.Type {
+		case netconfDevice:
+			device = int(n)
+		case netconfRPFilter:
+			value, ok = uint8(max(0, min(n, 255))), true
+		}
+	}
+	return device, value, ok && device != 0
+}

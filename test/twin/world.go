@@ -1,0 +1,219 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package twin
+
+import (
+	"net/netip"
+	"runtime"
+	"slices"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"beeline.io/beeline/internal/inspect"
+	"beeline.io/beeline/test/lab"
+	"beeline.io/beeline/test/node"
+)
+
+// program is the beeline binary that all tests run.
+var program string
+
+// A world is the two labs.
+type world struct {
+	t      testing.TB
+	layout *layout
+	sides  [2]*side
+	cpu    int
+	*numbers
+	buffer  []byte
+	changes []string // in force
+	tally   *tally
+}
+
+// numbers are of the last frame, and of the last flow.
+type numbers struct {
+	number   uint32
+	lastPort uint16
+}
+
+// tally counts what was compared.
+type tally struct{ frames, arrived int }
+
+// lastCPU spreads worlds over the CPUs.
+var lastCPU atomic.Int32
+
+// newWorld makes the two labs of a layout, with a running agent in the first.
+func newWorld(t testing.TB, l *layout) *world {
+	t.Helper()
+	if err := lab.Supports(l.shape.Network); err != nil {
+		t.Skipf("this kernel has no devices of network %s: %v", l.shape.Network, err)
+	}
+	w := &world{t: t, layout: l, tally: &tally{}, numbers: &numbers{}, buffer: make([]byte, longest), cpu: int(lastCPU.Add(1)) % runtime.NumCPU()}
+	for i, name := range sides {
+		s := &side{Lab: lab.NewOf(t, l.shape), name: name, layout: l}
+		w.sides[i] = s
+		t.Cleanup(s.close)
+		w.must(s.prepare())
+		w.must(s.open())
+		w.must(s.meetAll())
+	}
+	w.settle()
+	w.startAgent()
+	w.awaitPods()
+	w.settle()
+	return w
+}
+
+func (w *world) must(err error) {
+	w.t.Helper()
+	if err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+// startAgent starts the agent of the side with the shortcut.
+func (w *world) startAgent() {
+	w.t.Helper()
+	s := w.sides[0]
+	folder := &node.Folder{Path: w.t.TempDir()}
+	w.must(folder.Put("cluster", node.Cluster(s.Lab)...))
+	s.agent = &node.Agent{Host: s.Host(nodeA), Program: program, Manifests: folder.Path, MaxFlows: 16384, Flags: w.layout.flags, Log: &node.Log{}}
+	w.t.Cleanup(func() {
+		if err := s.agent.Kill(); err != nil {
+			w.t.Errorf("the agent ended before it was killed: %v", err)
+		}
+		if w.t.Failed() {
+			w.t.Logf("the agent printed:\n%s", s.agent.Log)
+		}
+	})
+	w.must(s.agent.Start())
+}
+
+// meetAll has each node know its pods and next hops.
+func (s *side) meetAll() error {
+	for _, n := range s.Nodes() {
+		for _, h := range s.Hosts() {
+			if h.Role != lab.RoleFabric && h != n && (h.Role != lab.RolePod || h.Node == n) {
+				if err := s.meet(n.Name, h.Addr4, h.Addr6); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	client := s.Host("client")
+	if err := s.meet(client.Name, s.Host(nodeA).Addr4, s.Host(nodeA).Addr6); err != nil {
+		return err
+	}
+	for _, pod := range s.Pods() {
+		if err := s.meet(pod.Name, pod.Node.Addr4, pod.Node.Addr6); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// awaitPods waits until the shortcut has all pods of the node.
+func (w *world) awaitPods() {
+	w.t.Helper()
+	pods := w.sides[0].Host(nodeA).Pods()
+	w.must(w.sides[0].agent.WaitFor("aware of its pods", func(s *inspect.Status) bool {
+		if s.Pods == nil {
+			return false
+		}
+		have := map[netip.Addr]bool{}
+		for _, d := range s.Pods.Devices {
+			for _, a := range d.Pods {
+				have[a] = d.Shortcut
+			}
+		}
+		return !slices.ContainsFunc(pods, func(p *lab.Host) bool { return !have[p.Addr4] || !have[p.Addr6] })
+	}))
+}
+
+// settle waits for packets of the labs' own, and forgets them.
+func (w *world) settle() {
+	w.t.Helper()
+	time.Sleep(100 * time.Millisecond)
+	for i := range w.sides {
+		w.collect(i)
+	}
+}
+
+// collect returns what has arrived in a lab since the last call.
+func (w *world) collect(i int) (all []seen) {
+	w.t.Helper()
+	s := w.sides[i]
+	for _, tap := range s.taps {
+		arrivals, err := tap.drain(w.buffer)
+		w.must(err)
+		for _, a := range arrivals {
+			if p, ok := s.normalise(a); ok {
+				all = append(all, p)
+			}
+		}
+	}
+	return all
+}
+
+// Waiting for packets: a frame has passed all veth devices when the call that sends it returns, unless ksoftirqd or
+// a process of a tunnel carries on.
+const (
+	shortly  = time.Millisecond
+	late     = 200 * time.Millisecond
+	tunneled = 20 * time.Millisecond
+)
+
+// exchange sends a frame into both labs and returns what arrives in each. It returns at once if the same has
+// arrived.
+func (w *world) exchange(f Frame) (got [2][]seen) {
+	w.t.Helper()
+	w.number++
+	for _, s := range w.sides {
+		w.must(s.send(f, w.number))
+	}
+	wait := shortly
+	if w.layout.slow {
+		wait = tunneled
+	}
+	for begun := time.Now(); ; time.Sleep(shortly) {
+		before := len(got[0]) + len(got[1])
+		for i := range w.sides {
+			got[i] = append(got[i], w.collect(i)...)
+		}
+		equal, n := slices.Equal(got[0], got[1]), len(got[0])+len(got[1])
+		if past := time.Since(begun); equal && n == before && (n > 0 || past >= wait) || past >= late {
+			return got
+		}
+	}
+}
+
+// remembered is how long a shortcut remembers a decision (docs/develop/pod.md), and some more.
+const remembered = 60 * time.Millisecond
+
+// compare sends frames, each when nothing of its flow is remembered, and again at once. The caller lets remembered
+// pass since the last frame of each flow.
+func (w *world) compare(frames []Frame) (all []Difference) {
+	w.t.Helper()
+	pinned(w.cpu, func() {
+		for _, f := range frames {
+			for _, cached := range []bool{false, true} {
+				got := w.exchange(f)
+				w.tally.frames++
+				w.tally.arrived += len(got[1])
+				if !slices.Equal(got[0], got[1]) {
+					all = append(all, Difference{Frame: f, Cached: cached, Layout: w.layout.name, Changes: slices.Clone(w.changes), Got: got})
+				}
+			}
+		}
+	})
+	return all
+}
+
+// pause lets the shortcut forget its decisions.
+func (w *world) pause() { time.Sleep(remembered) }
+
+// report prints what was compared.
+func (w *world) report() {
+	w.t.Helper()
+	w.t.Logf("layout %s: %d frames sent into both labs, %d packets compared", w.layout.name, w.tally.frames, w.tally.arrived)
+}
