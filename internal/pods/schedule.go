@@ -19,7 +19,7 @@ const (
 	longestGap   = auditInterval
 	// lateAfter is how long the shortcut bypasses a filter at most: if a search has not ended by then, all pods are
 	// withheld.
-	lateAfter = 500 * time.Millisecond
+	lateAfter = 700 * time.Millisecond
 	// Pods that were withheld because a search was late stay so for firstHold; the next times twice as long, up to
 	// longestHold, until there was no late search for as long as that.
 	firstHold   = time.Second
@@ -77,7 +77,7 @@ func (s *schedule) end(now time.Time) {
 func (s *schedule) next() (search, update time.Time) {
 	if !s.running {
 		if !s.filters.IsZero() {
-			search = latest(s.filters.Add(filtersSettle), s.ended.Add(min(filtersShare*s.took, longestGap)))
+			search = latest(s.filters.Add(filtersSettle), s.ended.Add(s.filtersGap()))
 			if s.held {
 				search = latest(search, s.heldUntil)
 			}
@@ -93,6 +93,12 @@ func (s *schedule) next() (search, update time.Time) {
 		update = oldest.Add(lateAfter)
 	}
 	return search, update
+}
+
+// filtersGap is how long after the last search the next one of filters begins: soon enough for the change that came
+// just after the last search began, if a search is so short that this is possible.
+func (s *schedule) filtersGap() time.Duration {
+	return min(max(s.took, min(filtersShare*s.took, lateAfter-2*s.took)), longestGap)
 }
 
 // update withholds pods, or ends that, and reports whether it has done either.

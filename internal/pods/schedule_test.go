@@ -17,8 +17,8 @@ func (s *schedule) searchIn(from, ms int) {
 	s.update(at(from + ms))
 }
 
-// A change of filters is searched at once, and then as often as a fourth of the time allows; changes of pods, which
-// a pod may cause, at most an eleventh of the time.
+// A change of filters is searched at once, and then as often as a fourth of the time allows, but in time for lateAfter;
+// changes of pods, which a pod may cause, at most an eleventh of the time.
 func TestScheduleOfSearches(t *testing.T) {
 	for _, test := range []struct {
 		name          string
@@ -31,7 +31,9 @@ func TestScheduleOfSearches(t *testing.T) {
 		{"pods", 20, -1, 1000, 1000},
 		{"pods soon after a search", 20, -1, 10, 200},
 		{"filters do not wait for pods", 20, 30, 10, 60},
-		{"filters after a long search", 4000, 10, -1, 5000},
+		{"filters after a search of a fifth of a second", 200, 10, -1, 300},
+		{"filters after a search of a second", 1000, 10, -1, 1000},
+		{"filters after a long search", 6000, 10, -1, 5000},
 		{"pods after a long search", 4000, -1, 10, 5000},
 	} {
 		s := newSchedule()
@@ -67,36 +69,36 @@ func TestScheduleWithholds(t *testing.T) {
 	s.begin(at(0))
 	want("a long search for pods", 10_000, false, false)
 	s.filtersChanged(at(10_000))
-	if _, update := s.next(); !update.Equal(at(10_500)) {
+	if _, update := s.next(); !update.Equal(at(10_700)) {
 		t.Errorf("update is due at %v", update.Sub(at(0)))
 	}
-	want("before it is late", 10_499, false, false)
-	want("a change during a search that does not see it", 10_500, true, true)
-	s.end(at(10_600))
-	want("the search ended that does not see it", 10_600, false, true)
-	if search, _ := s.next(); !search.Equal(at(15_600)) {
+	want("before it is late", 10_699, false, false)
+	want("a change during a search that does not see it", 10_700, true, true)
+	s.end(at(10_800))
+	want("the search ended that does not see it", 10_800, false, true)
+	if search, _ := s.next(); !search.Equal(at(15_800)) {
 		t.Errorf("the search is due at %v", search.Sub(at(0)))
 	}
-	s.begin(at(15_600))
-	want("the hold is over, but a search runs", 15_700, false, true)
-	s.end(at(15_800))
-	want("the search has seen it", 15_800, true, false)
+	s.begin(at(15_800))
+	want("the hold is over, but a search runs", 15_900, false, true)
+	s.end(at(16_000))
+	want("the search has seen it", 16_000, true, false)
 
 	s.filtersChanged(at(20_000))
 	s.begin(at(20_100))
-	want("a search that sees it but takes long", 20_500, true, true)
-	s.filtersChanged(at(20_600))
-	s.end(at(20_700))
-	if search, _ := s.next(); !search.Equal(at(22_500)) {
+	want("a search that sees it but takes long", 20_700, true, true)
+	s.filtersChanged(at(20_800))
+	s.end(at(20_900))
+	if search, _ := s.next(); !search.Equal(at(22_700)) {
 		t.Errorf("the second hold ends at %v, want 2 s after its begin", search.Sub(at(0)))
 	}
-	s.searchIn(22_500, 10)
+	s.searchIn(22_700, 10)
 	if s.held {
 		t.Error("the search has ended in time, but pods are withheld")
 	}
 	s.filtersChanged(at(100_000))
-	want("late again after a long time", 100_500, true, true)
-	if s.heldUntil != at(101_500) {
+	want("late again after a long time", 100_700, true, true)
+	if s.heldUntil != at(101_700) {
 		t.Errorf("the hold ends at %v, want a second after its begin", s.heldUntil.Sub(at(0)))
 	}
 }
