@@ -194,6 +194,9 @@ var (
 	PodShortcutUnsearched = register("PodShortcutUnsearched", Warning,
 		"The agent has not completed a search for packet filters for longer than --pod-filter-age. Packets between pods take the stack, where rules have their effect, until a search completes.",
 		"see PodShortcutFailed, if it is there, for the reason; if searches take long, because of many rules, raise --pod-filter-age").ofNode()
+	PodAddressLimit = register("PodAddressLimit", Warning,
+		"A bridge has learned more addresses in the pod networks behind one device than a pod has. Packets of those that came last take the stack. A pod with CAP_NET_RAW can have its node learn addresses that are not its own.",
+		"find the pod behind the device, and why it answers for so many addresses").ofNode()
 	MeshPodFailed = register("MeshPodFailed", Warning,
 		"With --mesh-cgroups or --mesh-pods: connections of a pod do not go to its proxy, in one direction or both.",
 		"see the reason in the message; the agent retries every second")

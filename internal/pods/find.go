@@ -64,6 +64,26 @@ type network struct {
 	rpFilters map[int]uint8
 	// ruleInputs are the input devices that routing rules of IPv4 name.
 	ruleInputs []string
+
+	// Made by prepare: where in links a device is, the first route to each single address, and the other routes.
+	index  map[int]int
+	single map[netip.Addr]route
+	wide   []route
+}
+
+// prepare makes look-ups fast. The network does not change afterwards.
+func (n *network) prepare() {
+	n.index, n.single, n.wide = map[int]int{}, map[netip.Addr]route{}, nil
+	for i, l := range n.links {
+		n.index[l.index] = i
+	}
+	for _, r := range n.routes {
+		if !r.to.IsSingleIP() {
+			n.wide = append(n.wide, r)
+		} else if _, ok := n.single[r.to.Addr()]; !ok {
+			n.single[r.to.Addr()] = r
+		}
+	}
 }
 
 type portKey struct {
@@ -75,6 +95,8 @@ type portKey struct {
 type place struct {
 	device int     // index of the node's end of the pod's device
 	mac    [6]byte // of the pod; zeros: not known
+	// learned: its bridge has seen it there. No route says so.
+	learned bool
 }
 
 // A wish is which devices of pods to serve: all, or those that match a name or shell pattern.
@@ -126,10 +148,10 @@ func (n *network) find(networks []netip.Prefix, wanted wish) map[netip.Addr]plac
 		switch {
 		case b.gone || b.mac == [6]byte{}:
 		case known && p.device == b.device:
-			at[b.addr] = place{b.device, b.mac}
+			at[b.addr] = place{device: b.device, mac: b.mac}
 		case !known && inNetworks(b.addr) && n.deviceTo(b.addr) == b.device:
 			if port := n.ports[portKey{b.device, b.mac}]; links[port] != nil && links[port].master == b.device {
-				at[b.addr] = place{port, b.mac}
+				at[b.addr] = place{port, b.mac, true}
 			}
 		}
 	}
@@ -138,16 +160,19 @@ func (n *network) find(networks []netip.Prefix, wanted wish) map[netip.Addr]plac
 
 // deviceTo returns the device of the longest direct route to an address; 0 if there is none.
 func (n *network) deviceTo(a netip.Addr) int {
-	longest, device := -1, 0
-	for _, r := range n.routes {
-		if r.to.Bits() > longest && r.to.Contains(a) {
-			longest, device = r.to.Bits(), r.device
-			if !r.direct {
-				device = 0
+	best, ok := n.single[a]
+	if !ok {
+		longest := -1
+		for _, r := range n.wide {
+			if r.to.Bits() > longest && r.to.Contains(a) {
+				longest, best = r.to.Bits(), r
 			}
 		}
 	}
-	return device
+	if !best.direct {
+		return 0
+	}
+	return best.device
 }
 
 // uplinks returns the devices by which packets leave for pods of other nodes, or arrive from there: those with a
@@ -180,7 +205,7 @@ func (n *network) uplinks(networks []netip.Prefix) []link {
 
 // link returns a device; the zero link if there is none.
 func (n *network) link(index int) link {
-	if i := slices.IndexFunc(n.links, func(l link) bool { return l.index == index }); i >= 0 {
+	if i, ok := n.index[index]; ok {
 		return n.links[i]
 	}
 	return link{}
@@ -205,4 +230,36 @@ func sortedAddresses(at map[netip.Addr]place) []netip.Addr {
 		return cmp.Or(bytes.Compare([]byte{byte(a.BitLen())}, []byte{byte(b.BitLen())}), a.Compare(b))
 	})
 	return all
+}
+
+// mostLearned is how many addresses that a bridge has learned a device may have. A pod may have its node learn any.
+const mostLearned = 64
+
+// limit removes the addresses of devices with more than mostLearned, and returns how many by device. Those that were
+// there before stay.
+func limit(at, before map[netip.Addr]place) (excess map[int]int) {
+	learned := map[int][]netip.Addr{}
+	for addr, p := range at {
+		if p.learned {
+			learned[p.device] = append(learned[p.device], addr)
+		}
+	}
+	excess = map[int]int{}
+	for device, all := range learned {
+		if len(all) <= mostLearned {
+			continue
+		}
+		isNew := func(a netip.Addr) int {
+			if p, ok := before[a]; ok && p.device == device {
+				return 0
+			}
+			return 1
+		}
+		slices.SortFunc(all, func(a, b netip.Addr) int { return cmp.Or(cmp.Compare(isNew(a), isNew(b)), a.Compare(b)) })
+		for _, addr := range all[mostLearned:] {
+			delete(at, addr)
+		}
+		excess[device] = len(all) - mostLearned
+	}
+	return excess
 }

@@ -21,6 +21,7 @@ func readNetwork() (*network, error) {
 			return nil, err
 		}
 	}
+	n.prepare()
 	return n, nil
 }
 

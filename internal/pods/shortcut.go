@@ -69,6 +69,7 @@ type Shortcut struct {
 	ready    bool
 	networks []netip.Prefix // of pods
 	at       map[netip.Addr]place
+	excess   map[int]int   // addresses that are not in at because their device has too many
 	around   *surroundings // as last read
 	searched *search       // the last search of filters; nil: none yet
 	schedule schedule
@@ -227,11 +228,15 @@ func (s *Shortcut) reconcile() error {
 		return err
 	}
 	s.mu.Lock()
+	networks := slices.Clone(s.networks)
+	s.mu.Unlock()
+	found := n.find(networks, s.config.Devices)
+	s.mu.Lock()
 	defer s.mu.Unlock()
 	if !s.ready {
 		return nil
 	}
-	around := newSurroundings(n, slices.Clone(s.networks), s.remember(n, n.find(s.networks, s.config.Devices)))
+	around := newSurroundings(n, networks, s.remember(n, found))
 	s.around = &around
 	if s.searched.isOutdated(s.around) {
 		s.schedule.podsChanged(time.Now())
@@ -288,7 +293,8 @@ func (n *network) peers(devices map[uint32]datapath.PodDevice, found []filter) (
 }
 
 // remember adds the pods behind a bridge that the kernel has forgotten: it learns them by packets, and packets on the
-// shortcut do not pass it. They are kept until their device, or another one, says otherwise.
+// shortcut do not pass it. They are kept until their device, or another one, says otherwise. Addresses beyond the limit
+// of a device are removed.
 func (s *Shortcut) remember(n *network, found map[netip.Addr]place) map[netip.Addr]place {
 	gone := map[netip.Addr]bool{}
 	for _, b := range n.neighbours {
@@ -305,6 +311,7 @@ func (s *Shortcut) remember(n *network, found map[netip.Addr]place) map[netip.Ad
 			found[addr] = p
 		}
 	}
+	s.excess = limit(found, s.at)
 	s.at = maps.Clone(found)
 	return found
 }

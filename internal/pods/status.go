@@ -29,6 +29,8 @@ type DeviceStatus struct {
 	Pods []netip.Addr `json:"pods"`
 	// Waiting are addresses whose packets take the stack until packet filters have been searched for them.
 	Waiting []netip.Addr `json:"waiting,omitempty"`
+	// Excess is how many more addresses a bridge has learned there. Their packets take the stack.
+	Excess int `json:"excess,omitempty"`
 	// Shortcut: its packets take the shortcut, and not the stack.
 	Shortcut bool `json:"shortcut"`
 	// Filters are those that the shortcut bypasses: why its packets take the stack, unless filters are ignored.
@@ -38,15 +40,17 @@ type DeviceStatus struct {
 // choose returns the pods whose packets take the shortcut, and sets the status: those whose packets no filter concerns,
 // and for which filters have been searched.
 func (s *Shortcut) choose(filters []filter) map[netip.Addr]place {
-	status, at := Status{Devices: []DeviceStatus{}, Uplinks: []string{}}, map[netip.Addr]place{}
+	status, at, rows := Status{Devices: []DeviceStatus{}, Uplinks: []string{}}, map[netip.Addr]place{}, map[int]int{}
 	for _, addr := range sortedAddresses(s.around.at) {
 		p := s.around.at[addr]
-		l := s.around.network.link(p.device)
-		i := slices.IndexFunc(status.Devices, func(d DeviceStatus) bool { return d.Name == l.name })
-		if i < 0 {
-			i = len(status.Devices)
-			found := concerning(filters, l.index)
-			status.Devices = append(status.Devices, DeviceStatus{Name: l.name, Pods: []netip.Addr{}, Shortcut: len(found) == 0 || s.config.IgnoreFilters, Filters: found})
+		i, ok := rows[p.device]
+		if !ok {
+			i, rows[p.device] = len(status.Devices), len(status.Devices)
+			found := concerning(filters, p.device)
+			status.Devices = append(status.Devices, DeviceStatus{
+				Name: s.around.network.link(p.device).name, Pods: []netip.Addr{}, Shortcut: len(found) == 0 || s.config.IgnoreFilters, Filters: found,
+				Excess: s.excess[p.device],
+			})
 		}
 		d := &status.Devices[i]
 		switch {
@@ -100,7 +104,7 @@ func (s *Status) Addresses() (pods, withheld int) {
 		} else {
 			withheld += len(d.Pods)
 		}
-		withheld += len(d.Waiting)
+		withheld += len(d.Waiting) + d.Excess
 	}
 	return pods, withheld
 }
@@ -116,7 +120,7 @@ func (s *Status) Line() string {
 		line += ", to other nodes by " + strings.Join(s.Uplinks, ", ")
 	}
 	if withheld > 0 {
-		line += fmt.Sprintf("; %d take the stack because of filters", withheld)
+		line += fmt.Sprintf("; %d take the stack", withheld)
 	}
 	return line
 }
@@ -130,6 +134,9 @@ func (s *Shortcut) Conditions() condition.List {
 		all = append(all, condition.PodShortcutFailed.New("%v", s.failure))
 	}
 	for _, d := range s.status.Devices {
+		if d.Excess > 0 {
+			all = append(all, condition.PodAddressLimit.New("%d addresses of pods behind the device, more than %d: packets of the others take the stack", mostLearned+d.Excess, mostLearned).At(d.Name))
+		}
 		if !d.Shortcut && len(d.Pods) > 0 {
 			all = append(all, condition.PodShortcutWithheld.New("packets of %d pod addresses take the stack: %s", len(d.Pods), strings.Join(d.Filters, "; ")).At(d.Name))
 		}
