@@ -22,6 +22,9 @@ func (s *Syncer) TakeRemoved() (udp, tcp bool) {
 // noteRemoved compares the backends of a frontend before and after a change; now is nil if the frontend was
 // removed.
 func (s *Syncer) noteRemoved(key service.FrontendKey, before, now *entry) {
+	if now == nil && key.Protocol == service.UDP && len(s.removedUDP) < removedUDPLimit {
+		s.removedUDP[netip.AddrPortFrom(key.Addr, key.Port)] = true
+	}
 	if s.removed[key.Protocol] {
 		return
 	}
@@ -47,6 +50,25 @@ func (s *Syncer) noteRemoved(key service.FrontendKey, before, now *entry) {
 			return
 		}
 	}
+}
+
+// removedUDPLimit bounds what TakeRemovedUDP returns.
+const removedUDPLimit = 65536
+
+// TakeRemovedUDP returns the addresses and ports of UDP that have lost their frontend since the last call.
+func (s *Syncer) TakeRemovedUDP() map[netip.AddrPort]bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	removed := s.removedUDP
+	s.removedUDP = map[netip.AddrPort]bool{}
+	return removed
+}
+
+// Has reports whether the tables have a frontend for an address and port.
+func (s *Syncer) Has(protocol service.Protocol, address netip.AddrPort) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.applied[service.FrontendKey{Addr: address.Addr(), Port: address.Port(), Protocol: protocol}] != nil
 }
 
 // backends iterates over the members of the entry's sets, each as often as it is in slots.

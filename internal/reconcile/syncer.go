@@ -78,6 +78,8 @@ type Syncer struct {
 
 	// Protocols with backends that were removed since the last call of TakeRemoved.
 	removed map[service.Protocol]bool
+	// UDP frontends that were removed since the last call of TakeRemovedUDP.
+	removedUDP map[netip.AddrPort]bool
 
 	// epochStale: the index has changed, and programs still cache the old rows. fewerUntracked: an
 	// untracked frontend became tracked, or was removed.
@@ -128,6 +130,7 @@ func NewAt(tables *datapath.Tables, seconds func() uint32) (*Syncer, error) {
 		sources:       map[string]*source{},
 		reserved:      map[datapath.ReservedPort]*reservation{},
 		removed:       map[service.Protocol]bool{},
+		removedUDP:    map[netip.AddrPort]bool{},
 		triggers:      map[service.Ref][]service.Trigger{},
 		seconds:       seconds,
 	}

@@ -15,6 +15,7 @@ import (
 	"beeline.io/beeline/internal/edge"
 	"beeline.io/beeline/internal/inspect"
 	"beeline.io/beeline/internal/service"
+	"beeline.io/beeline/internal/wakeup"
 )
 
 // New returns the edge. It is enabled unless --edge-mode=off.
@@ -57,6 +58,8 @@ type running struct {
 	conntrack *conntrack.Collector
 	traffic   *traffic
 	forwarded forwarded
+	// udpRemoved: backends of UDP Services may have been removed.
+	udpRemoved wakeup.Signal
 }
 
 // run starts the edge. If the edge is disabled, it rebuilds the prefilter, and reports why.
@@ -67,7 +70,7 @@ func (c *config) run(env component.Env) (*component.Instance, error) {
 	if err := env.Syncer.AcceptTunnels(c.acceptsTunnels() != ""); err != nil {
 		return nil, err
 	}
-	r := &running{config: c, env: env, forwarded: forwarded{}}
+	r := &running{config: c, env: env, forwarded: forwarded{}, udpRemoved: wakeup.NewSignal()}
 	if c.off() {
 		return r.instanceOff(), nil
 	}
@@ -87,7 +90,7 @@ func (c *config) run(env component.Env) (*component.Instance, error) {
 	}, env.Syncer.PrefilterRebuild(), env.Syncer.SlotGC(c.establishedTimeout), r.edge.FlowRefs(), r.traffic)
 	return &component.Instance{
 		Prepare: r.prepare, Apply: r.apply, Start: r.start, BackendsRemoved: r.backendsRemoved, Repair: r.repair, Audit: r.audit,
-		Run:    []component.Task{{Name: "edge", Run: r.edge.Run}, {Name: "conntrack", Run: r.conntrack.Run}, {Name: "kernel room", Run: r.renewKernelRoom}},
+		Run:    []component.Task{{Name: "edge", Run: r.edge.Run}, {Name: "conntrack", Run: r.conntrack.Run}, {Name: "kernel room", Run: r.renewKernelRoom}, {Name: "kernel UDP", Run: r.deleteStaleKernelUDP}},
 		Status: r.status, Conditions: r.conditions, Metrics: r.metrics,
 	}, nil
 }
@@ -115,7 +118,12 @@ func (r *running) start() {
 	r.conntrack.Start()
 }
 
-func (r *running) backendsRemoved(udp, _ bool) { r.conntrack.BackendsChanged(udp) }
+func (r *running) backendsRemoved(udp, _ bool) {
+	r.conntrack.BackendsChanged(udp)
+	if udp {
+		r.udpRemoved.Send()
+	}
+}
 
 func (r *running) repair() []string {
 	if !r.edge.Detached() {

@@ -13,23 +13,35 @@ import (
 	"beeline.io/beeline/internal/node"
 )
 
-// Programs may add entries to the kernel's conntrack while it is at most half full, so that they never take room from
-// the node's own flows. They stop by themselves if the agent does not renew that.
+// Programs may add entries to the kernel's conntrack while netfilter may translate sources, and conntrack is at most half
+// full, so that they never take room from the node's own flows. They stop by themselves if the agent does not renew that.
 const (
 	kernelRoomEvery = time.Second
 	kernelRoomLasts = 10 // seconds
+	natEvery        = 10 * time.Second
 )
 
-// hasRoom reports whether programs may add entries: conntrack is in use, so that netfilter may masquerade, and there
-// is room.
-func hasRoom(c node.Conntrack) bool { return c.Entries > 0 && c.Entries < c.Max/2 }
+// kernelRoom knows whether programs may add entries.
+type kernelRoom struct {
+	translates bool // netfilter may translate sources
+	read       time.Time
+}
 
 // renewKernelRoom tells programs every second whether they may add entries to the kernel's conntrack.
 func (r *running) renewKernelRoom(ctx context.Context) error {
+	var room kernelRoom
 	ticker := time.NewTicker(kernelRoomEvery)
 	defer ticker.Stop()
 	for {
-		if err := r.setKernelRoom(); err != nil {
+		var until uint32
+		if room.is() {
+			var now unix.Timespec
+			if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {
+				return err
+			}
+			until = uint32(now.Sec) + kernelRoomLasts
+		}
+		if err := r.env.Datapath.SetKernelRoom(until); err != nil {
 			return err
 		}
 		select {
@@ -40,16 +52,17 @@ func (r *running) renewKernelRoom(ctx context.Context) error {
 	}
 }
 
-func (r *running) setKernelRoom() error {
-	var until uint32
-	if c, err := node.ReadConntrack(); err == nil && hasRoom(c) {
-		var now unix.Timespec
-		if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {
-			return err
-		}
-		until = uint32(now.Sec) + kernelRoomLasts
+// is reads whether programs may add entries. What cannot be read counts as no.
+func (k *kernelRoom) is() bool {
+	if time.Since(k.read) >= natEvery {
+		translates, err := node.TranslatesSources()
+		k.translates, k.read = translates && err == nil, time.Now()
 	}
-	return r.env.Datapath.SetKernelRoom(until)
+	if !k.translates {
+		return false
+	}
+	c, err := node.ReadConntrack()
+	return err == nil && c.Entries < c.Max/2
 }
 
 // conditions returns what the edge does not know of the kernel's flows.
