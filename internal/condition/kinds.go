@@ -263,6 +263,9 @@ var (
 	KernelFlowsUnknown = register("KernelFlowsUnknown", Warning,
 		"The edge cannot look up flows in the kernel's conntrack. An answer to a pod that is masqueraded from the number of a NodePort or HostPort goes to that port's backend, which may be another tenant's pod.",
 		"use Linux 5.18 or later with BTF, and the module nf_conntrack: load it and restart the agent; or masquerade from ports that no Service has: `--to-ports` (docs/operate/tune.md)")
+	AutobindMeetsService = register("AutobindMeetsService", Warning,
+		"The kernel may choose the number of a NodePort or HostPort of UDP for a socket of this node, and nothing on this node uses conntrack. Answers to such a socket go to the Service or Pod, unless the socket is connected. Clients of the Service are served all the same.",
+		"reserve the ports by the line that the message names, and write it to a file in /etc/sysctl.d; a rule of netfilter that uses conntrack has the same effect")
 	CountersUnreadable = register("CountersUnreadable", Warning,
 		"The attached programs are from another version and count different reasons. Their counters are not shown.",
 		"start this version's agent, or use that version's command")

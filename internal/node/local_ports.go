@@ -16,6 +16,8 @@ type LocalPorts struct {
 	First, Last uint16
 	// Reserved are those among them that it leaves out (ip_local_reserved_ports).
 	Reserved map[uint16]bool
+	// ReservedText is ip_local_reserved_ports as the kernel prints it, such as "8080,9000-9010".
+	ReservedText string
 }
 
 // Has reports whether the kernel may choose a port.
@@ -35,7 +37,8 @@ func ReadLocalPorts() (p LocalPorts, _ error) {
 	if text, err = os.ReadFile(netdev.SysctlRoot + "/ipv4/ip_local_reserved_ports"); err != nil {
 		return p, fmt.Errorf("read ip_local_reserved_ports: %w", err)
 	}
-	p.Reserved, err = parsePorts(strings.TrimSpace(string(text)))
+	p.ReservedText = strings.TrimSpace(string(text))
+	p.Reserved, err = parsePorts(p.ReservedText)
 	return p, err
 }
 

@@ -10,7 +10,9 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
+	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 
 	"beeline.io/beeline/test/lab"
@@ -290,4 +292,68 @@ func TestSNATPortBesideMasquerade(t *testing.T) {
 			}
 		}
 	})
+}
+
+// autobind sends a datagram to the client's server by a socket of the node that has not been bound, and returns the port
+// that the kernel has chosen, and whether the answer has arrived in time.
+func (w *world) autobind(to netip.AddrPort, timeout time.Duration) (port int, answered bool) {
+	w.t.Helper()
+	fd := -1
+	w.must(w.Host("node-a").Do(func() (err error) {
+		fd, err = unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+		return err
+	}))
+	w.t.Cleanup(func() { unix.Close(fd) }) // so that the next one gets another port
+	limit := unix.NsecToTimeval(timeout.Nanoseconds())
+	w.must(unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &limit))
+	w.must(unix.Sendto(fd, []byte("hello"), 0, &unix.SockaddrInet4{Port: int(to.Port()), Addr: to.Addr().As4()}))
+	own, err := unix.Getsockname(fd)
+	w.must(err)
+	_, _, err = unix.Recvfrom(fd, make([]byte, 1500), 0)
+	return own.(*unix.SockaddrInet4).Port, err == nil
+}
+
+// The kernel chooses the number of a HostPort for a socket of the node, which no hook sees. A connected socket gets its
+// answers, and an unconnected one, too, where conntrack is in use. Elsewhere a condition names the sysctl that helps.
+func TestAutoboundSocketBesideAHostPort(t *testing.T) {
+	const first = 41000
+	w := startWorld(t, "--edge-mode=tc")
+	w.serveAtClient()
+	pod := hostPortPod(w.Host("a1")).(*corev1.Pod)
+	for i := range pod.Spec.Containers[0].Ports {
+		pod.Spec.Containers[0].Ports[i].HostPort = first
+	}
+	w.apply("hp", pod)
+	w.must(w.Host("node-a").Command(t.Context(), "sysctl", "-qw", fmt.Sprintf("net.ipv4.ip_local_port_range=%d %d", first, first+1)).Run())
+	to := netip.AddrPortFrom(w.Host("client").Addr4, lab.PortUDP)
+	has := func(sysctl string) func() bool {
+		return func() bool { return strings.Contains(w.status().Conditions.String(), sysctl) }
+	}
+	w.eventually("the condition names the sysctl", has(fmt.Sprintf("sysctl -w net.ipv4.ip_local_reserved_ports=%d", first)))
+	for _, network := range []string{"tcp", "udp"} {
+		seen, conns := map[uint16]bool{}, []net.Conn{}
+		for range 2 {
+			conn := w.connectFrom("node-a", network, netip.AddrPort{}, netip.AddrPortFrom(to.Addr(), serverPorts[network]))
+			seen[w.wantPeer(conn, "client", netip.AddrPort{}).Port()] = true
+			conns = append(conns, conn)
+		}
+		if !seen[first] || !seen[first+1] {
+			t.Errorf("%s: the kernel has chosen %v, want both ports of the range", network, seen)
+		}
+		for _, conn := range conns {
+			conn.Close()
+		}
+	}
+	w.firewall("table inet t { chain c { type filter hook output priority 0; ct state new counter; }; }")
+	unanswered := map[int]bool{}
+	for range 2 {
+		if port, answered := w.autobind(to, patience/6); !answered {
+			unanswered[port] = true
+		}
+	}
+	if len(unanswered) > 0 {
+		t.Errorf("no answer to unconnected sockets at ports %v, although conntrack is in use", unanswered)
+	}
+	w.eventually("the condition ends where conntrack is in use", func() bool { return !has("ip_local_reserved_ports")() })
+	w.wantServed("udp", netip.AddrPortFrom(w.Host("node-a").Addr4, first), "a1")
 }

@@ -4,6 +4,11 @@ package edge
 
 import (
 	"context"
+	"fmt"
+	"iter"
+	"maps"
+	"slices"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -70,5 +75,55 @@ func (r *running) conditions() (all condition.List) {
 	if why := datapath.NoKernelFlows(); why != "" {
 		all = append(all, condition.KernelFlowsUnknown.New("answers to masqueraded pods may reach a Service's backend, because the edge cannot look them up in the kernel's conntrack: %s", why))
 	}
+	if c, err := node.ReadConntrack(); err == nil && c.Entries > 0 && len(all) == 0 {
+		return all // conntrack has the flows of all sockets
+	}
+	local, err := node.ReadLocalPorts()
+	if err != nil {
+		return all
+	}
+	reserved, err := r.env.Datapath.Tables.ReservedPorts.All()
+	if err != nil {
+		return all
+	}
+	if ports := autobound(local, maps.Keys(reserved)); ports != "" {
+		all = append(all, condition.AutobindMeetsService.New("the kernel may choose %s for UDP sockets of this node that name no port, and a Service or Pod has these ports: sysctl -w net.ipv4.ip_local_reserved_ports=%s",
+			ports, strings.Trim(local.ReservedText+","+ports, ",")))
+	}
 	return all
+}
+
+// maxPortRanges is how many ranges of ports a condition lists.
+const maxPortRanges = 32
+
+// autobound returns the served ports of UDP that the kernel may choose for a socket, in the form of
+// ip_local_reserved_ports; if there are very many ranges, one that contains all.
+func autobound(local node.LocalPorts, served iter.Seq[datapath.ReservedPort]) string {
+	var ports []uint16
+	for p := range served {
+		if port := datapath.NetworkOrder(p.Port); p.Protocol == unix.IPPROTO_UDP && local.Has(port) {
+			ports = append(ports, port)
+		}
+	}
+	slices.Sort(ports)
+	var ranges []datapath.PortRange
+	for _, port := range ports {
+		if n := len(ranges); n > 0 && int(ranges[n-1].Last)+1 >= int(port) {
+			ranges[n-1].Last = port
+		} else {
+			ranges = append(ranges, datapath.PortRange{First: port, Last: port})
+		}
+	}
+	if n := len(ranges); n > maxPortRanges {
+		ranges = []datapath.PortRange{{First: ranges[0].First, Last: ranges[n-1].Last}}
+	}
+	var texts []string
+	for _, r := range ranges {
+		text := fmt.Sprint(r.First)
+		if r.First != r.Last {
+			text = r.String()
+		}
+		texts = append(texts, text)
+	}
+	return strings.Join(texts, ",")
 }
