@@ -14,10 +14,10 @@ import (
 // search those at prerouting, and none of iptables-legacy. The caller is in the network namespace of NewWatcher.
 func (w *Watcher) FindForEdge(devices []Device, backends []netip.Addr) (found []Finding, err error) {
 	err = w.finder.retry(func() error {
-		if err := w.finder.readNFTables(); err != nil {
+		if err := w.read(); err != nil {
 			return err
 		}
-		found, err = findForEdge(devices, backends, slices.Clone(w.finder.nft.bases))
+		found, err = findForEdge(devices, backends, slices.DeleteFunc(w.finder.all(), func(b base) bool { return b.legacy }))
 		return err
 	})
 	return found, err

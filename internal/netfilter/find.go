@@ -15,17 +15,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// legacyAge is how old what is known of iptables-legacy may be: the kernel has no number of its changes, and reading
-// policies copies the table that they are in.
-const legacyAge = 800 * time.Millisecond
+// othersAge is how old what is known of iptables-legacy and of functions at hooks may be: the kernel has no number of
+// their changes, and reading policies of iptables-legacy copies the table that they are in.
+const othersAge = 800 * time.Millisecond
 
 // A Finder finds filters. It searches again when rules or the subject have changed.
 type Finder struct {
 	nft        ruleset
 	generation uint32 // of nft
 	dirty      named  // what of nft has changed
-	legacy     []base
-	legacyTime time.Time
+	programs   programs
+	others     []base // of iptables-legacy, and functions at hooks
+	othersTime time.Time
 	subject    Subject
 	found      []Finding
 	upToDate   bool
@@ -74,12 +75,12 @@ func (f *Finder) read() error {
 	if err := f.readNFTables(); err != nil {
 		return err
 	}
-	_, err := f.readLegacy()
+	_, err := f.readOthers()
 	return err
 }
 
 // all returns the base chains.
-func (f *Finder) all() []base { return append(append([]base{}, f.nft.bases...), f.legacy...) }
+func (f *Finder) all() []base { return append(append([]base{}, f.nft.bases...), f.others...) }
 
 func (f *Finder) find(s Subject) ([]Finding, error) {
 	if err := f.read(); err != nil {
@@ -127,17 +128,22 @@ func (f *Finder) readNFTables() error {
 	return err
 }
 
-// readLegacy reads which chains of iptables-legacy have rules, if that is older than legacyAge, and reports whether it
-// has changed.
-func (f *Finder) readLegacy() (changed bool, err error) {
-	if time.Since(f.legacyTime) < legacyAge {
+// readOthers reads which chains of iptables-legacy have rules, and which functions are at hooks, if that is older than
+// othersAge, and reports whether it has changed.
+func (f *Finder) readOthers() (changed bool, err error) {
+	if time.Since(f.othersTime) < othersAge {
 		return false, nil
 	}
-	chains, err := readLegacy()
+	others, err := readLegacy()
 	if err != nil {
 		return false, err
 	}
-	changed = !reflect.DeepEqual(chains, f.legacy)
-	f.legacyTime, f.legacy, f.upToDate = time.Now(), chains, f.upToDate && !changed
+	functions, err := f.programs.readFunctions()
+	if err != nil {
+		return false, err
+	}
+	others = append(others, functions...)
+	changed = !reflect.DeepEqual(others, f.others)
+	f.othersTime, f.others, f.upToDate = time.Now(), others, f.upToDate && !changed
 	return changed, nil
 }

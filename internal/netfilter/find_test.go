@@ -313,7 +313,7 @@ func TestLegacy(t *testing.T) {
 	}
 }
 
-// A Finder finds rules that come and go. Those of iptables-legacy are read again when they are legacyAge old.
+// A Finder finds rules that come and go. Those of iptables-legacy are read again when they are othersAge old.
 func TestFinderFollowsChanges(t *testing.T) {
 	inNamespace(t, func() {
 		f := &Finder{}
@@ -330,7 +330,7 @@ func TestFinderFollowsChanges(t *testing.T) {
 				argv = append(argv, "-f", "-")
 			}
 			load(t, step.rules, argv...)
-			f.legacyTime = time.Time{}
+			f.othersTime = time.Time{}
 			if got := found(t, f, subject()); got != step.want {
 				t.Errorf("after %q: found\n%s\nwant\n%s", step.rules, got, step.want)
 			}

@@ -3,6 +3,7 @@
 package netfilter
 
 import (
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -92,12 +93,14 @@ func newClient() (*client, error) {
 
 func (c *client) close() { unix.Close(c.fd) }
 
-// A query is a request to nf_tables. Names are zero-terminated.
+// A query is a request to nf_tables, or another subsystem of nfnetlink. Names are zero-terminated.
 type query struct {
-	message int // NFT_MSG_*
-	family  uint8
-	dump    bool
-	names   map[int]string
+	subsystem int // NFNL_SUBSYS_*; 0: NFNL_SUBSYS_NFTABLES
+	message   int // NFT_MSG_*
+	family    uint8
+	dump      bool
+	names     map[int]string
+	numbers   map[int]uint32
 }
 
 // errInterrupted: what was dumped changed meanwhile, so that the answer may lack some of it.
@@ -124,7 +127,7 @@ const askAttempts = 5
 // errInterrupted the function has got messages in vain.
 func (c *client) each(q query, handle func(family uint8, body []byte) error) error {
 	c.sequence++
-	r := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_NFTABLES<<8|q.message, 0)
+	r := nl.NewNetlinkRequest(cmp.Or(q.subsystem, unix.NFNL_SUBSYS_NFTABLES)<<8|q.message, 0)
 	r.Seq = c.sequence
 	if q.dump {
 		r.Flags |= unix.NLM_F_DUMP
@@ -132,6 +135,9 @@ func (c *client) each(q query, handle func(family uint8, body []byte) error) err
 	r.AddData(&nl.Nfgenmsg{NfgenFamily: q.family, Version: nl.NFNETLINK_V0})
 	for kind, name := range q.names {
 		r.AddData(nl.NewRtAttr(kind, nl.ZeroTerminated(name)))
+	}
+	for kind, number := range q.numbers {
+		r.AddData(nl.NewRtAttr(kind, binary.BigEndian.AppendUint32(nil, number)))
 	}
 	if err := unix.Sendto(c.fd, r.Serialize(), 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
 		return err

@@ -70,6 +70,8 @@ var offloadCases = []struct{ name, rules, want string }{
 	{"set that packets update", "udp dport 53 update @seen { ip saddr }", "dns: update of set seen"},
 	{"set that packets fill", "ip saddr @seen drop", "web dns dnat snat bridge: drop"},
 	{"set whose elements time out", "ip saddr @brief accept; drop", "web dns dnat snat bridge: drop"},
+	{"set of intervals whose elements time out", "ip saddr @briefly accept; drop", "web dns dnat snat bridge: drop"},
+	{"map of intervals whose elements time out", "ip saddr vmap @decide", "web dns dnat snat bridge: drop"},
 	{"set that only changes of the rules change", "ip saddr @fixed accept; drop", ""},
 	{"length", "tcp dport 53 meta length > 1400 drop; udp dport 53 meta length > 1400 drop", ": drop\ndns: drop"},
 	{"length, without effect", "meta length > 1400 counter; drop", ""},
@@ -103,6 +105,8 @@ var offloadCases = []struct{ name, rules, want string }{
 const tableOfOffloadCase = `table inet t {
 	set seen { type ipv4_addr; size 16; flags dynamic; }
 	set brief { type ipv4_addr; timeout 1h; elements = { 192.0.2.1 }; }
+	set briefly { type ipv4_addr; flags interval,timeout; elements = { 192.0.2.0/24 timeout 1h, 198.51.100.0/24 }; }
+	map decide { type ipv4_addr : verdict; flags interval,timeout; elements = { 192.0.2.0/24 timeout 1h : drop }; }
 	set fixed { type ipv4_addr; elements = { 192.0.2.1 }; }
 	ct helper help { type "ftp" protocol tcp; }
 	counter total { }

@@ -13,8 +13,8 @@ type Watcher struct {
 	own    []string
 	events *events // nil: the kernel has no nf_tables
 
-	haveLegacy    bool // iptables-legacy was read
-	legacyChanged bool // and changed since Changed was called
+	haveOthers    bool // iptables-legacy and functions at hooks were read
+	othersChanged bool // and have changed since Changed was called
 }
 
 // NewWatcher watches the rules of the caller's network namespace. own are tables whose rules do not count, such as
@@ -50,13 +50,13 @@ func (w *Watcher) read() error {
 	if err := w.finder.readNFTables(); err != nil {
 		return err
 	}
-	return w.readLegacy()
+	return w.readOthers()
 }
 
-func (w *Watcher) readLegacy() error {
-	changed, err := w.finder.readLegacy()
-	w.legacyChanged = w.legacyChanged || w.haveLegacy && changed
-	w.haveLegacy = w.haveLegacy || err == nil
+func (w *Watcher) readOthers() error {
+	changed, err := w.finder.readOthers()
+	w.othersChanged = w.othersChanged || w.haveOthers && changed
+	w.haveOthers = w.haveOthers || err == nil
 	return err
 }
 
@@ -66,17 +66,18 @@ func (w *Watcher) isOwn(b base) bool {
 }
 
 // Changed reports whether rules have changed since the last call; the first time, since NewWatcher. Of iptables-legacy
-// it knows which chains have rules, at most legacyAge ago. It costs a few microseconds if nothing has changed. Elements
-// that packets add to sets, or that time out, are no change. The caller is in the network namespace of NewWatcher.
+// it knows which chains have rules, and which functions are at hooks, at most othersAge ago. It costs a few microseconds
+// if nothing has changed. Elements that packets add to sets, or that time out, are no change. The caller is in the
+// network namespace of NewWatcher.
 func (w *Watcher) Changed() (changed bool, err error) {
 	if w.events != nil {
 		if changed, err = w.events.changed(w.own); err != nil {
 			return true, fmt.Errorf("watch the rules of nftables: %w", err)
 		}
 	}
-	if err := w.readLegacy(); err != nil {
+	if err := w.readOthers(); err != nil {
 		return true, err
 	}
-	changed, w.legacyChanged = changed || w.legacyChanged, false
+	changed, w.othersChanged = changed || w.othersChanged, false
 	return changed, nil
 }

@@ -50,7 +50,7 @@ func TestWatcher(t *testing.T) {
 				load(t, step.rules, "nft", "-f", "-")
 			default:
 				load(t, step.rules, step.tool)
-				time.Sleep(legacyAge)
+				time.Sleep(othersAge)
 			}
 			if changed, err := w.Changed(); err != nil || changed != step.want {
 				t.Errorf("%s: changed %t, want %t; error %v", step.name, changed, step.want, err)
