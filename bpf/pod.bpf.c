@@ -10,6 +10,7 @@
 /* Keeps types in the BTF for the agent: no variable has them. */
 const enum pod_role *unused_pod_role __attribute__((unused));
 const enum pod_path *unused_pod_path __attribute__((unused));
+const enum pod_record_flag *unused_pod_record_flag __attribute__((unused));
 
 SEC("tc")
 int beeline_pod(struct __sk_buff *ctx)

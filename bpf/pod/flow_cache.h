@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /* Recent decisions to let a flow take the shortcut. The decision takes lookups in half a dozen
  * tables, which cost more than all else that is done for a packet. Entries expire quickly, so that
- * a change of the tables, or of the kernel's conntrack, takes effect. A SYN is always decided. */
+ * a change of the tables, or of the kernel's conntrack, takes effect. Packets that open or close a
+ * connection are always decided (pod/opener.h). */
 #pragma once
 
 #include <linux/bpf.h>
@@ -47,7 +48,7 @@ static __always_inline struct pod_flow_entry *pod_flow_place(const struct packet
 static __always_inline int pod_flow_valid(struct scratch *w, const struct pod_flow_entry *entry,
 					  __u32 device)
 {
-	return entry->device == device && !(w->packet.tcp_flags & TCP_SYN) &&
+	return entry->device == device && !(w->packet.tcp_flags & (TCP_SYN | TCP_FIN | TCP_RST)) &&
 	       tuple_same(&entry->tuple, &w->packet.tuple) &&
 	       tick_of(w) - entry->since < POD_FLOW_EXPIRY;
 }

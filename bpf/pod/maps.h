@@ -6,6 +6,7 @@
 #include <bpf/bpf_helpers.h>
 
 #include "lb/types.h"
+#include "packet/types.h"
 #include "pod/types.h"
 
 /* The pods of this node with the program at their devices. */
@@ -51,3 +52,20 @@ struct {
 	__type(key, __u32);
 	__type(value, struct pod_lease);
 } pod_leases SEC(".maps");
+
+/* Who opened a flow (pod/opener.h): TCP after its handshake, UDP that both ends have used for some
+ * time. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 1);
+	__type(key, struct tuple);
+	__type(value, struct pod_record);
+} pod_established SEC(".maps");
+
+/* The same of all others: a flood of them evicts only each other. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 1);
+	__type(key, struct tuple);
+	__type(value, struct pod_record);
+} pod_opening SEC(".maps");

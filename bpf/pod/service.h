@@ -32,7 +32,8 @@ enum pod_flow {
 	FLOW_ERROR,    /* an ICMP error about a packet of the last two */
 };
 
-/* Determines whose flow a packet is of. *ct is the entry of FLOW_FROM_POD. A client may also talk
+/* Determines whose flow a packet is of. *ct is the entry of FLOW_FROM_POD. *unreplied: nobody has
+ * replied to the client yet. A client may also talk
  * to the pod directly, from the same port: the pod's packets then are of nobody's flow. */
 static __always_inline enum pod_flow pod_flow_of(struct context *ctx, struct scratch *w,
 						 struct ct_entry **ct, int *unreplied)
@@ -42,7 +43,6 @@ static __always_inline enum pod_flow pod_flow_of(struct context *ctx, struct scr
 	struct frontend_key key = {.address = p->tuple.destination,
 				   .port = p->tuple.destination_port,
 				   .protocol = p->tuple.protocol};
-	int ignored;
 
 	w->hash = tuple_hash(&p->tuple);
 	*ct = ct_lookup(&p->tuple, w->hash, unreplied);
@@ -54,7 +54,7 @@ static __always_inline enum pod_flow pod_flow_of(struct context *ctx, struct scr
 		return FLOW_FROM_POD;
 	}
 	tuple_reverse(&p->tuple, &w->reverse_key);
-	reply = ct_lookup(&w->reverse_key, tuple_hash(&w->reverse_key), &ignored);
+	reply = ct_lookup(&w->reverse_key, tuple_hash(&w->reverse_key), unreplied);
 	if (reply) /* without the device the reply might leave by another one, past the program */
 		return is_local_reply(reply) && reply->device == ctx->ifindex ? FLOW_TO_POD
 									      : FLOW_OF_STACK;

@@ -28,6 +28,7 @@
 #include "pod/flow_cache.h"
 #include "pod/known_flow.h"
 #include "pod/maps.h"
+#include "pod/opener.h"
 #include "pod/service.h"
 #include "pod/source.h"
 #include "pod/types.h"
@@ -139,10 +140,11 @@ static __always_inline enum action pod_send(struct context *ctx, struct scratch 
 }
 
 /* Returns whether a packet of a pod may take the shortcut. `to`: the pod of this node that it is
- * for. `reply`: the edge has to rewrite it. *routed: the stack would route it, not bridge it. */
+ * for. `reply`: the edge has to rewrite it. *routed: the stack would route it, not bridge it.
+ * *withheld: the pod's new flows take the stack. */
 static __always_inline int from_pod(struct context *ctx, const struct scratch *w,
 				    const struct pod_device *device, const struct pod *to,
-				    int reply, int *routed, enum pod_path *why)
+				    int reply, int *routed, int *withheld, enum pod_path *why)
 {
 	const struct tuple *t = &w->packet.tuple;
 	const struct pod *from = bpf_map_lookup_elem(&pods, &t->source);
@@ -150,6 +152,7 @@ static __always_inline int from_pod(struct context *ctx, const struct scratch *w
 	*why = POD_STACK_SOURCE;
 	if (!from || from->device != ctx->ifindex)
 		return 0;
+	*withheld |= from->withheld;
 	*why = POD_STACK_DESTINATION;
 	if (!reply && (to ? to->device == ctx->ifindex : class_of(&t->destination) != FROM_POD))
 		return 0;
@@ -204,6 +207,27 @@ static __always_inline enum action pod_forward(struct context *ctx, struct scrat
 			   path == POD_PATH_LOCAL ? POD_PATH_LOCAL : POD_PATH_IN);
 }
 
+/* Returns whether a packet stays on the shortcut where new flows take the stack: the kernel's
+ * conntrack does not know the flow yet, and might take the packet for the first one of a flow in
+ * the other direction. The agent makes an entry of conntrack before the shortcut ends for the flow.
+ * Without an agent the flow stays. */
+static __always_inline int pod_stays(const struct scratch *w, enum pod_flow flow, int unreplied,
+				     enum pod_opener opener)
+{
+	const struct packet *p = &w->packet;
+
+	switch (flow) {
+	case FLOW_OF_NOBODY:
+		return opener != OPENER_UNKNOWN;
+	case FLOW_TO_POD:
+		if (p->tuple.protocol == IPPROTO_TCP)
+			return (p->tcp_flags & (TCP_SYN | TCP_ACK)) != TCP_SYN;
+		return !unreplied;
+	default:
+		return 1;
+	}
+}
+
 /* Decides about a packet that has not been parsed as malformed. With ACTION_CONTINUE it takes the
  * shortcut of *chosen. */
 static __always_inline enum action pod_decide(struct context *ctx, struct scratch *w,
@@ -212,7 +236,8 @@ static __always_inline enum action pod_decide(struct context *ctx, struct scratc
 {
 	enum pod_flow flow = FLOW_OF_NOBODY;
 	enum pod_path why = POD_STACK_OTHER;
-	int may, routed = 1, unreplied = 0;
+	int may, routed = 1, unreplied = 0, withheld = 0, leased;
+	enum pod_opener opener = OPENER_UNKNOWN;
 	const struct tuple *tracked;
 	struct ct_entry *ct = 0;
 	const struct pod *to;
@@ -231,15 +256,24 @@ static __always_inline enum action pod_decide(struct context *ctx, struct scratc
 		return pod_stack(ctx, POD_STACK_SERVICE);
 	if (device->role == POD_ROLE_PODS)
 		may = from_pod(ctx, w, device, to, flow == FLOW_FROM_POD || flow == FLOW_ERROR,
-			       &routed, &why);
+			       &routed, &withheld, &why);
 	else
 		may = from_node(ctx, w, to, flow, &why);
 	if (!may)
 		return pod_stack(ctx, why);
 	if (tracked && kernel_has_flow(ctx, tracked))
 		return pod_stack(ctx, POD_STACK_KERNEL_FLOW);
-	if (!pod_lease_valid(w))
-		return pod_stack(ctx, POD_STACK_UNSEARCHED);
+	if (to)
+		withheld |= to->withheld;
+	leased = pod_lease_valid(w);
+	if (flow == FLOW_OF_NOBODY && parsed == PARSED)
+		opener = pod_opener_of(leased && !withheld);
+	if (!leased || withheld) {
+		if (flow == FLOW_OF_NOBODY && tracked && parsed != PARSED && pod_quoted_is_known())
+			opener = OPENER_SENDER;
+		if (!pod_stays(w, flow, unreplied, opener))
+			return pod_stack(ctx, leased ? POD_STACK_WITHHELD : POD_STACK_UNSEARCHED);
+	}
 	if (flow == FLOW_FROM_POD && ct)
 		return pod_reply(ctx, w, ct, unreplied, pod_path_of(device, 1));
 	if (flow == FLOW_ERROR)

@@ -11,7 +11,7 @@ struct pod {
 	__u8 mac[6];	 /* of the pod's end; zeros: not known */
 	__u8 gateway[6]; /* the source of frames to the pod: of the node's end, or of its bridge */
 	__u8 l3;	 /* frames have no MAC addresses, but zeros */
-	__u8 reserved;
+	__u8 withheld;	 /* new flows take the stack, because of a packet filter */
 };
 
 /* What is behind a device with the program. */
@@ -41,6 +41,7 @@ enum pod_path {
 	POD_STACK_KERNEL_FLOW, /* of a flow that the kernel's conntrack has */
 	POD_STACK_ROUTE,       /* no route by a device with the program, TTL used up, or too big */
 	POD_STACK_UNSEARCHED,  /* no recent search for packet filters (struct pod_lease) */
+	POD_STACK_WITHHELD,    /* a packet filter concerns a pod */
 	POD_PATHS,
 };
 
@@ -52,4 +53,18 @@ struct pod_counters {
  * the agent has completed extends it. Without an agent the shortcut ends by it. */
 struct pod_lease {
 	__u32 until; /* second of CLOCK_MONOTONIC; 0xffffffff: for ever */
+};
+
+/* What is remembered of a flow of the shortcut. The key is its tuple as its opener sends it. */
+struct pod_record {
+	__u32 since; /* second of its first packet */
+	__u32 seen;  /* second of the last decision about one of its packets */
+	__u32 flags; /* enum pod_record_flag */
+};
+
+enum pod_record_flag {
+	POD_REPLIED = 1,   /* the other end has sent a packet */
+	POD_FIN = 2,	   /* the opener has closed its direction */
+	POD_FIN_REPLY = 4, /* the other end has */
+	POD_FIN_BOTH = POD_FIN | POD_FIN_REPLY,
 };

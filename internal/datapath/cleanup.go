@@ -54,6 +54,11 @@ func removePins(bpffs string, components componentList) error {
 	var paths []string
 	reversed := slices.Clone(components)
 	slices.Reverse(reversed)
+	for _, c := range components {
+		if err := c.giveUp(bpffs); err != nil {
+			return err
+		}
+	}
 	for _, c := range append(formerComponents(), reversed...) {
 		if err := c.detachAll(bpffs); err != nil {
 			return err
@@ -92,6 +97,9 @@ func removePins(bpffs string, components componentList) error {
 
 // remove detaches a component's programs and removes the pins of its tables.
 func (c *Component) remove(bpffs string) error {
+	if err := c.giveUp(bpffs); err != nil {
+		return err
+	}
 	if err := c.detachAll(bpffs); err != nil {
 		return err
 	}
@@ -101,6 +109,14 @@ func (c *Component) remove(bpffs string) error {
 		}
 	}
 	return nil
+}
+
+// giveUp calls release.
+func (c *Component) giveUp(bpffs string) error {
+	if c.release == nil {
+		return nil
+	}
+	return c.release(bpffs)
 }
 
 // detachAll detaches a component's programs from devices and cgroups.

@@ -30,6 +30,10 @@ type Component struct {
 	// LoadLate loads the programs of DeviceHooks when the first device needs them: verifying them takes time.
 	LoadLate bool
 
+	// release, if it is not nil, is called before the programs of the component are detached for good, and of those
+	// that use its tables.
+	release func(bpffs string) error
+
 	// The edge is not attached only by links, but also by filters and in XDP dispatchers. These three
 	// functions replace what is done for DeviceHooks.
 

@@ -15,7 +15,7 @@ package datapath
 //go:generate go tool bpf2go -target bpfel -cc $BPF_CLANG -strip $BPF_STRIP -cflags $BPF_CFLAGS -no-global-types EdgeMigrate ../../bpf/edge_migrate.bpf.c
 //go:generate go tool bpf2go -target bpfel -cc $BPF_CLANG -strip $BPF_STRIP -cflags $BPF_CFLAGS -no-global-types EdgeL3 ../../bpf/edge_l3.bpf.c
 //go:generate go tool bpf2go -target bpfel -cc $BPF_CLANG -strip $BPF_STRIP -cflags $BPF_CFLAGS -no-global-types EdgeXDP ../../bpf/edge_xdp.bpf.c
-//go:generate go tool bpf2go -target bpfel -cc $BPF_CLANG -strip $BPF_STRIP -cflags $BPF_CFLAGS -no-global-types -type pod -type pod_device -type pod_role -type pod_path -type pod_counters -type pod_lease Pod ../../bpf/pod.bpf.c
+//go:generate go tool bpf2go -target bpfel -cc $BPF_CLANG -strip $BPF_STRIP -cflags $BPF_CFLAGS -no-global-types -type pod -type pod_device -type pod_role -type pod_path -type pod_counters -type pod_lease -type tuple -type pod_record -type pod_record_flag Pod ../../bpf/pod.bpf.c
 //go:generate go tool bpf2go -target bpfel -cc $BPF_CLANG -strip $BPF_STRIP -cflags $BPF_CFLAGS -no-global-types PodNetkit ../../bpf/pod_netkit.bpf.c
 //go:generate go tool bpf2go -target bpfel -cc $BPF_CLANG -strip $BPF_STRIP -cflags $BPF_CFLAGS -no-global-types PodL3 ../../bpf/pod_l3.bpf.c
 //go:generate go tool bpf2go -target bpfel -cc $BPF_CLANG -strip $BPF_STRIP -cflags $BPF_CFLAGS -no-global-types -type tuple -type offload_key -type offload_flow -type offload_set -type offload_tunnel -type offload_control -type offload_state -type offload_flag -type offload_path -type offload_refusal -type offload_device -type offload_counters -type offload_candidate Offload ../../bpf/offload.bpf.c

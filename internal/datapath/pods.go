@@ -52,7 +52,7 @@ const (
 // PodShortcut is the pod shortcut, enabled by Options.Pods.
 func PodShortcut() *Component {
 	return &Component{
-		Name: PodComponent, Objects: (*Datapath).podObjects, Tables: podTables,
+		Name: PodComponent, Objects: (*Datapath).podObjects, Tables: podTables, release: endPodShortcut,
 		DeviceHooks: []DeviceHook{{Name: PodHook, Program: PodProgBeelinePod, Attach: ebpf.AttachTCXIngress}},
 	}
 }
@@ -78,11 +78,17 @@ func PodL3() *Component {
 // Sizes of the pod shortcut's tables. A node has some hundred pods.
 const podLimit = 16384
 
+// PodFlowLimit is how many flows are remembered with their opener, and as many that are not established: 130 bytes
+// each. At 300,000 new flows per second the latter last for 0.2 s, more than a handshake in a cluster takes.
+const PodFlowLimit = 65536
+
 var podTables = []Table{
 	{Name: PodMapPods, Kind: ConfigTable, Fixed: podLimit, Copy: CopyEntries},
 	{Name: PodMapPodDevices, Kind: ConfigTable, Fixed: podLimit, Copy: CopyEntries},
 	{Name: PodMapPodLinks, Kind: ConfigTable, Fixed: podLimit, Copy: CopyEntries},
-	{Name: PodMapPodLeases, Kind: ConfigTable, Copy: CopyArray, Init: initPodLease},
+	{Name: PodMapPodLeases, Kind: ConfigTable, Copy: CopyEntries, Init: initPodLease},
+	{Name: PodMapPodEstablished, Kind: StateTable, Fixed: PodFlowLimit, Copy: CopyEntries},
+	{Name: PodMapPodOpening, Kind: StateTable, Fixed: PodFlowLimit, Copy: StartEmpty},
 	{Name: PodMapPodCounts, Kind: CounterTable, Copy: StartEmpty},
 	{Name: PodMapPodFlows, Kind: ScratchTable},
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/cilium/ebpf/ringbuf"
 
 	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/kernelct"
 	"beeline.io/beeline/internal/netdev"
 	"beeline.io/beeline/internal/offload/flow"
 	"beeline.io/beeline/internal/settable"
@@ -40,10 +41,10 @@ const collectInterval = time.Second
 
 // Flows is the flow cache with the flows that it has refused. All methods may be called from any goroutine.
 type Flows struct {
-	config  FlowsConfig
-	tables  *datapath.OffloadTables
-	liberal *liberal
-	routes  *routes
+	config FlowsConfig
+	tables *datapath.OffloadTables
+	kernel *kernelct.Table
+	routes *routes
 
 	mu      sync.Mutex
 	cache   *cache
@@ -54,12 +55,12 @@ type Flows struct {
 
 // NewFlows returns the flow cache in tables. wait returns when all programs that run at the call have ended.
 func NewFlows(t *datapath.OffloadTables, wait func() error, c FlowsConfig) (*Flows, error) {
-	liberal, err := newLiberal()
+	kernel, err := kernelct.Open()
 	if err != nil {
 		return nil, err
 	}
 	f := &Flows{
-		config: c, tables: t, liberal: liberal, routes: newRoutes(), cache: newCache(t, wait), refused: refusals{},
+		config: c, tables: t, kernel: kernel, routes: newRoutes(), cache: newCache(t, wait), refused: refusals{},
 		ended: map[string]uint64{"closed": 0, "conntrack": 0, "route": 0, "changed": 0, "idle": 0},
 	}
 	control := f.cache.control()
@@ -169,13 +170,13 @@ func (f *Flows) take(e *Entry) string {
 	e.LastSeen = settable.Tick()
 	// Before, because packets of the other direction may be invalid as soon as those of this one skip conntrack;
 	// and afterwards, because a packet on the stack before the entry is in effect sets again what is cleared.
-	if err := f.liberal.set(&e.Key.Tuple); err != nil {
+	if err := f.kernel.SetLiberal(kernelFlow(&e.Key.Tuple)); err != nil {
 		return err.Error()
 	}
 	if err := f.cache.add(e); err != nil {
 		return err.Error()
 	}
-	if err := f.liberal.set(&e.Key.Tuple); err != nil {
+	if err := f.kernel.SetLiberal(kernelFlow(&e.Key.Tuple)); err != nil {
 		if removed := f.cache.remove([]Key{e.Key}, f.count); removed != nil {
 			f.config.Log.Error("the flow cache", "error", removed)
 		}
@@ -271,4 +272,8 @@ func (f *Flows) returnTunnelled() error {
 }
 
 // Close frees what the flow cache needs of this process. The flows stay in it.
-func (f *Flows) Close() { f.liberal.close() }
+func (f *Flows) Close() { f.kernel.Close() }
+
+func kernelFlow(t *datapath.OffloadTuple) kernelct.Flow {
+	return kernelct.Flow{Source: t.From(), Destination: t.To(), Protocol: t.Protocol}
+}

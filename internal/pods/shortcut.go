@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/kernelct"
 	"beeline.io/beeline/internal/netdev"
 	"beeline.io/beeline/internal/node"
 	"beeline.io/beeline/internal/wakeup"
@@ -41,6 +42,8 @@ type Datapath interface {
 	PodDevices() datapath.Hash[uint32, datapath.PodDevice]
 	PodLinks() datapath.Hash[uint32, uint32]
 	PodLeases() datapath.Hash[uint32, datapath.PodLease]
+	TrackPodFlows(ends map[netip.Addr]bool) ([]kernelct.Flow, error)
+	UntrackPodFlows(flows []kernelct.Flow) error
 	WaitForReaders() error
 	ForeignProgram(id uint32) (name string, foreign bool)
 }
@@ -61,6 +64,7 @@ type Shortcut struct {
 	changed  wakeup.Signal // devices, routes, neighbours or pod networks
 	due      wakeup.Signal // schedule has changed
 	lease    lease
+	tracked  []trackedFlow // flows of withheld pods that may return
 
 	reading   sync.Mutex // held while the network is read, before mu
 	searching sync.Mutex // held while filters are searched, before mu
@@ -340,6 +344,10 @@ func asByte(b bool) uint8 {
 
 // write makes the tables and the attached programs as they should be.
 func (s *Shortcut) write(pods map[datapath.Address]datapath.Pod, devices map[uint32]datapath.PodDevice, places map[string][]int) error {
+	leaving, err := s.withhold(pods, devices)
+	if err != nil {
+		return err
+	}
 	if err := datapath.Withdraw(s.datapath.Pods(), pods); err != nil {
 		return err
 	}
@@ -368,5 +376,13 @@ func (s *Shortcut) write(pods map[datapath.Address]datapath.Pod, devices map[uin
 	if err := datapath.Publish(s.datapath.PodLinks(), links); err != nil {
 		return err
 	}
-	return datapath.Publish(s.datapath.Pods(), pods)
+	if err := datapath.Publish(s.datapath.Pods(), pods); err != nil {
+		return err
+	}
+	if leaving != nil { // flows that began until the tables were written
+		if err := s.track(leaving); err != nil {
+			return err
+		}
+	}
+	return s.untrack(pods)
 }

@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+
+	"beeline.io/beeline/internal/kernelclock"
+	"beeline.io/beeline/internal/kernelct"
+)
+
+// PodRecord is what is remembered of a flow of the pod shortcut.
+type PodRecord = PodPodRecord
+
+// podRecords are the tables of bpf/pod/opener.h.
+type podRecords struct{ established, opening Hash[PodTuple, PodRecord] }
+
+func (d *Datapath) podRecords() podRecords {
+	return podRecords{
+		kernelHash[PodTuple, PodRecord]{PodMapPodEstablished, d.maps[PodMapPodEstablished]},
+		kernelHash[PodTuple, PodRecord]{PodMapPodOpening, d.maps[PodMapPodOpening]},
+	}
+}
+
+func (t *PodTuple) flow() kernelct.Flow {
+	return kernelct.Flow{
+		Source: addrPort(t.Source.Bytes, t.SourcePort), Destination: addrPort(t.Destination.Bytes, t.DestinationPort),
+		Protocol: t.Protocol,
+	}
+}
+
+func podTupleOf(f kernelct.Flow) PodTuple {
+	t := PodTuple{SourcePort: NetworkOrder(f.Source.Port()), DestinationPort: NetworkOrder(f.Destination.Port()), Protocol: f.Protocol}
+	t.Source.Bytes, t.Destination.Bytes = f.Source.Addr().As16(), f.Destination.Addr().As16()
+	return t
+}
+
+// podReplyWait is how long a datagram may wait for the reply, in seconds.
+const podReplyWait = 5
+
+// TrackPodFlows makes entries of the kernel's conntrack for the flows of the pod shortcut of which an end is one of
+// these addresses, or of all (nil), and returns them. Their packets then take the stack, in both directions, and are
+// of established flows there. Flows of an end whose value is false are only forgotten.
+func (d *Datapath) TrackPodFlows(ends map[netip.Addr]bool) ([]kernelct.Flow, error) {
+	return d.podRecords().track(ends)
+}
+
+func (r podRecords) track(ends map[netip.Addr]bool) (flows []kernelct.Flow, err error) {
+	kernel, err := kernelct.Open()
+	if err != nil {
+		return nil, err
+	}
+	defer kernel.Close()
+	now := kernelclock.CoarseSeconds()
+	for _, table := range []Hash[PodTuple, PodRecord]{r.established, r.opening} {
+		all, err := table.All()
+		if err != nil {
+			return flows, err
+		}
+		for key, record := range all {
+			f, replied := key.flow(), record.Flags&uint32(PodPodRecordFlagPOD_REPLIED) != 0
+			switch {
+			case !concerns(ends, f):
+				continue
+			case !lives(ends, f.Source.Addr()) || !lives(ends, f.Destination.Addr()):
+				if err := table.Delete(key); err != nil {
+					return flows, err
+				}
+				continue
+			case !replied && (f.Protocol == unix.IPPROTO_TCP || now-record.Seen > podReplyWait):
+				continue // its opener sends the next packet
+			}
+			if err := kernel.Create(f, replied); err != nil {
+				return flows, err
+			}
+			flows = append(flows, f)
+			if err := table.Delete(key); err != nil {
+				return flows, err
+			}
+		}
+	}
+	return flows, nil
+}
+
+func concerns(ends map[netip.Addr]bool, f kernelct.Flow) bool {
+	_, source := ends[f.Source.Addr()]
+	_, destination := ends[f.Destination.Addr()]
+	return ends == nil || source || destination
+}
+
+func lives(ends map[netip.Addr]bool, a netip.Addr) bool {
+	alive, named := ends[a]
+	return alive || !named
+}
+
+// UntrackPodFlows has flows that were handed over take the shortcut again, unless they have ended.
+func (d *Datapath) UntrackPodFlows(flows []kernelct.Flow) error {
+	kernel, err := kernelct.Open()
+	if err != nil {
+		return err
+	}
+	defer kernel.Close()
+	records, now := d.podRecords(), kernelclock.CoarseSeconds()
+	for _, f := range flows {
+		open, err := kernelct.IsOpen(f)
+		if err != nil {
+			return err
+		}
+		if !open {
+			continue
+		}
+		err = records.established.Put(podTupleOf(f), PodRecord{Since: now, Seen: now, Flags: uint32(PodPodRecordFlagPOD_REPLIED)})
+		if err != nil {
+			return err
+		}
+		if err := kernel.Delete(f); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// endPodShortcut hands over all flows of the pod shortcut to the kernel's conntrack, before the programs are detached.
+func endPodShortcut(bpffs string) error {
+	leases, err := ebpf.LoadPinnedMap(TablePath(bpffs, PodMapPodLeases), nil)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil // never enabled
+	}
+	if err != nil {
+		return fmt.Errorf("open the lease of the pod shortcut: %w", err)
+	}
+	defer leases.Close()
+	if err := leases.Put(uint32(0), PodLease{}); err != nil { // new flows take the stack
+		return fmt.Errorf("end the lease of the pod shortcut: %w", err)
+	}
+	var records podRecords
+	for name, table := range map[string]*Hash[PodTuple, PodRecord]{PodMapPodEstablished: &records.established, PodMapPodOpening: &records.opening} {
+		m, err := ebpf.LoadPinnedMap(TablePath(bpffs, name), nil)
+		if errors.Is(err, os.ErrNotExist) {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("open the flows of the pod shortcut: %w", err)
+		}
+		defer m.Close()
+		*table = kernelHash[PodTuple, PodRecord]{name, m}
+	}
+	_, err = records.track(nil)
+	if errors.Is(err, unix.EPROTONOSUPPORT) || errors.Is(err, unix.EINVAL) { // no conntrack here any more
+		return nil
+	}
+	return err
+}
