@@ -22,6 +22,7 @@
 #include "edge/kernel_flow.h"
 #include "edge/other_protocol.h"
 #include "edge/select.h"
+#include "edge/source.h"
 #include "encap/parse.h"
 #include "filter/prefilter.h"
 #include "filter/source_class.h"
@@ -280,12 +281,15 @@ static __always_inline int backend_gone(const struct scratch *w, const struct ct
 }
 
 /* Sends a packet to the backend of its slot. Only the node's own ports are shared with the kernel's
- * flows, and such a flow has no first packet here: every packet that is no SYN asks. */
+ * flows, and such a flow has no first packet here: every packet that is no SYN asks. Sources are
+ * validated at the SYN, so that a forger opens no connection. */
 static __always_inline enum action send_untracked(struct context *ctx, struct scratch *w,
 						  const struct backend *backend)
 {
 	enum action action = w->node_port ? kernel_flow_pass(ctx, w) : ACTION_CONTINUE;
 
+	if (tcp_opens(&w->packet) && !source_is_valid(ctx, w))
+		return drop(ctx, w, EDGE_DROP_REVERSE_PATH);
 	return action == ACTION_CONTINUE ? forward_untracked(ctx, w, backend) : action;
 }
 

@@ -9,6 +9,7 @@
 #include "dsr/decap.h"
 #include "dsr/forward.h"
 #include "edge/kernel_flow.h"
+#include "edge/source.h"
 #include "filter/source_class.h"
 #include "lb/address.h"
 #include "lb/backend_select.h"
@@ -78,6 +79,8 @@ static __always_inline enum action edge_select(struct context *ctx, struct scrat
 	w->service = frontend->service;
 	if (dry_run)
 		explain_choice(frontend, class);
+	if (!w->egress && !w->decap.dsr && !source_is_valid(ctx, w))
+		return drop(ctx, w, EDGE_DROP_REVERSE_PATH);
 	action = kernel_flow_pass(ctx, w);
 	if (action != ACTION_CONTINUE)
 		return action;

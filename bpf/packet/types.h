@@ -19,6 +19,17 @@ struct tuple {
 } __attribute__((aligned(8)));
 
 /* A device of the node with clients, other nodes or pods of this node behind it. */
+/* How the stack validates the source of IPv4 packets that arrive by a device. */
+enum source_validation {
+	/* The larger of net.ipv4.conf.all.rp_filter and the device's. None of both: 0. */
+	SOURCES_STRICT = 1,
+	SOURCES_LOOSE = 2,
+	/* The device is one of several next hops of a route. */
+	SOURCES_MULTIPATH = 4,
+	/* There is a default route, so an address to which none leads is the node's own. */
+	SOURCES_ALL_ROUTED = 8,
+};
+
 struct edge_device {
 	struct address source4; /* source of SNAT; unspecified: none */
 	struct address source6;
@@ -28,5 +39,5 @@ struct edge_device {
 	__u8 mac[6]; /* destination MAC of frames for the node; 0: the device is not Ethernet */
 	__u8 pods;   /* 1: pods of this node are behind it; their packets to other nodes are handled
 			at egress */
-	__u8 reserved;
+	__u8 sources; /* enum source_validation */
 };

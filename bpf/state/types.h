@@ -47,6 +47,9 @@ enum edge_reason {
 	EDGE_TO_TC, /* passed by XDP to tc: another device, unresolved neighbour, or too big */
 	EDGE_KERNEL_FLOW,   /* of a flow in the kernel's conntrack: passed */
 	EDGE_KERNEL_SOCKET, /* to a socket of the node that is connected to the sender: passed */
+	/* The stack does not accept the source at the device: reverse path filtering (rp_filter),
+	 * or an address of the node itself. */
+	EDGE_DROP_REVERSE_PATH,
 	EDGE_REASONS,
 };
 

@@ -18,6 +18,14 @@ type (
 	EdgeDevice = EdgeTCEdgeDevice
 )
 
+// Flags of EdgeDevice.Sources: how the kernel validates the source of IPv4 packets that arrive by a device.
+const (
+	SourcesStrict    = uint8(EdgeTCSourceValidationSOURCES_STRICT)
+	SourcesLoose     = uint8(EdgeTCSourceValidationSOURCES_LOOSE)
+	SourcesMultipath = uint8(EdgeTCSourceValidationSOURCES_MULTIPATH)
+	SourcesAllRouted = uint8(EdgeTCSourceValidationSOURCES_ALL_ROUTED)
+)
+
 // Balancer is the owner of an address in the table Balancers.
 type Balancer = EdgeTCBalancer
 

@@ -12,6 +12,7 @@ import (
 	"beeline.io/beeline/internal/condition"
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/netdev"
+	"beeline.io/beeline/internal/node"
 )
 
 // A Device is a network device of the node, and what is behind it.
@@ -21,6 +22,8 @@ type Device struct {
 	Backends bool
 	// Pods behind the device need the edge there (Edge.SetPods).
 	Pods bool
+	// RPFilter is the effective rp_filter of IPv4.
+	RPFilter uint8
 	// Clients may be behind it: decided, not read.
 	Clients bool
 	// Draining: nothing requires the device any more, but flows of clients or pods behind it may
@@ -31,8 +34,12 @@ type Device struct {
 // readDevices reads the devices of this network namespace. backends are those on other nodes, sorted.
 func readDevices(backends []netip.Addr) (all []Device, err error) {
 	found, err := netdev.Read(backends)
+	if err != nil {
+		return nil, err
+	}
+	rpFilters, err := node.RPFilters()
 	for _, d := range found {
-		all = append(all, Device{Device: d, Backends: len(d.Leads) > 0})
+		all = append(all, Device{Device: d, Backends: len(d.Leads) > 0, RPFilter: rpFilters[d.Index]})
 	}
 	return all, err
 }
@@ -182,11 +189,30 @@ func ownAddresses(devices []Device, chosen []Device, node []netip.Addr) map[uint
 			e.Source6 = datapath.AddressFrom(a)
 			e.Outer6 = datapath.AddressFrom(outerAddress(a, node))
 		}
+		e.Sources = d.sourceValidation(devices)
 		if e != (datapath.EdgeDevice{}) {
 			all[uint32(d.Index)] = e
 		}
 	}
 	return all
+}
+
+// sourceValidation is how the kernel validates the source of packets that arrive by the device (enum
+// source_validation). That every source has a route is known only of the main table.
+func (d *Device) sourceValidation(devices []Device) (flags uint8) {
+	switch d.RPFilter {
+	case node.RPFilterStrict:
+		flags = datapath.SourcesStrict
+	case node.RPFilterLoose:
+		flags = datapath.SourcesLoose
+	}
+	if d.Multipath {
+		flags |= datapath.SourcesMultipath
+	}
+	if d.Master == 0 && slices.ContainsFunc(devices, func(o Device) bool { return o.DefaultRoute4 }) {
+		flags |= datapath.SourcesAllRouted
+	}
+	return flags
 }
 
 // outerAddress returns the Node's first address of a family, or own if it has none.

@@ -33,7 +33,7 @@ func (e *Edge) Run(ctx context.Context) error {
 	failed := make(chan error, 1)
 	go func() {
 		failed <- netdev.Watch(ctx, e.changed, unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR,
-			unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE)
+			unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE, unix.RTNLGRP_IPV4_NETCONF)
 	}()
 	var loops sync.WaitGroup
 	loops.Go(func() { e.followDevices(ctx) })

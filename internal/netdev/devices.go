@@ -34,6 +34,9 @@ type Device struct {
 	TakesTags bool
 	// DefaultRoute: a default route leads here. Routed: any route does.
 	DefaultRoute, Routed bool
+	// DefaultRoute4: an IPv4 default route of the main table leads here. Multipath: the device is one of several
+	// next hops of an IPv4 route.
+	DefaultRoute4, Multipath bool
 	// Direct are the networks on the device itself, without a gateway.
 	Direct []netip.Prefix
 	// XDP is the id of its XDP program, 0 for none.
@@ -209,6 +212,8 @@ func readRoutes(all []Device, at map[int]int, destinations []netip.Addr) error {
 			if i, known := at[index]; known {
 				all[i].Routed = true
 				all[i].DefaultRoute = all[i].DefaultRoute || route.to.Bits() == 0
+				all[i].DefaultRoute4 = all[i].DefaultRoute4 || route.to.Bits() == 0 && route.to.Addr().Is4() && route.table == unix.RT_TABLE_MAIN
+				all[i].Multipath = all[i].Multipath || len(r.MultiPath) > 1 && route.to.Addr().Is4()
 			}
 		}
 	}

@@ -40,6 +40,7 @@ type world struct {
 	agent  *node.Agent
 	agents map[string]*node.Agent // by node, with node-a's
 	ports  uint16                 // ports of the client that clientPort has returned
+	forged int                    // datagrams with a forged source
 
 	// Only if it is borrowed.
 

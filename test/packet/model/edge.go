@@ -42,6 +42,7 @@ const (
 	ToTC
 	KernelFlow
 	KernelSocket
+	DropReversePath
 	Reasons
 )
 

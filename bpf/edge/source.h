@@ -1,0 +1,84 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* Source validation of new flows, as by the stack (fib_validate_source): with rp_filter, and
+ * without it only of the node's own addresses. IPv6 has none. */
+#pragma once
+
+#include <linux/bpf.h>
+#include <bpf/bpf_helpers.h>
+
+#include "lb/address.h"
+#include "packet/device.h"
+#include "packet/packet.h"
+#include "packet/types.h"
+#include "state/scratch.h"
+
+/* Looks up the route to the source of a packet, by any device or (BPF_FIB_LOOKUP_OUTPUT) by the one
+ * that it arrived by. */
+static __always_inline long source_route(struct context *ctx, struct scratch *w, __u32 flags)
+{
+	struct bpf_fib_lookup *fib = &w->fib;
+
+	__builtin_memset(fib, 0, sizeof(*fib));
+	fib->family = AF_INET;
+	fib->ifindex = packet_device(ctx);
+	fib->tot_len = 1; /* fits any MTU: the lookup of a packet that is too big tells no device */
+	fib->l4_protocol = w->packet.tuple.protocol;
+	fib->ipv4_src = address_to_v4(&w->packet.tuple.destination);
+	fib->ipv4_dst = address_to_v4(&w->packet.tuple.source);
+	return bpf_fib_lookup(ctx, fib, sizeof(*fib), flags);
+}
+
+static __always_inline int has_route(long result)
+{
+	return result == BPF_FIB_LKUP_RET_SUCCESS || result == BPF_FIB_LKUP_RET_NO_NEIGH;
+}
+
+static __always_inline __u32 source_validation_at(__u32 device)
+{
+	const struct edge_device *found = bpf_map_lookup_elem(&edge_devices, &device);
+
+	return found ? found->sources : 0;
+}
+
+/* Returns whether a route with several next hops leads to the source, one of them by the input
+ * device: the first lookup has chosen another one, with a metric. bpf_fib_lookup returns one next
+ * hop only. A less specific route with several next hops and the same metric is taken for the
+ * same. */
+static __always_inline int source_has_next_hop(struct context *ctx, struct scratch *w,
+					       __u32 validation)
+{
+	__u32 metric = w->fib.rt_metric;
+
+	if (!(validation & source_validation_at(w->fib.ifindex) & SOURCES_MULTIPATH))
+		return 0;
+	return has_route(source_route(ctx, w, BPF_FIB_LOOKUP_OUTPUT)) && w->fib.rt_metric == metric;
+}
+
+/* Returns whether the stack would accept the source of a packet at its input device. Global
+ * function: the verifier checks it once. */
+__noinline int source_is_valid(struct context *ctx, struct scratch *w)
+{
+	__u32 validation, device = packet_device(ctx);
+	long result;
+
+	if (!w || w->packet.is_v6)
+		return 1;
+	validation = source_validation_at(device);
+	if (!validation)
+		return 1;
+	result = source_route(ctx, w, 0);
+	switch (result) {
+	case BPF_FIB_LKUP_RET_SUCCESS:
+	case BPF_FIB_LKUP_RET_NO_NEIGH:
+		return !(validation & SOURCES_STRICT) || w->fib.ifindex == device ||
+		       source_has_next_hop(ctx, w, validation);
+	case BPF_FIB_LKUP_RET_NOT_FWDED: /* no route, or to the node itself */
+		return !(validation & (SOURCES_STRICT | SOURCES_LOOSE | SOURCES_ALL_ROUTED));
+	case BPF_FIB_LKUP_RET_BLACKHOLE:
+	case BPF_FIB_LKUP_RET_UNREACHABLE:
+	case BPF_FIB_LKUP_RET_PROHIBIT:
+		return !(validation & (SOURCES_STRICT | SOURCES_LOOSE));
+	default: /* not known: a lightweight tunnel, or forwarding is off */
+		return 1;
+	}
+}
