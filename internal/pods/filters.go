@@ -67,7 +67,7 @@ func (f *finder) find(s surroundings) ([]filter, error) {
 		return nil, nil
 	}
 	var all []filter
-	for _, search := range []func(surroundings) ([]filter, error){f.netfilter, f.queues, f.hooks, f.policies, f.bridgePorts, f.xfrm} {
+	for _, search := range []func(surroundings) ([]filter, error){f.netfilter, f.queues, f.hooks, f.policies, f.bridgePorts, f.peers, f.xfrm} {
 		found, err := search(s)
 		if err != nil {
 			return nil, fmt.Errorf("search packet filters: %w", err)

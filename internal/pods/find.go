@@ -23,6 +23,8 @@ type link struct {
 	mtu       int  // in octets, from the IP header on
 	master    int  // index of the bridge, bond or VRF; 0: none
 	otherPeer bool // its peer is in another network namespace
+	// peer is the index of its other end, in the network namespace with the ID peerNamespace if otherPeer is true.
+	peer, peerNamespace int
 	netkit    netkit
 }
 

@@ -11,6 +11,8 @@ import (
 	"github.com/cilium/ebpf"
 	ebpflink "github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
+
+	"beeline.io/beeline/internal/node"
 )
 
 func (f *finder) isForeign(id uint32) bool { return f.tc.IsForeign(id) }
@@ -68,6 +70,24 @@ func (f *finder) policies(s surroundings) (all []filter, err error) {
 		}
 		if l.netkit.peerBlackhole {
 			all = append(all, s.filtersAt(device, "netkit peer policy blackhole")...)
+		}
+	}
+	return all, nil
+}
+
+// peers finds native XDP programs at the pods' own ends of veth pairs: bpf_redirect_peer delivers past them.
+func (f *finder) peers(s surroundings) (all []filter, err error) {
+	for device := range s.behind {
+		l := s.network.link(device)
+		if l.kind != "veth" || !l.otherPeer {
+			continue
+		}
+		id, err := node.PeerXDP(l.peerNamespace, l.peer)
+		if err != nil {
+			return nil, err
+		}
+		if id != 0 {
+			all = append(all, filter{device: device, what: fmt.Sprintf("BPF program %s (XDP at the pod's own device)", f.nameOf(id))})
 		}
 	}
 	return all, nil

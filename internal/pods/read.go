@@ -35,7 +35,7 @@ func readLinks(n *network) error {
 		d := link{
 			index: a.Index, name: a.Name, kind: l.Type(), mtu: a.MTU, master: a.MasterIndex,
 			up: a.RawFlags&unix.IFF_UP != 0, ethernet: a.EncapType == "ether", l3: netdev.BeginsWithIP(a.EncapType), loopback: a.RawFlags&unix.IFF_LOOPBACK != 0,
-			otherPeer: a.NetNsID >= 0,
+			otherPeer: a.NetNsID >= 0, peer: a.ParentIndex, peerNamespace: a.NetNsID,
 		}
 		if d.ethernet { // other links' addresses cannot be in a frame
 			copy(d.mac[:], a.HardwareAddr)

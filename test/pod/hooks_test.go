@@ -4,6 +4,7 @@ package pod
 
 import (
 	"errors"
+	"net"
 	"testing"
 
 	"github.com/cilium/ebpf"
@@ -13,6 +14,38 @@ import (
 	"beeline.io/beeline/internal/netfilter"
 	"beeline.io/beeline/test/lab"
 )
+
+// A native XDP program at the pod's own device drops what comes to the pod, and bpf_redirect_peer would deliver past it.
+func TestDropsOfXDPInPods(t *testing.T) {
+	const data, end, protocol = asm.R2, asm.R3, asm.R4
+	program, err := ebpf.NewProgram(&ebpf.ProgramSpec{Name: "drops_udp", Type: ebpf.XDP, License: "GPL", Instructions: asm.Instructions{
+		asm.LoadMem(data, asm.R1, 0, asm.Word), asm.LoadMem(end, asm.R1, 4, asm.Word),
+		asm.Mov.Imm(asm.R0, 2), // XDP_PASS
+		asm.Mov.Reg(protocol, data), asm.Add.Imm(protocol, 24), asm.JGT.Reg(protocol, end, "out"),
+		asm.LoadMem(protocol, data, 23, asm.Byte), asm.JNE.Imm(protocol, 17, "out"),
+		asm.Mov.Imm(asm.R0, 1), // XDP_DROP
+		asm.Return().WithSymbol("out"),
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer program.Close()
+	drops := []drop{}
+	for _, from := range []string{"a1", "b1"} {
+		var attached link.Link
+		drops = append(drops, drop{name: "XDP, from " + from, from: from, to: "a2", do: func(w *world) {
+			w.must(w.Host("a2").Do(func() error {
+				device, err := net.InterfaceByName("eth0")
+				if err != nil {
+					return err
+				}
+				attached, err = link.AttachXDP(link.XDPOptions{Program: program, Interface: device.Index, Flags: link.XDPDriverMode})
+				return err
+			}))
+		}, undo: func(w *world) { w.must(attached.Close()) }, filter: "BPF program drops_udp"})
+	}
+	testDrops(t, lab.Shape{}, drops)
+}
 
 // A BPF program at a hook of netfilter drops what it drops on the stack.
 func TestDropsOfNetfilterPrograms(t *testing.T) {
