@@ -2,9 +2,9 @@
 /* Flow offload at ingress: packets of flows in the cache are translated and sent from here.
  *
  * An entry is checked by the packets themselves, every OFFLOAD_CHECK ticks: the kernel's conntrack
- * still has the flow, translates it alike and has not seen it close, the kernel's FIB still has the
- * same device and next hop, and the stack would accept the source. So no event has to reach the
- * agent for a change to take effect, and without an agent, too. */
+ * still has the flow, translates it alike, has the same mark and has not seen it close, the
+ * kernel's FIB still has the same device and next hop, and the stack would accept the source. So no
+ * event has to reach the agent for a change to take effect, and without an agent, too. */
 #pragma once
 
 #include <linux/bpf.h>
@@ -67,7 +67,7 @@ __noinline int offload_is_tracked(struct __sk_buff *ctx, struct scratch *w,
 	netfilter_tuple(ct, !direction, &w->to, &w->packet.tuple);
 	tuple_reverse(&w->to, &w->reverse_key);
 	same = tuple_equal(&w->reverse_key, &flow->to) &&
-	       is_established(ct, w->packet.tuple.protocol);
+	       is_established(ct, w->packet.tuple.protocol) && netfilter_mark(ct) == flow->mark;
 	if (same)
 		offload_refresh(ct, w, flow);
 	bpf_ct_release(ct);

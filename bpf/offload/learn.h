@@ -77,6 +77,7 @@ static __always_inline enum offload_refusal offload_learn(struct __sk_buff *ctx,
 		refusal = OFFLOAD_IN_FLOWTABLE;
 	netfilter_tuple(ct, !direction, &flow->key.tuple, t);
 	flow->timeout = netfilter_timeout(ct);
+	flow->mark = netfilter_mark(ct);
 	flow->learned = tick_of(w);
 	bpf_ct_release(ct);
 	if (!tuple_same(&flow->key.tuple, &flow->to))

@@ -97,6 +97,14 @@ static __always_inline int is_established(struct nf_conn *ct, __u8 protocol)
 	return protocol != IPPROTO_TCP || ct->proto.tcp.state == TCP_CONNTRACK_ESTABLISHED;
 }
 
+/* Returns a hash of the mark of an entry, by which rules may decide about the flow. */
+static __always_inline __u16 netfilter_mark(struct nf_conn *ct)
+{
+	if (!bpf_core_field_exists(ct->mark))
+		return 0;
+	return ct->mark * 0x9e3779b1u >> 16;
+}
+
 /* Returns the idle time, in milliseconds, after which the kernel deletes a flow whose last packet
  * it has just seen. */
 static __always_inline __u32 netfilter_timeout(struct nf_conn *ct)

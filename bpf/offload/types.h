@@ -19,8 +19,8 @@ enum offload_state {
 	OFFLOAD_ACTIVE = 1,
 	/* The program has returned the flow to the stack; the agent deletes the entry. */
 	OFFLOAD_CLOSED,	   /* FIN or RST */
-	OFFLOAD_UNTRACKED, /* the kernel's conntrack no longer has the flow, or translates it
-			      otherwise */
+	OFFLOAD_UNTRACKED, /* the kernel's conntrack no longer has the flow, translates it
+			      otherwise, or has another mark */
 	OFFLOAD_REROUTED,  /* the route or the next hop has changed */
 	OFFLOAD_OUTDATED,  /* of another epoch */
 };
@@ -65,10 +65,10 @@ struct offload_flow {
 	__u8 source_mac[6];
 	__u32 timeout;	 /* of the kernel's conntrack entry, in milliseconds */
 	__u16 route_mtu; /* the MTU that the route sets, in bytes; 0: none */
-	__u16 reserved;
-	__u64 packets; /* written by the program; segments that were merged count as one */
-	__u64 bytes;   /* from the IP header on, as merged */
-	__u32 learned; /* tick at which the program learned the flow */
+	__u16 mark;	 /* hash of the mark of the kernel's conntrack entry */
+	__u64 packets;	 /* written by the program; segments that were merged count as one */
+	__u64 bytes;	 /* from the IP header on, as merged */
+	__u32 learned;	 /* tick at which the program learned the flow */
 	struct offload_tunnel tunnel;
 };
 

@@ -29,6 +29,8 @@ type Device struct {
 	Master   int
 	// PeerElsewhere: its other end is in another network namespace.
 	PeerElsewhere bool
+	// Group is its device group (ip link set group), by which rules may decide.
+	Group uint32
 	// TakesTags: the driver strips VLAN tags before XDP sees the frames, and there are VLAN devices
 	// above, whose frames XDP would take for the device's own.
 	TakesTags bool
@@ -76,7 +78,7 @@ func Read(destinations []netip.Addr) ([]Device, error) {
 			MTU:      a.MTU,
 			Up:       a.RawFlags&unix.IFF_UP != 0,
 			Ethernet: a.EncapType == "ether", Loopback: a.RawFlags&unix.IFF_LOOPBACK != 0,
-			L3: BeginsWithIP(a.EncapType),
+			L3: BeginsWithIP(a.EncapType), Group: a.Group,
 			// A VRF only chooses the routes of what its devices receive.
 			Enslaved: a.MasterIndex != 0 && masters[a.MasterIndex] != "vrf", Master: a.MasterIndex,
 			PeerElsewhere: a.NetNsID >= 0,

@@ -14,7 +14,7 @@ func (r *translation) bitwise(a attributes) {
 	mask, xor := a.nested(unix.NFTA_BITWISE_MASK)[unix.NFTA_DATA_VALUE], a.nested(unix.NFTA_BITWISE_XOR)[unix.NFTA_DATA_VALUE]
 	switch {
 	case a.number(nftaBitwiseOp) != maskAndXOR || v.mask != nil || v.varies:
-		v = value{varies: v.varies}
+		v = value{varies: v.varies, route: v.route}
 	case v.field == constant:
 		v.mask, v.xor = mask, xor
 		v.v4, v.v6 = v.apply(v.v4), v.apply(v.v6)
@@ -62,7 +62,7 @@ func (r *translation) lookup(a attributes) {
 	r.rule.sets = append(r.rule.sets, s)
 	v := *r.register(a.number(unix.NFTA_LOOKUP_SREG))
 	if !s.readable || s.keySize != v.size {
-		v = value{varies: r.varies(a.number(unix.NFTA_LOOKUP_SREG), s.keySize)}
+		v = r.key(a.number(unix.NFTA_LOOKUP_SREG), s.keySize)
 	}
 	switch {
 	case !a.has(unix.NFTA_LOOKUP_DREG):
@@ -73,19 +73,18 @@ func (r *translation) lookup(a attributes) {
 	case a.number(unix.NFTA_LOOKUP_DREG) == unix.NFT_REG_VERDICT:
 		r.add(opaque("map that packets change")...)
 	default:
-		*r.register(a.number(unix.NFTA_LOOKUP_DREG)) = value{varies: v.varies}
+		*r.register(a.number(unix.NFTA_LOOKUP_DREG)) = value{varies: v.varies, route: v.route}
 		r.add(s.now(value{varies: v.varies}.test(nil)))
 	}
 }
 
-// varies reports whether a key, which may be of several fields, differs between packets of a flow. size is in bytes.
-func (r *translation) varies(number, size uint32) bool {
+// key is a key that may be of several fields. size is in bytes.
+func (r *translation) key(number, size uint32) (v value) {
 	for at := uint32(0); at < size; at += 4 {
-		if r.registerAt(number, at).varies {
-			return true
-		}
+		part := r.registerAt(number, at)
+		v.varies, v.route = v.varies || part.varies, v.route || part.route
 	}
-	return false
+	return v
 }
 
 // now restricts a test by the elements to the moment: of flows that last, elements may come or go.

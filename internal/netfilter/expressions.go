@@ -108,7 +108,7 @@ func (r *translation) other(name string, a attributes) {
 	case ends:
 		r.add(verdict{kind: end, what: ending})
 	case reads:
-		*r.register(a.number(register)) = value{varies: !contains(steadyReaders, name)}
+		*r.register(a.number(register)) = value{varies: !contains(steadyReaders, name), route: name == "rt"}
 	case name == "exthdr" && a.has(unix.NFTA_EXTHDR_DREG):
 		*r.register(a.number(unix.NFTA_EXTHDR_DREG)) = value{varies: true}
 	case name == "exthdr":

@@ -15,6 +15,9 @@ import (
 // they have accepted, and again after each change of rules.
 type Findings struct {
 	All []Finding
+	// Routes: rules that flows meet decide by routes, such as a reverse-path filter. When routes change they may
+	// decide otherwise.
+	Routes bool
 }
 
 // About returns a finding about a flow or its replies; nil: none. It does not report what only hardware bypasses.
@@ -129,7 +132,7 @@ func findForOffload(devices []Device, bases []base) (*Findings, error) {
 			}
 		}
 	}
-	return &Findings{w.found}, w.err
+	return &Findings{All: w.found, Routes: w.routes}, w.err
 }
 
 // startFlows follows the packets of established flows into the base chain.

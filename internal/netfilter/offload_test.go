@@ -96,6 +96,7 @@ var offloadCases = []struct{ name, rules, want string }{
 	{"ingress of a device", "table netdev t { chain c { type filter hook ingress device eth1 priority 0; limit rate 1/second drop; }; }", "web dns dnat snat six: limit\n: drop"},
 	{"egress, which the kernel skips for what a program redirects", "table netdev t { chain c { type filter hook egress device eth1 priority 0; log; }; }", "web dns dnat snat six: log"},
 	{"bridge", "table bridge t { chain c { type filter hook output priority 0; log; }; chain d { type filter hook forward priority 0; log; }; }", "hardware bridge: log"},
+	{"labels of the connection", "ct label 7 drop", everyFlow + ": drop"},
 	{"bridge, one protocol", "table bridge t { chain c { type filter hook output priority 0; udp dport 53 drop; ip protocol udp log; tcp dport 80 drop; }; }", ": drop\nbridge: drop\nhardware: log"},
 	{"own table", "table inet own { chain c { type filter hook forward priority 0; limit rate 1/second log; }; }", ""},
 	{"kube-proxy's table", "table ip kube-proxy { chain c { type filter hook forward priority 0; log; }; }", ""},
@@ -153,6 +154,27 @@ func foundForOffload(t *testing.T) string {
 		}
 	}
 	return describeFindings(found)
+}
+
+// It is known whether rules decide by routes, of which a change may change what they decide.
+func TestRulesThatReadRoutes(t *testing.T) {
+	for rules, want := range map[string]bool{
+		"fib saddr . iif oif missing drop": true, "fib daddr type local drop": true, "rt classid 7 drop": true, "meta rtclassid 7 drop": true,
+		"rt classid . tcp dport { 7 . 80 } drop": true, "ip saddr 10.0.0.1 drop": false, "tcp flags syn tcp option maxseg size set rt mtu": false,
+	} {
+		inNamespace(t, func() {
+			load(t, "table ip t {\nchain c {\ntype filter hook forward priority 0\n"+rules+"\n}\n}\n", "nft", "-f", "-")
+			w, err := NewWatcher()
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			defer w.Close()
+			if found, err := w.Find(offloadDevices); err != nil || found.Routes != want {
+				t.Errorf("%s: %+v, %v; want %t", rules, found, err, want)
+			}
+		})
+	}
 }
 
 // describeFindings returns a line for each: the flows that it is the first about, and what it is.

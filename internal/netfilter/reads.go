@@ -31,7 +31,7 @@ func (r *translation) meta(a attributes) {
 	key := a.number(unix.NFTA_META_KEY)
 	if !a.has(unix.NFTA_META_SREG) {
 		v, known := metaFields[key]
-		v.varies = !known && !slices.Contains(steadyMeta, key)
+		v.varies, v.route = !known && !slices.Contains(steadyMeta, key), key == unix.NFT_META_RTCLASSID
 		*r.register(a.number(unix.NFTA_META_DREG)) = v
 		return
 	}
@@ -110,8 +110,8 @@ func payloadField(header, offset, size uint32) value {
 // natBits are IPS_SRC_NAT and IPS_DST_NAT (linux/netfilter/nf_conntrack_common.h).
 const natBits = 1<<4 | 1<<5
 
-// varyingConntrack are the keys whose value changes during a flow.
-var varyingConntrack = []uint32{unix.NFT_CT_EXPIRATION, unix.NFT_CT_PKTS, unix.NFT_CT_BYTES, unix.NFT_CT_AVGPKT}
+// varyingConntrack are the keys whose value may change during a flow. The flow cache compares the mark.
+var varyingConntrack = []uint32{unix.NFT_CT_LABELS, unix.NFT_CT_EXPIRATION, unix.NFT_CT_PKTS, unix.NFT_CT_BYTES, unix.NFT_CT_AVGPKT}
 
 // ct: packets that the shortcut may take are of flows that the kernel does not translate.
 func (r *translation) ct(a attributes) {
@@ -148,11 +148,11 @@ func fibValue(a attributes) value {
 	switch result := a.number(unix.NFTA_FIB_RESULT); {
 	case result == unix.NFT_FIB_RESULT_ADDRTYPE:
 		// With a device IPv6 looks up a route by it, of which there may be none (__nft_fib6_eval_type).
-		return value{field: addressType, size: 4, byDevice: flags&(unix.NFTA_FIB_F_IIF|unix.NFTA_FIB_F_OIF) != 0}
+		return value{field: addressType, size: 4, route: true, byDevice: flags&(unix.NFTA_FIB_F_IIF|unix.NFTA_FIB_F_OIF) != 0}
 	case flags&unix.NFTA_FIB_F_SADDR != 0 && flags&unix.NFTA_FIB_F_IIF != 0 && flags&unix.NFTA_FIB_F_PRESENT == 0:
-		return value{field: reversePath, size: 4}
+		return value{field: reversePath, size: 4, route: true}
 	}
-	return unknown()
+	return value{route: true}
 }
 
 func (r *translation) immediate(a attributes) {

@@ -117,6 +117,14 @@ func varying(w *walk, c *class) (yes, no *class) {
 	return &v, &v
 }
 
+// readsRoutes is a test by routes.
+func readsRoutes(t test) test {
+	return func(w *walk, c *class) (yes, no *class) {
+		w.routes = true
+		return t(w, c)
+	}
+}
+
 // certainly is a test with the same result for all packets.
 func certainly(result bool) test {
 	return func(_ *walk, c *class) (yes, no *class) {

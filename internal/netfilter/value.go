@@ -45,6 +45,8 @@ type value struct {
 	mask, xor []byte // nil: none
 	// varies: of a field that is not known, packets of a flow may have different values.
 	varies bool
+	// route: it depends on routes.
+	route bool
 	// byDevice: the type of an address as seen from a device.
 	byDevice bool
 }
@@ -87,6 +89,13 @@ func (v *value) apply(data []byte) []byte {
 
 // test returns the test whether a value is in ranges.
 func (v value) test(r ranges) test {
+	if v.route {
+		return readsRoutes(v.testField(r))
+	}
+	return v.testField(r)
+}
+
+func (v value) testField(r ranges) test {
 	switch v.field {
 	case constant:
 		v4, v6 := certainly(r.has(v.apply(v.v4))), certainly(r.has(v.apply(v.v6)))

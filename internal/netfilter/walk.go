@@ -76,7 +76,8 @@ type walk struct {
 	// marked, connectionsMarked: a rule may have set marks. Otherwise marks of packets between pods are 0: they are
 	// so when a packet leaves its pod's network namespace.
 	marked, connectionsMarked bool
-	left                      int // rules until the walk is given up
+	routes                    bool // a rule has read routes
+	left                      int  // rules until the walk is given up
 	err                       error
 }
 

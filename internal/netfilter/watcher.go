@@ -66,9 +66,9 @@ func (w *Watcher) isOwn(b base) bool {
 }
 
 // Changed reports whether rules have changed since the last call; the first time, since NewWatcher. Of iptables-legacy
-// it knows which chains have rules, and which functions are at hooks, at most othersAge ago. It costs a few microseconds
-// if nothing has changed. Elements that packets add to sets, or that time out, are no change. The caller is in the
-// network namespace of NewWatcher.
+// it knows which chains have rules, and which functions are at hooks, at most othersAge ago. It costs a few
+// microseconds if nothing has changed. Elements that packets add to sets, or that time out, are no change. The caller
+// is in the network namespace of NewWatcher.
 func (w *Watcher) Changed() (changed bool, err error) {
 	if w.events != nil {
 		if changed, err = w.events.changed(w.own); err != nil {

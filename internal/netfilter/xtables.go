@@ -22,7 +22,7 @@ func xtMatch(name string, revision uint32, info []byte) []step {
 	case name == "state" && len(info) >= 4:
 		return []step{xtStateTest(binary.NativeEndian.Uint32(info))}
 	case name == "addrtype" && len(info) >= 8:
-		return []step{xtAddressType(revision, info)}
+		return []step{readsRoutes(xtAddressType(revision, info))}
 	case name == "mark" && revision == 1 && len(info) >= 9:
 		return []step{xtMark(packetsMarked, info)}
 	case name == "connmark" && revision == 1 && len(info) >= 9:
@@ -30,7 +30,7 @@ func xtMatch(name string, revision uint32, info []byte) []step {
 	case name == "iprange" && revision == 1 && len(info) >= 65:
 		return xtRange(info)
 	case name == "rpfilter" && len(info) >= 1:
-		return []step{xtReversePath(info[0])}
+		return []step{readsRoutes(xtReversePath(info[0]))}
 	}
 	return xtPorts(name, revision, info)
 }
@@ -39,13 +39,15 @@ func xtMatch(name string, revision uint32, info []byte) []step {
 var xtQuantities = []string{"connlimit", "hashlimit", "limit", "quota", "recent"}
 
 // Matches that all packets of a flow pass, or none. (That of packets' devices in a bridge may follow a moving host.)
-var xtSteady = []string{"addrtype", "cgroup", "cluster", "connlabel", "connmark", "conntrack", "devgroup", "helper", "iprange", "mark", "owner", "policy", "realm", "rpfilter", "socket", "state"}
+var xtSteady = []string{"addrtype", "cgroup", "cluster", "connmark", "conntrack", "devgroup", "helper", "iprange", "mark", "owner", "policy", "rpfilter", "socket", "state"}
 
 // xtOther: a match that is not known here.
 func xtOther(name string) []step {
 	switch {
 	case contains(xtQuantities, name):
 		return quantity(name)
+	case name == "realm":
+		return []step{readsRoutes(uncertain)}
 	case contains(xtSteady, name):
 		return []step{test(uncertain)}
 	}

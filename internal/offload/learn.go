@@ -247,10 +247,11 @@ func (f *Flows) Flush() {
 	clear(f.refused)
 }
 
-// RoutesChanged is called when routes have changed; `mtu`: one of them sets an MTU, which the programs do not notice.
-func (f *Flows) RoutesChanged(mtu bool) error {
+// RoutesChanged is called when routes have changed; `unseen`: in a way that the programs do not notice, as one that
+// sets an MTU, or that rules decide by.
+func (f *Flows) RoutesChanged(unseen bool) error {
 	f.routes.forget()
-	if mtu {
+	if unseen {
 		f.Flush()
 		return nil
 	}

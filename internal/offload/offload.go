@@ -56,6 +56,8 @@ type Config struct {
 type Device struct {
 	Index int    `json:"index"`
 	Name  string `json:"name"`
+	// Group is its device group. Rules may decide by it, so flows are learned anew when it changes.
+	Group uint32 `json:"group,omitempty"`
 	// Bridge: it is a bridge.
 	Bridge bool `json:"bridge,omitempty"`
 	// Master is its bridge, bond or VRF; empty: none.
@@ -179,8 +181,8 @@ func (o *Offload) follow(ctx context.Context) error {
 	if o.provider == Cache {
 		o.track()
 		tasks = append(tasks, o.flows.Run, func(ctx context.Context) error {
-			return watchRoutes(ctx, func(mtu bool) { o.note("routes", o.flows.RoutesChanged(mtu)) })
-		})
+			return watchRoutes(ctx, func(mtu bool) { o.note("routes", o.flows.RoutesChanged(mtu || o.rules.readRoutes())) })
+		}, o.followRoutingRules)
 	} else {
 		tasks = append(tasks, o.flowtable.Run, o.chooseFlows)
 	}
@@ -193,6 +195,22 @@ func (o *Offload) follow(ctx context.Context) error {
 	cancel()
 	running.Wait()
 	return err
+}
+
+// followRoutingRules returns all flows to the stack when routing rules change, if packet filters decide by routes.
+func (o *Offload) followRoutingRules(ctx context.Context) error {
+	changed, ended := wakeup.NewSignal(), make(chan error, 1)
+	go func() { ended <- netdev.Watch(ctx, changed, unix.RTNLGRP_IPV4_RULE, unix.RTNLGRP_IPV6_RULE) }()
+	for {
+		select {
+		case err := <-ended:
+			return err
+		case <-changed:
+			if o.rules.readRoutes() {
+				o.flows.Flush()
+			}
+		}
+	}
 }
 
 // keep follows the devices and the packet filters.

@@ -107,6 +107,13 @@ func (r *rules) setHardware(hardware bool) {
 	r.hardware = hardware
 }
 
+// readRoutes reports whether rules decide by routes.
+func (r *rules) readRoutes() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.found == nil || r.found.Routes
+}
+
 // refuses returns the rule that a flow would bypass, or why that is not known.
 func (r *rules) refuses(f flow.Flow) string {
 	r.mu.Lock()

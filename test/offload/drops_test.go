@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+
+	"github.com/ti-mo/conntrack"
 )
 
 // legacy replaces the table filter of iptables-legacy at the router: 40 chains, and rules.
@@ -39,4 +41,62 @@ func TestLegacyRules(t *testing.T) {
 		t.Errorf("status:\n%s", text)
 	}
 	w.wantNoneInvalid()
+}
+
+// A flow that was offloaded ends when what rules decide by changes to what they drop: the mark of its conntrack entry,
+// the group of its device, the realm of its route.
+func TestFlowsThatRulesComeToDrop(t *testing.T) {
+	w := newWorld(t, "--offload-devices=c0,s?")
+	w.start()
+	for _, c := range []struct {
+		name, match string
+		do, undo    func(*flow)
+	}{
+		{"connection mark", "ct mark 7", func(f *flow) { f.setMark(7) }, func(f *flow) { f.setMark(5) }},
+		{"device group", "iifgroup 7", func(*flow) { w.ip("router", "link set c0 group 7") }, func(*flow) { w.ip("router", "link set c0 group 0") }},
+		{"realm of the route", "rt classid 7", func(*flow) { w.ip("router", "route replace 10.9.0.0/24 via 10.2.0.2 realm 7") },
+			func(*flow) { w.ip("router", "route replace 10.9.0.0/24 via 10.2.0.2") }},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			w := w.in(t)
+			f := w.open("udp", plain, 0)
+			w.nft(fmt.Sprintf("table ip late { chain forward { type filter hook forward priority 5; th dport %d %s drop; }; }", f.port, c.match))
+			f.w = w
+			f.settle()
+			c.do(f)
+			f.stops()
+			c.undo(f)
+			f.continues(10 * soon * load)
+			f.settle()
+			w.nft("delete table ip late")
+		})
+	}
+	w.wantNoneInvalid()
+}
+
+// setMark sets the mark of a flow's conntrack entry, as conntrack -U does.
+func (f *flow) setMark(mark uint32) {
+	f.w.t.Helper()
+	f.w.must(f.w.host("router").Do(func() error {
+		c, err := conntrack.Dial(nil)
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		all, err := c.Dump(nil)
+		if err != nil {
+			return err
+		}
+		for _, one := range all {
+			if one.TupleReply.Proto.SourcePort != f.port {
+				continue
+			}
+			// The kernel refuses attributes that cannot change.
+			change := conntrack.Flow{TupleOrig: one.TupleOrig, TupleReply: one.TupleReply, Mark: mark}
+			if err := c.Update(change); err != nil {
+				return err
+			}
+		}
+		return nil
+	}))
 }

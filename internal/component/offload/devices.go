@@ -72,7 +72,7 @@ func (c *config) find() ([]offload.Device, error) {
 	found := make([]offload.Device, len(chosen))
 	for i, d := range chosen {
 		found[i] = offload.Device{
-			Index: d.Index, Name: d.Name, Bridge: d.Kind == "bridge",
+			Index: d.Index, Name: d.Name, Group: d.Group, Bridge: d.Kind == "bridge",
 			Master: d.Master.Name, MasterIndex: d.Master.Index, MasterBridge: d.Master.Kind == "bridge",
 		}
 	}

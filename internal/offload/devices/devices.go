@@ -17,6 +17,7 @@ type Device struct {
 	Name  string
 	Kind  string // as `ip -details link` names it
 	MTU   int    // octets from the IP header on
+	Group uint32 // as rules see it
 	// Master is its bridge, bond, team or VRF; zero: none.
 	Master Master
 	// Pod: it leads to a pod alone.
@@ -47,7 +48,7 @@ func describe(found []netdev.Device) []Device {
 	}
 	all := make([]Device, len(found))
 	for i, d := range found {
-		all[i] = Device{Index: d.Index, Name: d.Name, Kind: d.Kind, MTU: d.MTU, Pod: leadsToPod(&d)}
+		all[i] = Device{Index: d.Index, Name: d.Name, Kind: d.Kind, MTU: d.MTU, Group: d.Group, Pod: leadsToPod(&d)}
 		if m := byIndex[d.Master]; m != nil {
 			all[i].Master = Master{m.Index, m.Name, m.Kind}
 		}
