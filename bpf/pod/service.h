@@ -55,6 +55,7 @@ static __always_inline enum pod_flow pod_flow_of(struct context *ctx, struct scr
 	}
 	tuple_reverse(&p->tuple, &w->reverse_key);
 	reply = ct_lookup(&w->reverse_key, tuple_hash(&w->reverse_key), unreplied);
+	*unreplied = reply && reply->state == CT_NEW;
 	if (reply) /* without the device the reply might leave by another one, past the program */
 		return is_local_reply(reply) && reply->device == ctx->ifindex ? FLOW_TO_POD
 									      : FLOW_OF_STACK;

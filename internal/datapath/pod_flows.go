@@ -18,13 +18,17 @@ import (
 // PodRecord is what is remembered of a flow of the pod shortcut.
 type PodRecord = PodPodRecord
 
-// podRecords are the tables of bpf/pod/opener.h.
-type podRecords struct{ established, opening Hash[PodTuple, PodRecord] }
+// podRecords are the tables of bpf/pod/opener.h, and those of the edge.
+type podRecords struct {
+	established, opening Hash[PodTuple, PodRecord]
+	edge                 []*ConntrackSets
+}
 
-func (d *Datapath) podRecords() podRecords {
+func newPodRecords(maps map[string]*ebpf.Map) podRecords {
 	return podRecords{
-		kernelHash[PodTuple, PodRecord]{PodMapPodEstablished, d.maps[PodMapPodEstablished]},
-		kernelHash[PodTuple, PodRecord]{PodMapPodOpening, d.maps[PodMapPodOpening]},
+		kernelHash[PodTuple, PodRecord]{PodMapPodEstablished, maps[PodMapPodEstablished]},
+		kernelHash[PodTuple, PodRecord]{PodMapPodOpening, maps[PodMapPodOpening]},
+		[]*ConntrackSets{NewConntrackSets(maps, EdgeTCMapUnreplied), NewConntrackSets(maps, EdgeTCMapConntrack)},
 	}
 }
 
@@ -48,7 +52,7 @@ const podReplyWait = 5
 // these addresses, or of all (nil), and returns them. Their packets then take the stack, in both directions, and are
 // of established flows there. Flows of an end whose value is false are only forgotten.
 func (d *Datapath) TrackPodFlows(ends map[netip.Addr]bool) ([]kernelct.Flow, error) {
-	return d.podRecords().track(ends)
+	return newPodRecords(d.maps).track(ends)
 }
 
 func (r podRecords) track(ends map[netip.Addr]bool) (flows []kernelct.Flow, err error) {
@@ -85,6 +89,37 @@ func (r podRecords) track(ends map[netip.Addr]bool) (flows []kernelct.Flow, err 
 			}
 		}
 	}
+	ofServices, err := r.edgeFlows(ends)
+	if err != nil {
+		return flows, err
+	}
+	for _, f := range ofServices {
+		if err := kernel.Create(f, true); err != nil {
+			return flows, err
+		}
+	}
+	return append(flows, ofServices...), nil
+}
+
+// edgeFlows returns the flows of the edge that the shortcut may have (is_local_reply in bpf/conntrack/conntrack.h), as
+// conntrack sees them: from the client to the pod.
+func (r podRecords) edgeFlows(ends map[netip.Addr]bool) (flows []kernelct.Flow, err error) {
+	const others = uint8(ConntrackFIN | ConntrackDSR | ConntrackStream)
+	for _, table := range r.edge {
+		err := table.Walk(func(e *ConntrackSlot) bool {
+			f := kernelct.Flow{Source: e.Key.To(), Destination: e.Key.From(), Protocol: e.Key.Protocol}
+			state := ConntrackState(e.Ct.State)
+			if e.Ct.Flags&^others == uint8(ConntrackReply|ConntrackLocal) && e.Ct.Device != 0 && f.Protocol != unix.IPPROTO_SCTP &&
+				state != ConntrackNew && state != ConntrackClosed &&
+				concerns(ends, f) && lives(ends, f.Source.Addr()) && lives(ends, f.Destination.Addr()) {
+				flows = append(flows, f)
+			}
+			return true
+		})
+		if err != nil {
+			return nil, err
+		}
+	}
 	return flows, nil
 }
 
@@ -106,7 +141,7 @@ func (d *Datapath) UntrackPodFlows(flows []kernelct.Flow) error {
 		return err
 	}
 	defer kernel.Close()
-	records, now := d.podRecords(), kernelclock.CoarseSeconds()
+	records, now := newPodRecords(d.maps), kernelclock.CoarseSeconds()
 	for _, f := range flows {
 		open, err := kernelct.IsOpen(f)
 		if err != nil {
@@ -126,8 +161,8 @@ func (d *Datapath) UntrackPodFlows(flows []kernelct.Flow) error {
 	return nil
 }
 
-// endPodShortcut hands over all flows of the pod shortcut to the kernel's conntrack, before the programs are detached.
-func endPodShortcut(bpffs string) error {
+// EndPodShortcut hands over all flows of the pod shortcut to the kernel's conntrack, before the programs are detached.
+func EndPodShortcut(bpffs string) error {
 	leases, err := ebpf.LoadPinnedMap(TablePath(bpffs, PodMapPodLeases), nil)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil // never enabled
@@ -139,8 +174,8 @@ func endPodShortcut(bpffs string) error {
 	if err := leases.Put(uint32(0), PodLease{}); err != nil { // new flows take the stack
 		return fmt.Errorf("end the lease of the pod shortcut: %w", err)
 	}
-	var records podRecords
-	for name, table := range map[string]*Hash[PodTuple, PodRecord]{PodMapPodEstablished: &records.established, PodMapPodOpening: &records.opening} {
+	maps := map[string]*ebpf.Map{}
+	for _, name := range append(ConntrackTableNames(), PodMapPodEstablished, PodMapPodOpening) {
 		m, err := ebpf.LoadPinnedMap(TablePath(bpffs, name), nil)
 		if errors.Is(err, os.ErrNotExist) {
 			return nil
@@ -149,9 +184,9 @@ func endPodShortcut(bpffs string) error {
 			return fmt.Errorf("open the flows of the pod shortcut: %w", err)
 		}
 		defer m.Close()
-		*table = kernelHash[PodTuple, PodRecord]{name, m}
+		maps[name] = m
 	}
-	_, err = records.track(nil)
+	_, err = newPodRecords(maps).track(nil)
 	if errors.Is(err, unix.EPROTONOSUPPORT) || errors.Is(err, unix.EINVAL) { // no conntrack here any more
 		return nil
 	}

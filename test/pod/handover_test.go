@@ -16,6 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/kernelct"
 	"beeline.io/beeline/test/lab"
 )
@@ -62,6 +63,83 @@ func TestPolicyKeepsConnections(t *testing.T) {
 				t.Errorf("%d packets were dropped as invalid", n)
 			}
 		})
+	}
+}
+
+// The same for connections of clients outside through a Service, and of a pod without socket hooks: with an agent,
+// without one, and when the shortcut is switched off.
+func TestPolicyKeepsServiceFlows(t *testing.T) {
+	for _, test := range []struct {
+		name string
+		path func(w *world)
+	}{
+		{"withheld", func(w *world) {
+			w.rules("node-a", denyIngress)
+			w.awaitWithheld("a1")
+		}},
+		{"agent killed", func(w *world) {
+			w.must(w.agents["node-a"].Kill())
+			w.rules("node-a", denyIngress)
+			time.Sleep(filterAge + soon)
+		}},
+		{"cleanup", func(w *world) {
+			w.must(w.agents["node-a"].Stop())
+			w.rules("node-a", denyIngress)
+			w.must(w.endLease())
+		}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			w := startWorld(t, lab.Shape{}, "--pod-filter-age="+filterAge.String())
+			w.optOut("a3")
+			w.apply("web", w.web("a1")...)
+			w.noPickup()
+			asks := w.openToService("client", "a3")
+			w.wantAnswers(asks, "on the shortcut")
+			test.path(w)
+			w.wantAnswers(asks, "afterwards")
+			for _, to := range addresses(w.Host("node-a"), nodePort) {
+				for _, network := range []string{"tcp", "udp"} {
+					ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+					if answer, err := w.Host("client").Request(ctx, network, to.String(), "hello"); err == nil {
+						t.Errorf("a new %s connection to %s is answered by %s", network, to, answer.Pod)
+					}
+					cancel()
+				}
+			}
+		})
+	}
+}
+
+// endLease does what cleanup does before it detaches the programs: afterwards the edge would serve nobody.
+func (w *world) endLease() error {
+	return w.Host("node-a").Do(func() error { return datapath.EndPodShortcut(w.agents["node-a"].BPFFS()) })
+}
+
+// openToService opens connections to a Service at node-a.
+func (w *world) openToService(from ...string) map[string]net.Conn {
+	w.t.Helper()
+	all := map[string]net.Conn{}
+	for _, host := range from {
+		for _, to := range addresses(w.Host("node-a"), nodePort) {
+			for _, network := range []string{"tcp", "udp"} {
+				conn, err := w.Host(host).Dial(w.t.Context(), network, to.String())
+				w.must(err)
+				w.t.Cleanup(func() { conn.Close() })
+				all[fmt.Sprintf("%s of %s to %s", network, host, to)] = conn
+			}
+		}
+	}
+	return all
+}
+
+func (w *world) wantAnswers(all map[string]net.Conn, when string) {
+	w.t.Helper()
+	for name, conn := range all {
+		ctx, cancel := context.WithTimeout(w.t.Context(), longestStall)
+		if _, err := lab.Ask(ctx, conn, "hello"); err != nil {
+			w.t.Errorf("%s: %s: %v", when, name, err)
+		}
+		cancel()
 	}
 }
 
