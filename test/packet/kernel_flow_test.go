@@ -3,6 +3,7 @@
 package packet
 
 import (
+	"errors"
 	"net/netip"
 	"os"
 	"testing"
@@ -216,4 +217,94 @@ func (w *world) kinds(t *testing.T, kind service.FrontendKind) {
 			must(t, w.maps[datapath.EdgeTCMapFrontendRows].Put(number, row))
 		}
 	}
+}
+
+// kernelEntry returns the entry of the kernel's conntrack between two ends; nil if there is none.
+func kernelEntry(t testing.TB, protocol uint8, from, to netip.AddrPort) *kernel.Flow {
+	t.Helper()
+	c, err := kernel.Dial(nil)
+	must(t, err)
+	defer c.Close()
+	f, err := c.Get(kernel.NewFlow(protocol, 0, from.Addr(), to.Addr(), from.Port(), to.Port(), 0, 0))
+	if errors.Is(err, unix.ENOENT) {
+		return nil
+	}
+	must(t, err)
+	return &f
+}
+
+// permit lets programs add entries to the kernel's conntrack, or not.
+func (w *world) permit(t testing.TB, is bool) {
+	t.Helper()
+	var until uint32
+	if is {
+		until, _ = now(t)
+		until += 1000
+	}
+	w.put(t, datapath.EdgeTCMapKernelRoom, uint32(0), until)
+}
+
+// connected has a client connect to the remote backend: with its acknowledgment the flow is assured.
+func (w *world) connected(t *testing.T, at hook, f family) (question probe, own, backend netip.AddrPort) {
+	t.Helper()
+	question, own, backend = w.askRemote(t, at, f, tcp)
+	if kernelEntry(t, tcp, own, backend) != nil {
+		t.Error("a SYN has added an entry to the kernel's conntrack")
+	}
+	w.run(t, at, reply(backend, own, tcp).frame(t))
+	question = question.continues()
+	question.seq, question.ack = question.seq+1, 78
+	w.run(t, at, question.frame(t))
+	return question, own, backend
+}
+
+// The port of an assured flow is known to the kernel's conntrack if the backend is outside the pod networks and the agent
+// permits it, and no longer than the flow lasts. The flow's own entry does not keep it from its port.
+func TestKernelKnowsSNATPorts(t *testing.T) {
+	w := newWorld(t, limits{})
+	pods := w.scene()
+	outside := w.scene()
+	outside.Pods = nil
+	w.apply(t, outside)
+	w.eachFamily(t, func(t *testing.T, at hook, f family) {
+		flushKernel(t)
+		w.permit(t, false)
+		_, own, backend := w.connected(t, at, f)
+		if kernelEntry(t, tcp, own, backend) != nil {
+			t.Error("an entry was added without the agent's permission")
+		}
+		w.forget(t)
+		w.permit(t, true)
+		question, own, backend := w.connected(t, at, f)
+		entry := kernelEntry(t, tcp, own, backend)
+		if entry == nil || entry.Mark != datapath.OwnEntryMark || !entry.Status.Assured() || entry.Timeout < 1000 {
+			t.Fatalf("the kernel's entry of an assured flow is %+v, want one with the mark %#x that lasts", entry, datapath.OwnEntryMark)
+		}
+		question.flags, question.ack = rst, 0
+		w.run(t, at, question.frame(t))
+		if entry := kernelEntry(t, tcp, own, backend); entry != nil && entry.Timeout > 200 {
+			t.Errorf("the entry of a closed flow lasts %d s", entry.Timeout)
+		}
+		w.forget(t)
+		if _, again, _ := w.askRemote(t, at, f, tcp); again != own {
+			t.Errorf("the flow gets %s, want %s: the entry is its own", again, own)
+		}
+	})
+	w.apply(t, pods)
+	w.eachFamily(t, func(t *testing.T, at hook, f family) {
+		w.permit(t, true)
+		flushKernel(t)
+		if _, own, backend := w.connected(t, at, f); kernelEntry(t, tcp, own, backend) != nil {
+			t.Error("a flow to a pod has an entry in the kernel's conntrack")
+		}
+	})
+}
+
+// flushKernel deletes all flows of the kernel's conntrack of the node.
+func flushKernel(t testing.TB) {
+	t.Helper()
+	c, err := kernel.Dial(nil)
+	must(t, err)
+	defer c.Close()
+	must(t, c.Flush())
 }
