@@ -62,8 +62,8 @@ func (w *world) wantPeer(conn net.Conn, who string, peer netip.AddrPort) netip.A
 	return answer.Peer
 }
 
-// A pod is masqueraded from the number of a NodePort, whose backend is another tenant's, and of a HostPort. The pod gets
-// the answers, and clients of the Service still reach its backends.
+// A pod is masqueraded from the number of a NodePort, whose backend is another tenant's, and of a HostPort. The pod
+// gets the answers, and clients of the Service still reach its backends.
 func TestAnswerToMasqueradedPod(t *testing.T) {
 	inModes(t, func(t *testing.T, mode string) {
 		w := startWorld(t, "--edge-mode="+mode)
@@ -89,6 +89,11 @@ func (w *world) answersReachPods(ports ...uint16) {
 				conn := w.connectFrom("a2", network, addresses(w.Host("a2"), port)[family], to)
 				w.wantPeer(conn, "client", own)
 				w.wantPeer(conn, "client", own)
+				if network == "udp" { // explain's packet of TCP is a SYN
+					if e := w.explain(to.String(), own.String()+"/udp"); e.Reason != "kernel_flow" || e.Verdict != "pass" {
+						w.t.Errorf("explain of the answer %s to %s: %s, %s", to, own, e.Verdict, e.Reason)
+					}
+				}
 			}
 		}
 	}
@@ -140,8 +145,8 @@ func TestMasqueradeToRandomNodePorts(t *testing.T) {
 }
 
 // Sockets that the node had before their port was a Service's: a connected one gets its answers, without conntrack. An
-// unconnected one, such as a resolver at *:53, does not keep clients from the Service, neither does what a client has sent
-// before.
+// unconnected one, such as a resolver at *:53, does not keep clients from the Service, neither does what a client has
+// sent before.
 func TestSocketsBesideANodePort(t *testing.T) {
 	inModes(t, func(t *testing.T, mode string) {
 		w := startWorld(t, "--edge-mode="+mode)
@@ -257,8 +262,8 @@ func (w *world) outside() {
 	w.apply("web", objects(s, all)...)
 }
 
-// A SNAT port of the Service, and the port that netfilter masquerades a pod to, are never the same towards one remote end,
-// whoever is first. Neither flow ends.
+// A SNAT port of the Service, and the port that netfilter masquerades a pod to, are never the same towards one remote
+// end, whoever is first. Neither flow ends.
 func TestSNATPortBesideMasquerade(t *testing.T) {
 	inModes(t, func(t *testing.T, mode string) {
 		const snat = 20000
@@ -294,8 +299,8 @@ func TestSNATPortBesideMasquerade(t *testing.T) {
 	})
 }
 
-// autobind sends a datagram to the client's server by a socket of the node that has not been bound, and returns the port
-// that the kernel has chosen, and whether the answer has arrived in time.
+// autobind sends a datagram to the client's server by a socket of the node that has not been bound, and returns the
+// port that the kernel has chosen, and whether the answer has arrived in time.
 func (w *world) autobind(to netip.AddrPort, timeout time.Duration) (port int, answered bool) {
 	w.t.Helper()
 	fd := -1

@@ -207,7 +207,7 @@ func TestUntrackedNodePort(t *testing.T) {
 }
 
 // kinds changes the kind of all frontends.
-func (w *world) kinds(t *testing.T, kind service.FrontendKind) {
+func (w *world) kinds(t testing.TB, kind service.FrontendKind) {
 	t.Helper()
 	for number := range uint32(tableSize) {
 		var row datapath.Frontend
@@ -258,8 +258,8 @@ func (w *world) connected(t *testing.T, at hook, f family) (question probe, own,
 	return question, own, backend
 }
 
-// The port of an assured flow is known to the kernel's conntrack if the backend is outside the pod networks and the agent
-// permits it, and no longer than the flow lasts. The flow's own entry does not keep it from its port.
+// The port of an assured flow is known to the kernel's conntrack if the backend is outside the pod networks and the
+// agent permits it, and no longer than the flow lasts. The flow's own entry does not keep it from its port.
 func TestKernelKnowsSNATPorts(t *testing.T) {
 	w := newWorld(t, limits{})
 	pods := w.scene()

@@ -11,28 +11,29 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"beeline.io/beeline/internal/service"
 	"beeline.io/beeline/test/packet/model"
 )
 
-// BenchmarkDirectFlows times a packet of one of some established flows (DSR, IPIP, IPv4, at XDP), with
-// conntrack entries and without. Each is a test run of its own, so its time includes two clock reads.
+// BenchmarkDirectFlows times a packet of one of some established flows (DSR, IPIP, IPv4, at XDP), with conntrack
+// entries and without, to an address of the cluster and to a NodePort, at which each asks the kernel. Each is a test
+// run of its own, so its time includes two clock reads.
 func BenchmarkDirectFlows(b *testing.B) {
 	for _, flows := range []int{1, 200_000} {
-		for _, untracked := range []bool{false, true} {
-			name := fmt.Sprintf("%d/recorded", flows)
-			if untracked {
-				name = fmt.Sprintf("%d/untracked", flows)
-			}
-			b.Run(name, func(b *testing.B) { benchmarkFlows(b, flows, untracked) })
+		for _, name := range []string{"recorded", "untracked", "untracked NodePort"} {
+			b.Run(fmt.Sprintf("%d/%s", flows, name), func(b *testing.B) { benchmarkFlows(b, flows, name) })
 		}
 	}
 }
 
-func benchmarkFlows(b *testing.B, flows int, untracked bool) {
+func benchmarkFlows(b *testing.B, flows int, what string) {
 	w := newWorld(b, limits{tracks: 1 << 19})
 	w.apply(b, w.scene())
-	if untracked {
+	if what != "recorded" {
 		w.untracked(b)
+	}
+	if what == "untracked NodePort" {
+		w.kinds(b, service.NodePort)
 	}
 	frames := make([][]byte, flows)
 	for i := range frames {

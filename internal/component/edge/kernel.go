@@ -18,8 +18,9 @@ import (
 	"beeline.io/beeline/internal/node"
 )
 
-// Programs may add entries to the kernel's conntrack while netfilter may translate sources, and conntrack is at most half
-// full, so that they never take room from the node's own flows. They stop by themselves if the agent does not renew that.
+// Programs may add entries to the kernel's conntrack while netfilter may translate sources, and conntrack is at most
+// half full, so that they never take room from the node's own flows. They stop by themselves if the agent does not
+// renew that.
 const (
 	kernelRoomEvery = time.Second
 	kernelRoomLasts = 10 // seconds
