@@ -47,7 +47,7 @@ PACKAGES_TEST = $(GO_TEST) -p $(shell echo $$(($$(nproc) + 1))) -timeout 60m
 # -short skips tests of the cluster and the benchmark that take a minute or more, and runs most tests of the edge in
 # one of their variants; test-full runs all.
 ALL_PACKAGES = $(shell go list ./...)
-LONG_PACKAGES = $(addprefix $(shell go list -m)/,test/edge test/socket test/soak test/packet test/pod test/offload test/mesh internal/datapath)
+LONG_PACKAGES = $(addprefix $(shell go list -m)/,test/edge test/socket test/soak test/packet test/pod test/offload test/mesh test/twin internal/datapath)
 MOST_PACKAGES = $(LONG_PACKAGES) $(filter-out %/test/churn $(LONG_PACKAGES),$(ALL_PACKAGES))
 # A module of its own, because Kubernetes is large. Linters and vet skip its program:
 # they would analyse all of Kubernetes for two short files.
@@ -181,8 +181,9 @@ SEED ?= 0
 soak: build controlplane ## restarts, kills, floods, outages and more at random for DURATION (20m), with SEED: what clients lose (root)
 	BEELINE_PROGRAM=$(CURDIR)/bin/beeline go test -count=1 -vet=off -timeout 0 -v ./test/soak -api -lasting=$(DURATION) -seed=$(SEED)
 
-fuzz: programs ## random packets for FUZZTIME (5m), with SEED: the programs against the packet model (root)
+fuzz: build ## random packets for FUZZTIME (5m) each, with SEED: the programs against the packet model, and a node's shortcuts against its stack (root)
 	go test -count=1 -vet=off -timeout 0 -v -run '^TestModel$$' ./test/packet -lasting=$(FUZZTIME) -seed=$(SEED)
+	BEELINE_PROGRAM=$(CURDIR)/bin/beeline go test -count=1 -vet=off -timeout 0 -v -run '^TestWalk$$' ./test/twin -lasting=$(FUZZTIME) -seed=$(SEED)
 
 lint: programs $(SUITE) ## vet, staticcheck, shellcheck, formats
 	@scripts/setup --modules $(DEPLOY)

@@ -16,6 +16,7 @@ import (
 type tap struct {
 	end end
 	fd  int
+	l3  bool // the device has no MAC addresses
 }
 
 // An arrival is a frame as a host received it.
@@ -26,6 +27,7 @@ type arrival struct {
 	status uint32 // TP_STATUS_* of struct tpacket_auxdata
 	vlan   uint16 // tag that is not in the frame, if status has TP_STATUS_VLAN_VALID
 	frame  []byte
+	l3     bool // the device has no MAC addresses: the frame begins with the IP header
 }
 
 // longest is the length of the longest merged packet that is recorded, of BIG TCP.
@@ -33,7 +35,7 @@ const longest = 1 << 18
 
 func (s *side) tap(e end) (*tap, error) {
 	fd, _, err := s.packetSocket(e.host, e.device, unix.ETH_P_ALL<<8)
-	return &tap{e, fd}, err
+	return &tap{e, fd, s.macs[e.String()] == nil}, err
 }
 
 // drain returns what has arrived since the last call.
@@ -55,7 +57,7 @@ func (t *tap) drain(buffer []byte) (all []arrival, err error) {
 		if !ok || link.Pkttype == unix.PACKET_OUTGOING || n < vnetHeaderSize {
 			continue
 		}
-		a := arrival{end: t.end, kind: link.Pkttype, frame: append([]byte(nil), buffer[vnetHeaderSize:n]...)}
+		a := arrival{end: t.end, kind: link.Pkttype, l3: t.l3, frame: append([]byte(nil), buffer[vnetHeaderSize:n]...)}
 		if _, err := binary.Decode(buffer[:vnetHeaderSize], binary.NativeEndian, &a.vnet); err != nil {
 			return all, err
 		}

@@ -3,15 +3,19 @@
 package twin
 
 import (
+	"cmp"
 	"encoding/binary"
 	"fmt"
 	"net"
+	"net/netip"
 	"slices"
 	"strings"
 
 	"github.com/gopacket/gopacket"
 	"github.com/gopacket/gopacket/layers"
 	"golang.org/x/sys/unix"
+
+	"beeline.io/beeline/test/lab"
 )
 
 // normalised is what two labs without any shortcut differ in. Nothing else is excused.
@@ -22,7 +26,38 @@ var normalised = []struct {
 }{
 	{"neighbour discovery, group membership", "the kernel's timers decide when they are sent, not the frames of the test", dropOwnTraffic},
 	{"MAC addresses", "each lab draws its own: the devices that have them are compared", nameDevices},
-	{"the identification of IPv4 headers that the node makes", "random (RFC 6864 section 4.1): of ICMP errors and of tunnels' outer headers", forgetID},
+	{"packets of WireGuard", "ciphertext, and messages that its timers send: what comes out of the tunnel is compared", dropCiphertext},
+	{"the virtio header's bit for a valid checksum", "the receiver's own state, TP_STATUS_CSUM_VALID, is compared: it includes the bit (skb_csum_unnecessary in Linux)", forgetValid},
+	{"the identification of IPv4 headers that the node makes", "random (RFC 6864 section 4.1): of ICMP errors, of replies to echo requests and of tunnels' outer headers", forgetID},
+	{"the flow label of ICMPv6 errors", "a hash with a secret of the kernel (RFC 6437 section 3), which nobody reads back", forgetFlowLabel},
+	{"ports of masquerade", "drawn at random: a one-to-one map for each flow", restorePort},
+	{"the source port of VXLAN around ICMP errors", "a hash of the socket that sends the error, which is another one in each lab", forgetTunnelPort},
+}
+
+// agree reports whether the same has arrived, but for two things. If the stack has verified a checksum on the way, as
+// conntrack does, and the shortcut has not, the receiver does: it takes longer, and no wrong packet is received. The
+// other way round is a difference. And of a merged packet of which only some segments have to be fragmented, the others
+// may overtake these, because fragments take the stack.
+func agree(got [2][]seen) bool {
+	shortcut, stack := got[0], got[1]
+	if slices.ContainsFunc(stack, seen.isFragment) {
+		shortcut, stack = slices.SortedFunc(slices.Values(shortcut), inOrder), slices.SortedFunc(slices.Values(stack), inOrder)
+	}
+	return slices.EqualFunc(shortcut, stack, func(shortcut, stack seen) bool {
+		if shortcut.status&unix.TP_STATUS_CSUM_VALID == 0 {
+			stack.status &^= unix.TP_STATUS_CSUM_VALID
+		}
+		return shortcut == stack
+	})
+}
+
+func inOrder(a, b seen) int { return cmp.Or(cmp.Compare(a.end, b.end), cmp.Compare(a.frame, b.frame)) }
+
+// isFragment is about IPv4, which routers fragment.
+func (p seen) isFragment() bool {
+	a := arrival{frame: []byte(p.frame), l3: p.l3}
+	ip := a.packet()
+	return ip != nil && ip[0]>>4 == 4 && binary.BigEndian.Uint16(ip[6:])&0x3fff != 0
 }
 
 // seen is what is compared of an arrival.
@@ -33,12 +68,13 @@ type seen struct {
 	tag      uint16
 	vnet     vnetHeader
 	status   uint32
-	bytes    string // from the EtherType on, or from the IP header at a device without MAC addresses
+	frame    string // without MAC addresses
+	l3       bool   // the device has none
 }
 
 // normalise returns what is compared of an arrival; false: nothing.
 func (s *side) normalise(a arrival) (seen, bool) {
-	p := seen{end: a.end.String(), kind: a.kind, vnet: a.vnet, status: a.status & compared}
+	p := seen{end: a.end.String(), kind: a.kind, vnet: a.vnet, status: a.status & compared, l3: a.l3}
 	if a.status&unix.TP_STATUS_VLAN_VALID != 0 {
 		p.tag = a.vlan
 	}
@@ -47,7 +83,7 @@ func (s *side) normalise(a arrival) (seen, bool) {
 			return p, false
 		}
 	}
-	p.bytes = string(a.frame)
+	p.frame = string(a.frame)
 	return p, true
 }
 
@@ -56,19 +92,24 @@ const compared = unix.TP_STATUS_VLAN_VALID | unix.TP_STATUS_CSUMNOTREADY | unix.
 
 const ethernetHeader = 14
 
-// packetOf is the packet of a frame from the IP header on; nil if it has none.
-func packetOf(frame []byte) []byte {
-	if len(frame) < ethernetHeader {
-		return nil
+// packet is the packet from the IP header on; nil if the frame has none.
+func (a *arrival) packet() []byte {
+	kind, at := uint16(0), 0
+	if !a.l3 {
+		if len(a.frame) < ethernetHeader+4 {
+			return nil
+		}
+		kind, at = binary.BigEndian.Uint16(a.frame[12:]), ethernetHeader
+		if kind == unix.ETH_P_8021Q {
+			kind, at = binary.BigEndian.Uint16(a.frame[16:]), at+4
+		}
+		if kind != unix.ETH_P_IP && kind != unix.ETH_P_IPV6 {
+			return nil
+		}
 	}
-	at := ethernetHeader
-	kind := binary.BigEndian.Uint16(frame[12:])
-	if kind == unix.ETH_P_8021Q && len(frame) >= at+4 {
-		kind, at = binary.BigEndian.Uint16(frame[16:]), at+4
-	}
-	switch {
-	case kind == unix.ETH_P_IP && len(frame) >= at+20, kind == unix.ETH_P_IPV6 && len(frame) >= at+40:
-		return frame[at:]
+	p := a.frame[at:]
+	if len(p) >= 20 && p[0]>>4 == 4 || len(p) >= 40 && p[0]>>4 == 6 {
+		return p
 	}
 	return nil
 }
@@ -84,7 +125,7 @@ const (
 )
 
 func dropOwnTraffic(_ *side, a *arrival, _ *seen) bool {
-	p := packetOf(a.frame)
+	p := a.packet()
 	switch {
 	case p == nil:
 		return false
@@ -103,11 +144,11 @@ func dropOwnTraffic(_ *side, a *arrival, _ *seen) bool {
 }
 
 func nameDevices(s *side, a *arrival, p *seen) bool {
-	if len(a.frame) < ethernetHeader {
+	if a.l3 || len(a.frame) < ethernetHeader {
 		return true
 	}
 	p.to, p.from = s.deviceOf(a.frame[:6]), s.deviceOf(a.frame[6:12])
-	a.frame = a.frame[12:]
+	clear(a.frame[:12])
 	return true
 }
 
@@ -118,30 +159,90 @@ func (s *side) deviceOf(mac net.HardwareAddr) string {
 	return mac.String()
 }
 
-// forgetID acts after nameDevices. The checksum of the header is compared as right or wrong.
-func forgetID(s *side, a *arrival, _ *seen) bool {
-	p := packetOf(append(make([]byte, 12), a.frame...))
-	if p == nil || p[0]>>4 != 4 || !s.ownHeader(p) {
-		return true
-	}
-	header := p[:min(len(p), int(p[0]&15)*4)]
-	right := sum(header) == 0xffff
-	clear(header[4:6])
-	clear(header[10:12])
-	if !right {
-		header[10] = 1
-	}
-	a.frame = append(a.frame[:len(a.frame)-len(p)], p...)
+func forgetValid(_ *side, _ *arrival, p *seen) bool {
+	p.vnet.Flags &^= unix.VIRTIO_NET_HDR_F_DATA_VALID
 	return true
 }
 
-// ownHeader reports whether the node made an IPv4 header: those of ICMP errors and of tunnels have its address.
-func (s *side) ownHeader(p []byte) bool {
-	from := net.IP(p[12:16])
-	if !from.Equal(net.IP(s.Host(nodeA).Addr4.AsSlice())) {
-		return false
+// forgetID has the checksum of the header compared as right or wrong.
+func forgetID(s *side, a *arrival, _ *seen) bool {
+	for _, p := range [][]byte{a.packet(), tunnelled(a.packet())} {
+		if len(p) == 0 || p[0]>>4 != 4 || !s.ownHeader(p) {
+			continue
+		}
+		header := p[:min(len(p), int(p[0]&15)*4)]
+		right := sum(header) == 0xffff
+		clear(header[4:6])
+		clear(header[10:12])
+		if !right {
+			header[10] = 1
+		}
 	}
-	return p[9] != unix.IPPROTO_TCP
+	return true
+}
+
+func forgetFlowLabel(_ *side, a *arrival, _ *seen) bool {
+	for _, p := range [][]byte{a.packet(), tunnelled(a.packet())} {
+		if len(p) > 40 && p[0]>>4 == 6 && p[6] == unix.IPPROTO_ICMPV6 && p[40] < layers.ICMPv6TypeEchoRequest {
+			p[1] &= 0xf0
+			clear(p[2:4])
+		}
+	}
+	return true
+}
+
+// forgetTunnelPort keeps the ports around all packets but ICMP.
+func forgetTunnelPort(_ *side, a *arrival, _ *seen) bool {
+	inner := tunnelled(a.packet())
+	if inner != nil && (inner[0]>>4 == 4 && inner[9] == unix.IPPROTO_ICMP || inner[0]>>4 == 6 && inner[6] == unix.IPPROTO_ICMPV6) {
+		clear(a.packet()[20:22])
+	}
+	return true
+}
+
+// tunnelled is the packet inside of VXLAN over IPv4 without options (RFC 7348 section 5); nil if there is none.
+func tunnelled(p []byte) []byte {
+	const port, inside = 8472, 20 + 8 + 8 + ethernetHeader
+	if len(p) < inside+20 || p[0] != 0x45 || p[9] != unix.IPPROTO_UDP || binary.BigEndian.Uint16(p[22:]) != port {
+		return nil
+	}
+	if inner := p[inside:]; inner[0]>>4 == 4 || inner[0]>>4 == 6 && len(inner) >= 40 {
+		return inner
+	}
+	return nil
+}
+
+func dropCiphertext(s *side, a *arrival, _ *seen) bool {
+	p := a.packet()
+	if s.Shape.Network != lab.NetworkWireGuard || p[0]>>4 != 4 || p[9] != unix.IPPROTO_UDP || a.l3 {
+		return true
+	}
+	nodes := map[netip.Addr]bool{s.Host("node-a").Addr4: true, s.Host("node-b").Addr4: true}
+	return !nodes[netip.AddrFrom4([4]byte(p[12:16]))] || !nodes[netip.AddrFrom4([4]byte(p[16:20]))]
+}
+
+// ownHeader reports whether a router made an IPv4 header: that of an ICMP error, of the reply to an echo request, or
+// the outer one of the node's tunnel.
+func (s *side) ownHeader(p []byte) bool {
+	header := int(p[0]&15) * 4
+	switch p[9] {
+	case unix.IPPROTO_ICMP:
+		return len(p) > header && (isError(p[header]) || p[header] == layers.ICMPv4TypeEchoReply)
+	case unix.IPPROTO_UDP:
+		return tunnelled(p) != nil
+	case unix.IPPROTO_IPIP:
+		return netip.AddrFrom4([4]byte(p[12:16])) == s.own(false)
+	}
+	return false
+}
+
+// isError reports whether a type of ICMP messages is of errors (RFC 1122 section 3.2.2).
+func isError(kind byte) bool {
+	switch kind {
+	case layers.ICMPv4TypeDestinationUnreachable, layers.ICMPv4TypeTimeExceeded, layers.ICMPv4TypeParameterProblem:
+		return true
+	}
+	return false
 }
 
 // A Difference is a frame after which other packets arrived in one lab than in the other.
@@ -212,8 +313,8 @@ func (d Difference) String() string {
 			fmt.Fprintf(&b, "  %-8s: %s\n", name, p)
 		}
 	}
-	if len(d.Got[0]) == 1 && len(d.Got[1]) == 1 {
-		b.WriteString(firstDifference(d.Got[0][0].bytes, d.Got[1][0].bytes))
+	for i := range min(len(d.Got[0]), len(d.Got[1])) {
+		b.WriteString(firstDifference(d.Got[0][i].frame, d.Got[1][i].frame))
 	}
 	return b.String()
 }
@@ -222,7 +323,7 @@ func (d Difference) String() string {
 func firstDifference(a, b string) string {
 	for i := range min(len(a), len(b)) {
 		if a[i] != b[i] {
-			return fmt.Sprintf("  octet %d of the packet: %x and %x\n", i-2, a[i:min(len(a), i+24)], b[i:min(len(b), i+24)])
+			return fmt.Sprintf("  octet %d of the frame: %x and %x\n", i, a[i:min(len(a), i+24)], b[i:min(len(b), i+24)])
 		}
 	}
 	return ""
@@ -235,14 +336,21 @@ func (p seen) String() string {
 		fmt.Fprintf(&b, ", tag %#x", p.tag)
 	}
 	fmt.Fprintf(&b, ", checksum and segments %+v, status %#x", p.vnet, p.status)
-	if len(p.bytes) < 2 {
-		return b.String()
-	}
-	frame := append(make([]byte, 12), p.bytes...)
-	for _, layer := range gopacket.NewPacket(frame, layers.LayerTypeEthernet, gopacket.Default).Layers()[1:] {
+	for _, layer := range p.layers() {
 		b.WriteString("; " + describe(layer))
 	}
-	return fmt.Sprintf("%s; %d octets", &b, len(p.bytes)-2)
+	return fmt.Sprintf("%s; %d octets", &b, len(p.frame))
+}
+
+func (p seen) layers() []gopacket.Layer {
+	first := gopacket.LayerType(layers.LayerTypeEthernet)
+	if p.l3 {
+		first = layers.LayerTypeIPv4
+		if p.frame[0]>>4 == 6 {
+			first = layers.LayerTypeIPv6
+		}
+	}
+	return gopacket.NewPacket([]byte(p.frame), first, gopacket.Default).Layers()
 }
 
 // describe is a layer in short.

@@ -4,25 +4,43 @@ package twin
 
 import (
 	"net/netip"
+	"time"
 
 	"github.com/gopacket/gopacket/layers"
 )
 
-// A flow is two hosts in one family. Its frames are sent at the first one, or at the uplink.
+// A flow is one direction of packets between two hosts in one family.
 type flow struct {
-	at       string
+	at       string // the layout's point
 	from, to netip.Addr
+	// service is the port of the server; reply: what is sent comes from there.
+	service uint16
+	reply   bool
 }
 
-// pairs are who sends to whom: pods of one node and of two, and a client.
-var pairs = [][3]string{{"a1", "a1", "a2"}, {"a2", "a2", "a1"}, {"a1", "a1", "b1"}, {uplink, "b1", "a1"}, {"b1", "b1", "a2"}, {"client", "client", "a1"}, {"a1", "a1", "client"}}
+// A pair is who sends to whom, by host names.
+type pair struct {
+	at, from, to string
+	service      uint16 // 80 if 0
+	reply        bool
+}
+
+// between are pods of one node and of two, and a client.
+var between = []pair{
+	{at: "a1", from: "a1", to: "a2"}, {at: "a2", from: "a2", to: "a1"}, {at: "a1", from: "a1", to: "b1"}, {at: uplink, from: "b1", to: "a1"},
+	{at: "b1", from: "b1", to: "a2"}, {at: "client", from: "client", to: "a1"}, {at: "a1", from: "a1", to: "client"},
+}
 
 // flows are all pairs in both families.
 func (w *world) flows() (all []flow) {
 	l := w.sides[0]
-	for _, p := range pairs {
-		from, to := l.Host(p[1]), l.Host(p[2])
-		all = append(all, flow{p[0], from.Addr4, to.Addr4}, flow{p[0], from.Addr6, to.Addr6})
+	for _, p := range w.layout.pairs {
+		from, to := l.Host(p.from), l.Host(p.to)
+		service := p.service
+		if service == 0 {
+			service = 80
+		}
+		all = append(all, flow{p.at, from.Addr4, to.Addr4, service, p.reply}, flow{p.at, from.Addr6, to.Addr6, service, p.reply})
 	}
 	return all
 }
@@ -33,28 +51,116 @@ const (
 	icmp = layers.IPProtocolICMPv4
 )
 
+// datagram is a plain frame of a flow. The client's port tells flows apart.
+func (f flow) datagram(client uint16) Frame {
+	ports := [2]uint16{client, f.service}
+	if f.reply {
+		ports = [2]uint16{f.service, client}
+	}
+	return Frame{At: f.at, From: f.from, To: f.to, Protocol: udp, Ports: ports, ID: 7, DF: true, Length: 100}
+}
+
+// Sequence numbers of each connection: those of the client's SYN, and of the server's.
+const (
+	clientSequence = 1000
+	serverSequence = 5000
+)
+
+// segment is a plain segment of a flow's connection.
+func (f flow) segment(client uint16, flags string, length int) Frame {
+	frame := f.datagram(client)
+	frame.Protocol, frame.Flags, frame.Length = tcp, flags, length
+	own, other := uint32(clientSequence), uint32(serverSequence)
+	if f.reply {
+		own, other = other, own
+	}
+	switch flags {
+	case "S":
+		frame.Seq = own
+	case "SA":
+		frame.Seq, frame.Ack = own, other+1
+	default:
+		frame.Seq, frame.Ack = own+1, other+1
+	}
+	return frame
+}
+
+// open is the first segment of a direction.
+func (f flow) open(client uint16) Frame {
+	if f.reply {
+		return f.segment(client, "SA", 0)
+	}
+	return f.segment(client, "S", 0)
+}
+
+// echo is a message of an ICMP echo of a flow's hosts.
+func (f flow) echo(client uint16) Frame {
+	frame := f.datagram(client)
+	frame.Protocol, frame.Ports, frame.Reply, frame.Length = icmp, [2]uint16{client, 1}, f.reply, 56
+	return frame
+}
+
 // plainFrames are some of each flow: the begin, data and reset of a TCP connection, a datagram, an echo request.
 func (w *world) plainFrames() (all []Frame) {
+	w.t.Helper()
 	port := w.nextPort()
-	for _, f := range w.flows() {
-		base := Frame{At: f.at, From: f.from, To: f.to, Ports: [2]uint16{port, 80}, ID: 7, DF: true}
-		for _, change := range []func(*Frame){
-			func(f *Frame) { f.Protocol, f.Flags, f.Seq = tcp, "S", 1000 },
-			func(f *Frame) { f.Protocol, f.Flags, f.Seq, f.Ack, f.Length = tcp, "PA", 1001, 5001, 500 },
-			func(f *Frame) { f.Protocol, f.Flags, f.Seq, f.Ack = tcp, "RA", 1501, 5001 },
-			func(f *Frame) { f.Protocol, f.Length = udp, 100 },
-			func(f *Frame) { f.Protocol, f.Length = icmp, 56 },
-		} {
-			frame := base
-			change(&frame)
-			all = append(all, frame)
+	w.warm(port, true)
+	if w.layout.learns == 0 {
+		for _, f := range w.flows() {
+			all = append(all, f.open(port))
 		}
+	}
+	for range 3 {
+		for _, f := range w.flows() {
+			all = append(all, f.segment(port, "PA", 500), f.datagram(port), f.echo(port))
+		}
+	}
+	for _, f := range w.flows() {
+		all = append(all, f.segment(port, "RA", 0))
 	}
 	return all
 }
 
-// nextPort is a port that no flow has had.
+// warm sends packets of all flows in turn, so that a shortcut which learns established flows has learned those of a
+// client's port. Without UDP it takes a moment; the kernel takes a UDP flow for established after two seconds.
+func (w *world) warm(port uint16, withUDP bool) {
+	w.t.Helper()
+	if w.layout.learns == 0 {
+		return
+	}
+	flows := w.flows()
+	for _, f := range flows {
+		w.toBoth(f.open(port))
+	}
+	for begun := time.Now(); ; {
+		for range w.layout.learns {
+			for _, f := range flows {
+				w.toBoth(f.segment(port, "PA", 100))
+				if withUDP {
+					w.toBoth(f.datagram(port))
+				}
+			}
+		}
+		if !withUDP || time.Since(begun) > 2500*time.Millisecond {
+			break
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
+	time.Sleep(300 * time.Millisecond)
+	w.settle()
+}
+
+// toBoth sends a frame into both labs.
+func (w *world) toBoth(f Frame) {
+	w.t.Helper()
+	w.number++
+	for _, s := range w.sides {
+		w.must(s.send(f, w.number))
+	}
+}
+
+// nextPort is a client's port that no flow has had.
 func (w *world) nextPort() uint16 {
 	w.lastPort++
-	return 20000 + w.lastPort%20000
+	return 10000 + w.lastPort%15000
 }

@@ -39,6 +39,8 @@ type Frame struct {
 	Wrong   wrong   // what is wrong with it
 	Partial bool    // the checksum of TCP or UDP is left to the device
 	Segment int     // a merged packet: octets of each segment's payload; implies Partial
+
+	Kinds []string // the kinds that have made it odd
 }
 
 // wrong is a fault of a frame.

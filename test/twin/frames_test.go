@@ -2,38 +2,33 @@
 
 package twin
 
-import (
-	"strings"
-	"testing"
-)
+import "testing"
 
-// A handful of frames between pods of one node and of two, and with a client outside, in both families, arrives as
-// by the stack: cold, and a moment after a frame of the same flow.
+// A handful of frames between pods of one node and of two, and with a client outside, in both families, arrives as by
+// the stack: cold, and a moment after a frame of the same flow.
 func TestFrames(t *testing.T) {
-	t.Parallel()
-	w := newWorld(t, &routed)
-	before := w.shortcut()
-	for range 3 {
-		for _, d := range w.compare(w.plainFrames()) {
-			t.Error(d)
-		}
-		w.pause()
+	for _, l := range layouts {
+		t.Run(l.name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t, l)
+			before := w.shortcut()
+			for range 3 {
+				for _, d := range w.differences(w.plainFrames(), 0) {
+					t.Error(d)
+				}
+			}
+			if after := w.shortcut(); after < before+uint64(w.tally.frames)/3 {
+				t.Errorf("of %d frames %d took the shortcut: the test proves nothing", w.tally.frames, after-before)
+			}
+			w.report()
+		})
 	}
-	if after := w.shortcut(); after < before+uint64(w.tally.frames)/2 {
-		t.Errorf("of %d frames %d took the shortcut: the test proves nothing", w.tally.frames, after-before)
-	}
-	w.report()
 }
 
 // shortcut is how many packets have taken the shortcut.
-func (w *world) shortcut() (packets uint64) {
+func (w *world) shortcut() uint64 {
 	w.t.Helper()
 	s, err := w.sides[0].agent.Status()
 	w.must(err)
-	for path, n := range s.Pods.Packets {
-		if strings.HasPrefix(path, "path_") {
-			packets += n
-		}
-	}
-	return packets
+	return w.layout.took(s)
 }

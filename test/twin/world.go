@@ -3,6 +3,7 @@
 package twin
 
 import (
+	"fmt"
 	"net/netip"
 	"runtime"
 	"slices"
@@ -45,23 +46,33 @@ var lastCPU atomic.Int32
 // newWorld makes the two labs of a layout, with a running agent in the first.
 func newWorld(t testing.TB, l *layout) *world {
 	t.Helper()
-	if err := lab.Supports(l.shape.Network); err != nil {
-		t.Skipf("this kernel has no devices of network %s: %v", l.shape.Network, err)
+	if why := l.lacks(); why != "" {
+		t.Skip(why)
 	}
 	w := &world{t: t, layout: l, tally: &tally{}, numbers: &numbers{}, buffer: make([]byte, longest), cpu: int(lastCPU.Add(1)) % runtime.NumCPU()}
 	for i, name := range sides {
-		s := &side{Lab: lab.NewOf(t, l.shape), name: name, layout: l}
+		s := &side{Lab: lab.NewOf(t, l.shape), name: name, layout: l, snat: snat{map[snatFlow]uint16{}, map[snatPort]uint16{}}}
 		w.sides[i] = s
 		t.Cleanup(s.close)
+		if i == 0 {
+			w.setAgent(s)
+		}
 		w.must(s.prepare())
 		w.must(s.open())
 		w.must(s.meetAll())
 	}
 	w.settle()
-	w.startAgent()
+	w.must(w.sides[0].agent.Start())
 	w.awaitPods()
 	w.settle()
 	return w
+}
+
+// in is the world for a subtest.
+func (w *world) in(t *testing.T) *world {
+	sub := *w
+	sub.t = t
+	return &sub
 }
 
 func (w *world) must(err error) {
@@ -71,12 +82,15 @@ func (w *world) must(err error) {
 	}
 }
 
-// startAgent starts the agent of the side with the shortcut.
-func (w *world) startAgent() {
+// setAgent gives a side its agent.
+func (w *world) setAgent(s *side) {
 	w.t.Helper()
-	s := w.sides[0]
 	folder := &node.Folder{Path: w.t.TempDir()}
-	w.must(folder.Put("cluster", node.Cluster(s.Lab)...))
+	objects := node.Cluster(s.Lab)
+	if w.layout.objects != nil {
+		objects = append(objects, w.layout.objects(s.Lab)...)
+	}
+	w.must(folder.Put("cluster", objects...))
 	s.agent = &node.Agent{Host: s.Host(nodeA), Program: program, Manifests: folder.Path, MaxFlows: 16384, Flags: w.layout.flags, Log: &node.Log{}}
 	w.t.Cleanup(func() {
 		if err := s.agent.Kill(); err != nil {
@@ -86,7 +100,6 @@ func (w *world) startAgent() {
 			w.t.Logf("the agent printed:\n%s", s.agent.Log)
 		}
 	})
-	w.must(s.agent.Start())
 }
 
 // meetAll has each node know its pods and next hops.
@@ -112,9 +125,12 @@ func (s *side) meetAll() error {
 	return nil
 }
 
-// awaitPods waits until the shortcut has all pods of the node.
+// awaitPods waits until the shortcut has all pods of the node, if it is one of pods.
 func (w *world) awaitPods() {
 	w.t.Helper()
+	if w.layout.objects != nil || w.layout.learns > 0 {
+		return
+	}
 	pods := w.sides[0].Host(nodeA).Pods()
 	w.must(w.sides[0].agent.WaitFor("aware of its pods", func(s *inspect.Status) bool {
 		if s.Pods == nil {
@@ -135,18 +151,19 @@ func (w *world) settle() {
 	w.t.Helper()
 	time.Sleep(100 * time.Millisecond)
 	for i := range w.sides {
-		w.collect(i)
+		w.collect(i, Frame{})
 	}
 }
 
-// collect returns what has arrived in a lab since the last call.
-func (w *world) collect(i int) (all []seen) {
+// collect returns what has arrived in a lab since the last call, after a frame.
+func (w *world) collect(i int, sent Frame) (all []seen) {
 	w.t.Helper()
 	s := w.sides[i]
 	for _, tap := range s.taps {
 		arrivals, err := tap.drain(w.buffer)
 		w.must(err)
 		for _, a := range arrivals {
+			w.must(s.learn(sent, a))
 			if p, ok := s.normalise(a); ok {
 				all = append(all, p)
 			}
@@ -155,17 +172,18 @@ func (w *world) collect(i int) (all []seen) {
 	return all
 }
 
-// Waiting for packets: a frame has passed all veth devices when the call that sends it returns, unless ksoftirqd or
-// a process of a tunnel carries on.
+// Waiting for packets: a frame has passed all veth devices when the call that sends it returns, unless ksoftirqd or a
+// process of a tunnel carries on.
 const (
 	shortly  = time.Millisecond
-	late     = 200 * time.Millisecond
-	tunneled = 20 * time.Millisecond
+	tunneled = 20 * time.Millisecond // with such a process
+	hasty    = 10 * time.Millisecond // what differs is sent again
+	late     = 150 * time.Millisecond
 )
 
-// exchange sends a frame into both labs and returns what arrives in each. It returns at once if the same has
-// arrived.
-func (w *world) exchange(f Frame) (got [2][]seen) {
+// exchange sends a frame into both labs and returns what arrives in each: at once if the same has arrived, else after
+// some time.
+func (w *world) exchange(f Frame, within time.Duration) (got [2][]seen) {
 	w.t.Helper()
 	w.number++
 	for _, s := range w.sides {
@@ -173,15 +191,15 @@ func (w *world) exchange(f Frame) (got [2][]seen) {
 	}
 	wait := shortly
 	if w.layout.slow {
-		wait = tunneled
+		wait, within = tunneled, 5*within
 	}
 	for begun := time.Now(); ; time.Sleep(shortly) {
 		before := len(got[0]) + len(got[1])
 		for i := range w.sides {
-			got[i] = append(got[i], w.collect(i)...)
+			got[i] = append(got[i], w.collect(i, f)...)
 		}
-		equal, n := slices.Equal(got[0], got[1]), len(got[0])+len(got[1])
-		if past := time.Since(begun); equal && n == before && (n > 0 || past >= wait) || past >= late {
+		equal, n := agree(got), len(got[0])+len(got[1])
+		if past := time.Since(begun); equal && n == before && (n > 0 || past >= wait) || past >= max(within, wait) {
 			return got
 		}
 	}
@@ -192,25 +210,81 @@ const remembered = 60 * time.Millisecond
 
 // compare sends frames, each when nothing of its flow is remembered, and again at once. The caller lets remembered
 // pass since the last frame of each flow.
-func (w *world) compare(frames []Frame) (all []Difference) {
+func (w *world) compare(frames []Frame, within time.Duration) (all []Difference) {
 	w.t.Helper()
-	pinned(w.cpu, func() {
+	finished := pinned(w.cpu, func() {
 		for _, f := range frames {
 			for _, cached := range []bool{false, true} {
-				got := w.exchange(f)
+				got := w.exchange(f, within)
 				w.tally.frames++
 				w.tally.arrived += len(got[1])
-				if !slices.Equal(got[0], got[1]) {
+				if !agree(got) {
 					all = append(all, Difference{Frame: f, Cached: cached, Layout: w.layout.name, Changes: slices.Clone(w.changes), Got: got})
 				}
 			}
 		}
 	})
+	if !finished {
+		w.t.FailNow()
+	}
 	return all
+}
+
+// most is how many frames are compared with patience when too much differs.
+const most = 10
+
+// differences compares frames until no difference is left, or the time is over in which a shortcut follows a change.
+// It returns differences that are left.
+func (w *world) differences(frames []Frame, follows time.Duration) []Difference {
+	w.t.Helper()
+	for end := time.Now().Add(follows); ; {
+		last := time.Now().After(end)
+		frames = framesOf(w.compare(frames, hasty))
+		w.pause()
+		if len(frames) == 0 {
+			return nil
+		}
+		if last {
+			all := w.compare(spread(frames, most), late)
+			w.pause()
+			return all
+		}
+	}
+}
+
+// framesOf are the frames of differences, each once.
+func framesOf(all []Difference) (frames []Frame) {
+	for i, d := range all {
+		if i == 0 || !d.Cached || fmt.Sprint(frames[len(frames)-1]) != fmt.Sprint(d.Frame) {
+			frames = append(frames, d.Frame)
+		}
+	}
+	return frames
+}
+
+// spread are at most n frames, from all parts of the list.
+func spread(all []Frame, n int) (some []Frame) {
+	if len(all) <= n {
+		return all
+	}
+	for i := range n {
+		some = append(some, all[i*len(all)/n])
+	}
+	return some
 }
 
 // pause lets the shortcut forget its decisions.
 func (w *world) pause() { time.Sleep(remembered) }
+
+// renew waits until both nodes know their pods and the shortcut has them.
+func (w *world) renew() {
+	w.t.Helper()
+	for _, s := range w.sides {
+		w.must(s.meetAll())
+	}
+	w.awaitPods()
+	w.settle()
+}
 
 // report prints what was compared.
 func (w *world) report() {

@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package twin
+
+import (
+	"flag"
+	"net/netip"
+	"slices"
+	"testing"
+)
+
+var only = flag.String("only", "", "compare this change, or this kind of frames, alone")
+
+// Each change of the node's configuration has the same effect on flows that run, on new ones, and after it has been
+// undone, within the time in which a shortcut follows it. With -short only one change of each fault is made, in one
+// layout.
+func TestChanges(t *testing.T) {
+	for i, l := range layouts {
+		if testing.Short() && i > 0 {
+			break
+		}
+		t.Run(l.name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t, l)
+			for _, c := range changesOf(l) {
+				if *only == c.name || *only == "" && (!testing.Short() || example(c.name)) {
+					t.Run(c.name, func(t *testing.T) { w.in(t).wantChange(c) })
+				}
+			}
+			w.report()
+		})
+	}
+}
+
+// wantChange compares frames before, during and after a change.
+func (w *world) wantChange(c change) {
+	w.t.Helper()
+	if why := w.lacks(c); why != "" {
+		w.t.Skip(why)
+	}
+	w.renew()
+	running := w.changeFrames(true)
+	for _, d := range w.differences(running, 0) {
+		w.t.Errorf("before the change: %s", d)
+	}
+	w.make(c)
+	found := w.differences(append(running, w.changeFrames(false)...), c.follows)
+	if slices.ContainsFunc(found, func(d Difference) bool { return !known.explain(d) }) {
+		found = w.differences(framesOf(found), max(c.follows, soon)) // a busy machine
+	}
+	w.judge(c.name, found)
+	w.unmake(c)
+	w.renew()
+	for _, d := range w.differences(append(running, w.changeFrames(false)...), 2*max(c.follows, soon)) {
+		w.t.Errorf("after the change: %s", d)
+	}
+}
+
+// changeFrames are frames of new flows of each pair: short ones, and such as an MTU concerns.
+func (w *world) changeFrames(withUDP bool) (all []Frame) {
+	w.t.Helper()
+	port := w.nextPort()
+	w.warm(port, withUDP)
+	for _, f := range w.flows() {
+		long, echo, merged := f.datagram(port), f.echo(port), f.segment(port, "PA", 4000)
+		long.Length, echo.TOS, merged.Segment = 1430, 0x10, 1380
+		all = append(all, f.datagram(port), long, echo, f.open(port), merged)
+	}
+	return append(all, w.forged(port)...)
+}
+
+// forged are frames from the fabric whose source address is none of its own, by each uplink.
+func (w *world) forged(port uint16) (all []Frame) {
+	to := w.sides[0].Host("a1")
+	for _, by := range []string{uplink, uplink2} {
+		if _, ok := w.layout.points[by]; !ok {
+			continue
+		}
+		for _, from := range w.layout.forged {
+			f := Frame{At: by, From: netip.MustParseAddr(from), To: to.Addr4, Protocol: udp, Ports: [2]uint16{port, 80}, Length: 100, DF: true}
+			if f.From.Is6() {
+				f.To = to.Addr6
+			}
+			all = append(all, f)
+		}
+	}
+	return all
+}

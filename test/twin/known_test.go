@@ -1,0 +1,239 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package twin
+
+import (
+	"slices"
+	"testing"
+)
+
+// A fault is a difference that the comparison finds, and that has to go.
+type fault struct {
+	line      string   // its words
+	layouts   []string // in which it is found; nil: in all that have the scenario
+	scenarios []string // changes, and kinds of frames
+	kinds     []string // how packets differ; nil: in any way
+	elusive   bool     // found on a busy machine only, or an idle one: the test does not require it
+}
+
+// Some layouts: those with pods, those whose pods are not at a bridge, and those whose pods are.
+var (
+	withPods       = []string{"routed", "bridge", "vxlan", "bridge and vxlan", "wireguard", "two NICs", "tables of pods"}
+	routedPods     = []string{"routed", "vxlan", "wireguard", "two NICs", "tables of pods"}
+	bridgedPods    = []string{"bridge", "bridge and vxlan"}
+	withoutTunnels = []string{"routed", "two NICs", "tables of pods"}
+)
+
+// known are the faults. The test requires that each is found: when it is fixed, its row goes to fixed, where nothing
+// may be found.
+var known = faults{
+	{
+		line:    "pods: the MTU of a route is ignored, and of a route to a pod of the node also a locked one",
+		layouts: withPods,
+		scenarios: []string{
+			"a route with an MTU to a pod of the other node", "a route with an MTU to a pod of the node", "a route with a locked MTU to a pod of the node",
+		},
+	},
+	{
+		line:      "edge: the MTU of a route is ignored",
+		layouts:   []string{"balancer"},
+		scenarios: []string{"a route with an MTU to a pod of the other node"},
+	},
+	{
+		line:    "pods of one node are delivered without a route look-up: rules and tables of a pod have no effect",
+		layouts: routedPods,
+		scenarios: []string{
+			"a prohibit route to a pod of the node in a table of the pod", "a table of a pod without the node's pods",
+			"a prohibit rule between pods of the node", "a blackhole rule for a pod", "a blackhole rule by device of arrival",
+		},
+		kinds: []string{Passes, Elsewhere},
+	},
+	{
+		line:      "pods of one node, and packets of other nodes, are delivered without a route look-up: rules have no effect",
+		layouts:   withPods,
+		scenarios: []string{"an unreachable rule to a pod", "a prohibit rule by protocol and port", "a blackhole rule by TOS"},
+		kinds:     []string{Passes, Elsewhere},
+	},
+	{
+		line:      "forwarding=0 of a pod's device, or of all, has no effect",
+		layouts:   routedPods,
+		scenarios: []string{"no forwarding from a pod's device", "no forwarding"},
+		kinds:     []string{Passes, Elsewhere},
+	},
+	{line: "a tag with a priority alone is stripped where a bridge keeps it", layouts: bridgedPods, scenarios: []string{"a tag with a priority only"}, kinds: []string{Other}},
+	{
+		line:      "TCP segments that conntrack would find invalid pass where a rule drops these",
+		layouts:   withPods,
+		scenarios: []string{"rules that drop invalid packets"},
+		kinds:     []string{Passes},
+	},
+	{
+		line:      "TCP segments without flags, or with a wrong checksum, which conntrack finds invalid, are forwarded by flow offload",
+		layouts:   []string{"offload"},
+		scenarios: []string{"no flags of TCP", "wrong TCP checksum"},
+		kinds:     []string{Passes, Elsewhere},
+	},
+	{
+		line:      "packets of Services with a wrong checksum, which conntrack finds invalid, are forwarded by the edge",
+		layouts:   []string{"balancer"},
+		scenarios: []string{"wrong UDP checksum", "wrong TCP checksum"},
+		kinds:     []string{Passes},
+	},
+	{
+		line:    "the edge drops without an error what the stack answers with one",
+		layouts: []string{"balancer"},
+		scenarios: []string{
+			"a prohibit route to a pod of the other node", "an unreachable route to a pod of the other node", "a prohibit rule to a pod of the other node",
+		},
+		kinds: []string{Drops},
+	},
+	{
+		line:      "the edge forwards what XFRM blocks because no policy allows it",
+		layouts:   []string{"balancer"},
+		scenarios: []string{"XFRM blocks what no policy allows"},
+		kinds:     []string{Passes, Elsewhere},
+	},
+	{
+		line:      "an unresolved pod's MAC address: frames have another pod's",
+		layouts:   routedPods,
+		scenarios: []string{"neighbours forgotten"},
+		kinds:     []string{Other},
+		elusive:   true,
+	},
+	{
+		line:      "ICMP errors of the pod shortcut have TOS 0 and DF, those of the stack TOS 0xc0 and no DF",
+		layouts:   withoutTunnels,
+		scenarios: []string{"a small MTU of the uplink", "merged TCP segments that are too long"},
+		kinds:     []string{Other},
+	},
+	{
+		line:      "ICMP errors of the pod shortcut about a route's MTU have TOS 0 and DF",
+		layouts:   routedPods,
+		scenarios: []string{"a route with a locked MTU to a pod of the other node"},
+		kinds:     []string{Other},
+	},
+	{
+		line:      "ICMP errors of the edge have TOS 0 and DF, those of the stack TOS 0xc0 and no DF",
+		layouts:   []string{"balancer"},
+		scenarios: []string{"a route with a locked MTU to a pod of the other node", "TTL 2"},
+		kinds:     []string{Other},
+	},
+	{
+		line:      "merged packets without DF get an ICMP error where the stack fragments",
+		layouts:   withoutTunnels,
+		scenarios: []string{"merged TCP segments that are too long, without DF"},
+		kinds:     []string{Elsewhere, Other},
+	},
+	{line: "a wrong checksum of the IPv4 header passes", layouts: withPods, scenarios: []string{"wrong IPv4 checksum"}, kinds: []string{Passes}},
+	{line: "ICMP messages that are longer than their frames pass", layouts: withPods, scenarios: []string{"ICMP longer than its frame"}, kinds: []string{Passes}},
+	{line: "padding is delivered", layouts: withPods, scenarios: []string{"padding"}, kinds: []string{Other}},
+	{
+		line:      "a frame for another pod's MAC address is delivered in the routed layout, and one for the receiver's is bridged",
+		layouts:   routedPods,
+		scenarios: []string{"a frame for another pod", "a frame for the receiver"}, kinds: []string{Passes},
+	},
+	{
+		line:      "a remembered decision ignores the frame's destination MAC address",
+		layouts:   bridgedPods,
+		scenarios: []string{"a frame for another pod", "a frame for the receiver"}, kinds: []string{Passes, Elsewhere, Other},
+	},
+}
+
+// fixed are faults that were found once. The list shows what the comparison finds.
+var fixed = faults{
+	{
+		line: "XFRM policies have no effect",
+		scenarios: []string{
+			"an XFRM policy that blocks between pods of the node", "an XFRM policy that blocks to the other node", "an XFRM policy that blocks from the other node",
+			"an XFRM policy that requires ESP to the other node", "an XFRM policy that requires ESP from the other node", "an XFRM policy that blocks a port",
+			"XFRM blocks what no policy allows",
+		},
+	},
+	{line: "nftables' netdev egress hook at the uplink is skipped", scenarios: []string{"a netdev rule at egress of the uplink"}},
+	{
+		line: "the source of packets from other nodes is not validated",
+		scenarios: []string{
+			"rp_filter 1", "rp_filter 2", "rp_filter 1 at the uplink", "rp_filter 1 at the second uplink",
+			"the address of a pod of the other node at the node itself", "no forwarding from the uplink",
+		},
+	},
+	{
+		line:      "a rule for invalid packets before conntrack, to which all are, is no filter",
+		scenarios: []string{"an nftables rule for invalid packets before conntrack"},
+	},
+	{line: "ports of a bridge that are isolated, or blocked, reach each other", scenarios: []string{"isolated ports", "a blocked port"}},
+}
+
+type faults []fault
+
+// explain reports whether a difference of a walk is of a known fault: of a kind of its frame, or of a change in force.
+func (all faults) explain(d Difference) bool {
+	for _, scenario := range slices.Concat(d.Frame.combined(), d.Changes) {
+		for _, f := range all {
+			if f.covers(d.Layout, scenario) && (f.kinds == nil || slices.Contains(f.kinds, d.Kind())) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+func (f *fault) covers(layout, scenario string) bool {
+	return slices.Contains(f.scenarios, scenario) && (f.layouts == nil || slices.Contains(f.layouts, layout))
+}
+
+// judge fails the test for differences that are no known fault, and for a known fault that is not there.
+func (w *world) judge(scenario string, found []Difference) {
+	w.t.Helper()
+	excused := map[int]bool{}
+	for i, f := range known {
+		if !f.covers(w.layout.name, scenario) {
+			continue
+		}
+		seen := false
+		for j, d := range found {
+			if f.kinds == nil || slices.Contains(f.kinds, d.Kind()) {
+				seen, excused[j] = true, true
+			}
+		}
+		if !seen && !f.elusive {
+			w.t.Errorf("%s, layout %s: nothing of row %d differs: move it from known to fixed: %s", scenario, w.layout.name, i, f.line)
+		}
+	}
+	for j, d := range found {
+		if !excused[j] {
+			w.t.Error(d)
+		}
+	}
+}
+
+// example reports whether a scenario is the first one of a fault, known or fixed.
+func example(scenario string) bool {
+	return slices.ContainsFunc(slices.Concat(known, fixed), func(f fault) bool { return f.scenarios[0] == scenario })
+}
+
+// Each fault names scenarios and layouts that exist.
+func TestFaultsAreComplete(t *testing.T) {
+	var scenarios, names []string
+	for _, c := range changes {
+		scenarios = append(scenarios, c.name)
+	}
+	for _, k := range kinds {
+		scenarios = append(scenarios, k.name)
+	}
+	for _, l := range layouts {
+		names = append(names, l.name)
+	}
+	for _, f := range slices.Concat(known, fixed) {
+		for _, s := range f.scenarios {
+			if !slices.Contains(scenarios, s) {
+				t.Errorf("no change and no kind of frames is named %q: %s", s, f.line)
+			}
+		}
+		for _, l := range f.layouts {
+			if !slices.Contains(names, l) {
+				t.Errorf("no layout is named %q: %s", l, f.line)
+			}
+		}
+	}
+}
