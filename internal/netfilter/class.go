@@ -187,6 +187,43 @@ func union(a, b *class) *class {
 	}
 }
 
+// unionOf is union of many classes, each of which may be nil.
+func unionOf(all []*class) *class {
+	all = slices.DeleteFunc(all, (*class).empty)
+	if len(all) <= 2 {
+		var u *class
+		for _, c := range all {
+			u = union(u, c)
+		}
+		return u
+	}
+	u := *all[0]
+	u.src = orOf(all, func(c *class) spans { return c.src })
+	u.dst = orOf(all, func(c *class) spans { return c.dst })
+	u.sport = orOf(all, func(c *class) ports { return c.sport })
+	u.dport = orOf(all, func(c *class) ports { return c.dport })
+	for _, c := range all[1:] {
+		u.in, u.out = u.in.or(c.in), u.out.or(c.out)
+		u.states, u.protocols = u.states|c.states, u.protocols|c.protocols
+		u.varying = union(u.varying, c.varying)
+	}
+	return &u
+}
+
+// orOf returns what is in a field of one of some classes.
+func orOf[T ordered[T]](all []*class, field func(*class) intervals[T]) intervals[T] {
+	var distinct []interval[T]
+	for i, c := range all {
+		if s := field(c); i == 0 || !sameSlice(s, field(all[i-1])) {
+			distinct = append(distinct, s...)
+		}
+	}
+	if len(distinct) == len(field(all[0])) {
+		return field(all[0])
+	}
+	return merged(distinct)
+}
+
 // and returns a class with the packets that are in both. Either may be nil.
 func (c *class) and(other *class) *class {
 	if c.empty() || other.empty() {

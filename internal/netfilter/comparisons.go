@@ -104,20 +104,20 @@ func (s *nftSet) test(v value) test {
 	if s.rest != nil {
 		return certainly(true)
 	}
-	var all ranges
-	for _, e := range s.elements {
-		all = append(all, e.keys)
-	}
-	return v.test(all)
+	return v.test(s.keys())
 }
 
 func (s *nftSet) verdicts(v value) verdictMap {
-	var m verdictMap
+	m := verdictMap{any: s.now(v.test(s.keys())), rest: s.rest}
 	for _, e := range s.elements {
-		m = append(m, mapped{s.now(v.test(ranges{e.keys})), e.verdict})
-	}
-	if s.rest != nil {
-		m = append(m, mapped{certainly(true), *s.rest})
+		m.elements = append(m.elements, mapped{s.now(v.test(ranges{e.keys})), e.verdict})
 	}
 	return m
+}
+
+func (s *nftSet) keys() (all ranges) {
+	for _, e := range s.elements {
+		all = append(all, e.keys)
+	}
+	return all
 }

@@ -11,6 +11,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // followed is a table in which each change of a random walk may matter.
@@ -170,4 +172,37 @@ func TestFollowTimeout(t *testing.T) {
 			}
 		}
 	})
+}
+
+// The work of a search grows with the number of rules and of elements, and not faster; and it still finds the rule
+// behind them that matters.
+func TestManyRules(t *testing.T) {
+	const many = 10000
+	element := func(i int) string { return fmt.Sprintf("10.10.%d.%d", 2+i%200, 1+i/200*2) }
+	var elements, rules strings.Builder
+	for i := range many {
+		fmt.Fprintf(&elements, "%s : jump x, ", element(i))
+		fmt.Fprintf(&rules, "ip saddr %s accept\n", element(i))
+	}
+	for name, chain := range map[string]string{
+		"elements of a map": "map m { type ipv4_addr : verdict; elements = { " + elements.String() + " }; }\nchain c { type filter hook forward priority 0; ip saddr vmap @m; ip saddr 10.10.1.2 drop; }",
+		"rules that accept": "chain c { type filter hook forward priority 0; " + rules.String() + "ip saddr 10.10.1.2 drop; }",
+	} {
+		inNamespace(t, func() {
+			load(t, "table ip t { chain x { counter; }\n"+chain+"\n}\n", "nft", "-f", "-")
+			before := processTime()
+			if got, want := found(t, &Finder{}, subject()), "1 rule c ip t: drop"; got != want {
+				t.Errorf("%d %s: found %q, want %q", many, name, got, want)
+			}
+			if used := processTime() - before; used > 1200*time.Millisecond {
+				t.Errorf("%d %s: the search has used %v of a CPU", many, name, used)
+			}
+		})
+	}
+}
+
+func processTime() time.Duration {
+	var u unix.Rusage
+	_ = unix.Getrusage(unix.RUSAGE_SELF, &u)
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }

@@ -86,7 +86,11 @@ type verdict struct {
 }
 
 // A verdictMap has a verdict for packets that pass a test. The tests exclude each other.
-type verdictMap []mapped
+type verdictMap struct {
+	elements []mapped
+	any      test     // passes what passes one of them
+	rest     *verdict // for others; nil: there is none
+}
 
 type mapped struct {
 	test    test

@@ -285,19 +285,26 @@ func (r *rest) add(c *class) {
 	r.class = union(r.class, c)
 }
 
-// verdictMap also returns the packets without a verdict.
+// verdictMap also returns the packets without a verdict. Each element counts as a rule.
 func (w *walk) verdictMap(chain string, m verdictMap, c *class, depth int) (next, no, back *class) {
-	for _, v := range m {
-		var yes *class
-		if yes, c = v.test(w, c); !yes.empty() {
-			went, returned := w.verdict(chain, v.verdict, yes, depth)
-			next, back = union(next, went), union(back, returned)
-		}
-		if c.empty() {
+	var nexts, backs []*class
+	follow := func(v verdict, c *class) {
+		went, returned := w.verdict(chain, v, c, depth)
+		nexts, backs = append(nexts, went), append(backs, returned)
+	}
+	for _, e := range m.elements {
+		if w.left--; w.left <= 0 {
 			break
 		}
+		if yes, _ := e.test(w, c); !yes.empty() {
+			follow(e.verdict, yes)
+		}
 	}
-	return next, c, back
+	if _, no = m.any(w, c); m.rest != nil && !no.empty() {
+		follow(*m.rest, no)
+		no = nil
+	}
+	return unionOf(nexts), no, unionOf(backs)
 }
 
 // verdict follows a class to where a verdict sends it. It returns the packets that go on to the next rule, and those
