@@ -111,6 +111,7 @@ var nftCases = []struct{ name, rules, want string }{
 	{"clamped MSS", "tcp flags syn tcp option maxseg size set rt mtu", "1234 rule c inet t: change of a header option"},
 	{"addresses", "ip saddr 10.10.1.2 drop", "1 rule c inet t: drop"},
 	{"addresses of others", "ip saddr 10.11.0.0/16 ip daddr 10.12.0.0/16 drop", ""},
+	{"two tests of one field", "ip saddr 10.10.1.0/24 ip saddr 10.10.1.2 accept; ip saddr 10.10.1.2 drop", ""},
 	{"clients outside", "ip saddr 192.0.2.0/24 drop", "1234 rule c inet t: drop"},
 	{"clients outside by devices of pods", "ip saddr 192.0.2.0/24 iifname cali1 drop", ""},
 	{"range", "iifname \"cali*\" ip saddr 10.10.1.0-10.10.1.2 drop", "1 rule c inet t: drop"},

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 )
 
@@ -32,7 +33,7 @@ const followed = `table inet t {
 func randomChange(r *rand.Rand) string {
 	pick := func(of ...string) string { return of[r.IntN(len(of))] }
 	address := fmt.Sprintf("10.10.1.%d", 2+r.IntN(6))
-	chain := pick("a", "b", "c", "d", "e")
+	chain, hook := pick("a", "b", "c", "d", "e"), fmt.Sprintf("q%d", r.IntN(100))
 	rule := pick("ip saddr "+address+" drop", "ip saddr @s drop", "ip daddr @i accept", "ip saddr vmap @m", "jump d", "goto a", "ip daddr "+address+" return", "counter", "ip saddr { 10.10.1.3, "+address+" } reject", "iifname cali2 accept", "ct state established accept")
 	return pick(
 		"add rule inet t "+chain+" "+rule, "add rule inet t "+chain+" "+rule, "insert rule inet t "+chain+" "+rule,
@@ -45,6 +46,7 @@ func randomChange(r *rand.Rand) string {
 		"rename chain inet t a x\nadd chain inet t a\nadd rule inet t a "+rule, "rename chain inet t x y", "rename chain inet t d e", "rename chain inet t e d",
 		"add chain inet t e\nadd rule inet t c jump e\nadd rule inet t e "+rule, "add chain inet t c { policy "+pick("drop", "accept")+"; }",
 		"delete chain inet t p", "add chain inet t p { type filter hook postrouting priority 0; }\nadd rule inet t p "+rule,
+		"add chain inet t "+hook+" { type filter hook forward priority 2; }\nadd rule inet t "+hook+" "+rule,
 		"add table inet t { flags dormant; }", "add table inet t", "delete table inet t\n"+followed, "flush table inet t\n"+followed,
 		"add table ip u\nadd chain ip u f { type filter hook forward priority 1; }\nadd rule ip u f ip daddr "+address+" drop", "delete table ip u",
 	)
@@ -205,4 +207,27 @@ func processTime() time.Duration {
 	var u unix.Rusage
 	_ = unix.Getrusage(unix.RUSAGE_SELF, &u)
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+}
+
+// What `nft destroy` has deleted is an event of its own kind (Linux 6.3).
+func TestDestroyEvents(t *testing.T) {
+	const destroyTable, destroyChain = 26, 27
+	event := func(kind int, table string) []byte {
+		r := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_NFTABLES<<8|kind, 0)
+		r.AddData(&nl.Nfgenmsg{NfgenFamily: familyInet, Version: nl.NFNETLINK_V0})
+		r.AddData(nl.NewRtAttr(unix.NFTA_TABLE_NAME, nl.ZeroTerminated(table)))
+		return r.Serialize()
+	}
+	own, gone := []string{"inet own"}, false
+	if concerns(event(destroyTable, "own"), own, &gone) || !gone {
+		t.Error("the table of the watcher was destroyed, and it does not know")
+	}
+	gone = false
+	if !concerns(event(destroyChain, "t"), own, &gone) || gone {
+		t.Error("a chain of another table was destroyed")
+	}
+	c := changes{known: map[objectKey]bool{{tableKey{familyInet, "t"}, ""}: true}}
+	if c.add(event(destroyChain, "t")); !c.relevant || c.named.all || len(c.named.chains) != 1 {
+		t.Errorf("a chain was destroyed: %+v", &c.named)
+	}
 }

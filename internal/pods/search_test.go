@@ -24,11 +24,19 @@ type slowFinder struct {
 	begun  chan surroundings
 	finish chan []filter
 	events wakeup.Signal
+	ended  chan struct{} // the test
 }
 
-func (f *slowFinder) find(s surroundings) ([]filter, error) {
-	f.begun <- s
-	return <-f.finish, nil
+func (f *slowFinder) find(s surroundings) (found []filter, err error) {
+	select {
+	case f.begun <- s:
+	case <-f.ended:
+	}
+	select {
+	case found = <-f.finish:
+	case <-f.ended:
+	}
+	return found, nil
 }
 
 func (f *slowFinder) follow() error { return nil }
@@ -53,7 +61,7 @@ type bench struct {
 }
 
 func newBench(t *testing.T) *bench {
-	b := &bench{t: t, tables: newFakeDatapath(), finder: &slowFinder{make(chan surroundings), make(chan []filter), wakeup.NewSignal()}}
+	b := &bench{t: t, tables: newFakeDatapath(), finder: &slowFinder{make(chan surroundings), make(chan []filter), wakeup.NewSignal(), make(chan struct{})}}
 	b.Shortcut = New(b.tables, Config{Lease: time.Minute, Log: slog.New(slog.NewTextHandler(io.Discard, nil))})
 	b.filters = b.finder
 	b.read = func() (*network, error) {
@@ -99,6 +107,7 @@ func (b *bench) run() {
 	loops.Go(func() { _ = b.watchRules(ctx) })
 	b.t.Cleanup(func() {
 		cancel()
+		close(b.finder.ended)
 		loops.Wait()
 	})
 }
