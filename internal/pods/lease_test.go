@@ -7,12 +7,14 @@ import (
 	"errors"
 	"maps"
 	"math"
+	"net/netip"
 	"testing"
 	"time"
 
 	"beeline.io/beeline/internal/condition"
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/kernelclock"
+	"beeline.io/beeline/internal/kernelct"
 )
 
 // memory is a table.
@@ -44,7 +46,12 @@ func (d *fakeDatapath) Pods() datapath.Hash[datapath.Address, datapath.Pod]   { 
 func (d *fakeDatapath) PodDevices() datapath.Hash[uint32, datapath.PodDevice] { return d.devices }
 func (d *fakeDatapath) PodLinks() datapath.Hash[uint32, uint32]               { return d.links }
 func (d *fakeDatapath) PodLeases() datapath.Hash[uint32, datapath.PodLease]   { return d.leases }
-func (d *fakeDatapath) ForeignProgram(uint32) (name string, foreign bool)     { return "", false }
+func (d *fakeDatapath) WaitForReaders() error                                 { return nil }
+func (d *fakeDatapath) UntrackPodFlows([]kernelct.Flow) error                 { return nil }
+func (d *fakeDatapath) TrackPodFlows(map[netip.Addr]bool) ([]kernelct.Flow, error) {
+	return nil, nil
+}
+func (d *fakeDatapath) ForeignProgram(uint32) (name string, foreign bool) { return "", false }
 
 // fakeFinder finds no filters, or fails.
 type fakeFinder struct{ err error }
