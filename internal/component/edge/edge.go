@@ -25,6 +25,7 @@ func New() *component.Component {
 	return &component.Component{
 		Name: bpf.Name, BPF: bpf,
 		AddFlags: c.addFlags, Complete: c.complete, Check: c.check, Effective: c.effective, Options: c.options, New: c.run,
+		Cleanup: removeOwnEntries,
 	}
 }
 

@@ -77,6 +77,19 @@ func deleteKernelUDP(stale func(to, backend netip.AddrPort) bool) (deleted int, 
 	return deleted, errors.Join(errs...)
 }
 
+// removeOwnEntries deletes the entries that programs have added to the kernel's conntrack.
+func removeOwnEntries() error {
+	c, err := kernel.Dial(nil)
+	if err != nil {
+		return ignoreNoConntrack(err)
+	}
+	defer c.Close()
+	if err := c.FlushFilter(kernel.NewFilter().Mark(datapath.OwnEntryMark)); err != nil {
+		return ignoreNoConntrack(err)
+	}
+	return nil
+}
+
 // ignoreNoConntrack returns an error unless it says that the kernel has no ctnetlink.
 func ignoreNoConntrack(err error) error {
 	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EPROTONOSUPPORT) || errors.Is(err, unix.ENOTSUP) {
