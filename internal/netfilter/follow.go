@@ -30,10 +30,11 @@ type changes struct {
 	expiry *time.Timer
 }
 
-// objectKey is a chain or a set. Both may have the same name, so more counts as changed than has.
+// objectKey is a chain or a set. Both may have the same name.
 type objectKey struct {
 	tableKey
-	name string
+	name  string
+	isSet bool
 }
 
 type chainHandle struct {
@@ -219,7 +220,7 @@ func (c *changes) learnChain(table tableKey, a attributes) {
 		c.named.all, c.relevant = true, true
 	}
 	if a.has(unix.NFTA_CHAIN_HOOK) {
-		c.bases[objectKey{table, a.text(unix.NFTA_CHAIN_NAME)}] = true
+		c.bases[objectKey{table, a.text(unix.NFTA_CHAIN_NAME), false}] = true
 	}
 }
 
@@ -263,11 +264,15 @@ func (c *changes) event(what uint8, body []byte) {
 	case unix.NFT_MSG_NEWCHAIN, unix.NFT_MSG_DELCHAIN:
 		c.chainEvent(what, table, a)
 	case unix.NFT_MSG_NEWRULE, unix.NFT_MSG_DELRULE:
-		c.name(&c.named.chains, objectKey{table, a.text(unix.NFTA_RULE_CHAIN)})
+		c.name(&c.named.chains, objectKey{table, a.text(unix.NFTA_RULE_CHAIN), false})
 	case unix.NFT_MSG_NEWSET, unix.NFT_MSG_DELSET:
-		c.name(&c.named.sets, objectKey{table, a.text(unix.NFTA_SET_NAME)})
+		object := objectKey{table, a.text(unix.NFTA_SET_NAME), true}
+		c.name(&c.named.sets, object)
+		if what == unix.NFT_MSG_DELSET {
+			delete(c.known, object)
+		}
 	case unix.NFT_MSG_NEWSETELEM, unix.NFT_MSG_DELSETELEM:
-		c.name(&c.named.sets, objectKey{table, a.text(unix.NFTA_SET_ELEM_LIST_SET)})
+		c.name(&c.named.sets, objectKey{table, a.text(unix.NFTA_SET_ELEM_LIST_SET), true})
 	case unix.NFT_MSG_NEWOBJ, unix.NFT_MSG_DELOBJ, unix.NFT_MSG_NEWFLOWTABLE, unix.NFT_MSG_DELFLOWTABLE:
 	default:
 		c.named.all, c.relevant = true, true
@@ -277,7 +282,7 @@ func (c *changes) event(what uint8, body []byte) {
 // chainEvent: a chain at a hook may be new, and so may its policy be. Events of chains that are deleted do not say that
 // they are at a hook (since Linux 6.4). No event reports the rules that call a chain which gets another name.
 func (c *changes) chainEvent(what uint8, table tableKey, a attributes) {
-	object := objectKey{table, a.text(unix.NFTA_CHAIN_NAME)}
+	object := objectKey{table, a.text(unix.NFTA_CHAIN_NAME), false}
 	if what == unix.NFT_MSG_NEWCHAIN && c.isRenamed(table, a) {
 		c.named.all, c.relevant = true, true
 	}
@@ -285,7 +290,12 @@ func (c *changes) chainEvent(what uint8, table tableKey, a attributes) {
 		c.named.bases, c.relevant = true, true
 	}
 	c.name(&c.named.chains, object)
-	if what == unix.NFT_MSG_DELCHAIN && len(a[unix.NFTA_CHAIN_HANDLE]) == 8 {
+	if what != unix.NFT_MSG_DELCHAIN {
+		return
+	}
+	delete(c.known, object)
+	delete(c.bases, object)
+	if len(a[unix.NFTA_CHAIN_HANDLE]) == 8 {
 		delete(c.chains, chainHandle{table, binary.BigEndian.Uint64(a[unix.NFTA_CHAIN_HANDLE])})
 	}
 }

@@ -209,6 +209,42 @@ func processTime() time.Duration {
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
+// What is deleted is forgotten: engines name chains and sets after pods, which come and go.
+func TestFollowForgets(t *testing.T) {
+	inNamespace(t, func() {
+		load(t, followed, "nft", "-f", "-")
+		var f Finder
+		if err := f.Follow(); err != nil {
+			t.Error(err)
+			return
+		}
+		found(t, &f, subject())
+		c := &f.nft.changes
+		size := func() string { return fmt.Sprint(len(c.known), len(c.chains), len(c.bases)) }
+		before := size()
+		for i := range 5 {
+			load(t, fmt.Sprintf(`table inet t {
+				set s%[1]d { type ipv4_addr; }
+				set a { type ipv4_addr; }
+				chain pod%[1]d { ip saddr @s%[1]d drop; }
+				chain base%[1]d { type filter hook forward priority 3; ip saddr { 10.10.1.2, 10.10.1.7 } jump pod%[1]d; }
+			}`, i), "nft", "-f", "-")
+			found(t, &f, subject())
+			if !c.known[objectKey{tableKey{familyInet, "t"}, "a", false}] {
+				t.Error("a chain was forgotten as a set of its name was deleted")
+			}
+			if size() == before {
+				t.Error("what was added was not read")
+			}
+			load(t, fmt.Sprintf("delete chain inet t base%[1]d\ndelete chain inet t pod%[1]d\ndelete set inet t s%[1]d\ndelete set inet t a\n", i), "nft", "-f", "-")
+			found(t, &f, subject())
+		}
+		if got := size(); got != before {
+			t.Errorf("%s chains and sets are known, before they came and went: %s", got, before)
+		}
+	})
+}
+
 // What `nft destroy` has deleted is an event of its own kind (Linux 6.3).
 func TestDestroyEvents(t *testing.T) {
 	const destroyTable, destroyChain = 26, 27
@@ -226,7 +262,7 @@ func TestDestroyEvents(t *testing.T) {
 	if !concerns(event(destroyChain, "t"), own, &gone) || gone {
 		t.Error("a chain of another table was destroyed")
 	}
-	c := changes{known: map[objectKey]bool{{tableKey{familyInet, "t"}, ""}: true}}
+	c := changes{known: map[objectKey]bool{{tableKey{familyInet, "t"}, "", false}: true}}
 	if c.add(event(destroyChain, "t")); !c.relevant || c.named.all || len(c.named.chains) != 1 {
 		t.Errorf("a chain was destroyed: %+v", &c.named)
 	}

@@ -241,7 +241,7 @@ func (t *nftTable) rules(chain string) (all []rule, err error) {
 
 // readRules reads the rules of a chain. Those of which the text has not changed are not translated again.
 func (t *nftTable) readRules(chain string) (all []rule, err error) {
-	t.ruleset.changes.know(objectKey{t.tableKey, chain})
+	t.ruleset.changes.know(objectKey{t.tableKey, chain, false})
 	have := map[string]*rule{}
 	if before := t.previous[chain]; before != nil {
 		for i := range before.rules {
@@ -252,7 +252,7 @@ func (t *nftTable) readRules(chain string) (all []rule, err error) {
 		unix.NFTA_RULE_TABLE: t.name, unix.NFTA_RULE_CHAIN: chain,
 	}}
 	var handles [][]byte
-	err = t.ruleset.readDump(objectKey{t.tableKey, chain}, q, func() { all, handles = nil, nil }, func(_ uint8, body []byte) error {
+	err = t.ruleset.readDump(objectKey{t.tableKey, chain, false}, q, func() { all, handles = nil, nil }, func(_ uint8, body []byte) error {
 		var r rule
 		var handle []byte
 		for _, a := range attributeList(body) {
@@ -348,7 +348,7 @@ func (t *nftTable) set(name string) (*nftSet, error) {
 	if have := t.sets[name]; have != nil {
 		return have, nil
 	}
-	t.ruleset.changes.know(objectKey{t.tableKey, name})
+	t.ruleset.changes.know(objectKey{t.tableKey, name, true})
 	names := map[int]string{unix.NFTA_SET_TABLE: t.name, unix.NFTA_SET_NAME: name}
 	about, _, err := t.ruleset.client.ask(query{message: unix.NFT_MSG_GETSET, family: t.family, names: names})
 	if err == nil && len(about) != 1 {
@@ -361,7 +361,7 @@ func (t *nftTable) set(name string) (*nftSet, error) {
 	flags := about[0].number(unix.NFTA_SET_FLAGS)
 	var parts []attributes
 	q := query{message: unix.NFT_MSG_GETSETELEM, family: t.family, dump: true, names: names}
-	err = t.ruleset.readDump(objectKey{t.tableKey, name}, q, func() { parts = nil }, func(_ uint8, body []byte) error {
+	err = t.ruleset.readDump(objectKey{t.tableKey, name, true}, q, func() { parts = nil }, func(_ uint8, body []byte) error {
 		parts = append(parts, parseAttributes(slices.Clone(body)))
 		return nil
 	})
@@ -443,7 +443,7 @@ func (r *ruleset) expired(now time.Time) (sets []objectKey, next time.Time) {
 			switch {
 			case s.expires.IsZero() || !s.readable:
 			case !now.Before(s.expires):
-				sets = append(sets, objectKey{key, name})
+				sets = append(sets, objectKey{key, name, true})
 			case next.IsZero() || s.expires.Before(next):
 				next = s.expires
 			}

@@ -91,8 +91,8 @@ func (s intervals[T]) or(other intervals[T]) intervals[T] {
 // mostIntervals bounds the work with sets that many rules divide, such as one for each pod of a cluster.
 const mostIntervals = 1 << 10
 
-// split returns what is also in other, and what is not, or more than that if s has many intervals. If one of them is all
-// of s, that is the same slice.
+// split returns what is also in other, and what is not, or more than that if s has many intervals. If one of them is
+// all of s, that is the same slice.
 func (s intervals[T]) split(other intervals[T]) (in, out intervals[T]) {
 	if in = s.and(other); len(in) == 0 {
 		return nil, s

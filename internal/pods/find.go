@@ -25,7 +25,7 @@ type link struct {
 	otherPeer bool // its peer is in another network namespace
 	// peer is the index of its other end, in the network namespace with the ID peerNamespace if otherPeer is true.
 	peer, peerNamespace int
-	netkit    netkit
+	netkit              netkit
 }
 
 // netkit is what is known of a netkit device; zero for all others.

@@ -63,7 +63,7 @@ func (s *Shortcut) decide(now time.Time, running bool) (start bool, next time.Ti
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.schedule.update(now) {
-		if s.schedule.held {
+		if s.schedule.held && !s.config.IgnoreFilters {
 			s.config.Log.Warn("packet filters change faster than they can be searched: packets of all pods take the stack")
 		}
 		s.record(s.apply())

@@ -257,7 +257,7 @@ func (s *Shortcut) apply() error {
 		return nil
 	}
 	n, found := s.around.network, slices.Concat(s.searched.found, s.around.reversePaths())
-	if s.schedule.held {
+	if s.schedule.held && !s.config.IgnoreFilters {
 		found = append(found, filter{what: "packet filters that change faster than they can be searched"})
 	}
 	at := s.choose(found)
