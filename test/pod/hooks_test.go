@@ -15,7 +15,7 @@ import (
 	"beeline.io/beeline/test/lab"
 )
 
-// A native XDP program at the pod's own device drops what comes to the pod, and bpf_redirect_peer would deliver past it.
+// A native XDP program at the pod's own device drops what comes to the pod. bpf_redirect_peer would deliver past it.
 func TestDropsOfXDPInPods(t *testing.T) {
 	const data, end, protocol = asm.R2, asm.R3, asm.R4
 	program, err := ebpf.NewProgram(&ebpf.ProgramSpec{Name: "drops_udp", Type: ebpf.XDP, License: "GPL", Instructions: asm.Instructions{
