@@ -54,3 +54,14 @@ func TestRulesForTheEdge(t *testing.T) {
 		})
 	}
 }
+
+// A function at a hook of which it is not known what it does may drop the edge's packets, too.
+func TestFunctionsForTheEdge(t *testing.T) {
+	backends := []netip.Addr{netip.MustParseAddr("10.10.2.2")}
+	for family, want := range map[uint8]int{familyIPv4: 1, familyIPv6: 0} {
+		found, err := findForEdge([]Device{{Index: 1, Name: "eth0"}}, backends, []base{{table: &hookFunction{"BPF program"}, family: family, hook: forward}})
+		if err != nil || len(found) != want {
+			t.Errorf("family %d: %+v, %v; want %d", family, found, err, want)
+		}
+	}
+}
