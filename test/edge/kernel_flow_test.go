@@ -26,6 +26,8 @@ func (w *world) masquerade(options string) {
 	client := w.Host("client")
 	w.firewall(fmt.Sprintf("table inet masq { chain post { type nat hook postrouting priority 100; ip daddr %s ip saddr 10.10.0.0/16 meta l4proto { tcp, udp } masquerade %s; ip6 daddr %s ip6 saddr fd00:10::/32 meta l4proto { tcp, udp } masquerade %s; }; }",
 		client.Addr4, options, client.Addr6, options))
+	// Under emulation explain takes longer than the 30 seconds for which conntrack keeps a UDP flow.
+	w.must(w.Host("node-a").Command(w.t.Context(), "sysctl", "-qw", "net.netfilter.nf_conntrack_udp_timeout=600").Run())
 }
 
 // serveAtClient runs a server at the client's host until the test's end: it stands for what is outside the cluster.
