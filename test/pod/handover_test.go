@@ -460,3 +460,49 @@ func addrPortOf(a net.Addr) netip.AddrPort {
 	at := netip.MustParseAddrPort(a.String())
 	return netip.AddrPortFrom(at.Addr().Unmap(), at.Port())
 }
+
+// Records of flows end with their connections; those of connections that nobody answers, and of single datagrams, do
+// not evict established ones.
+func TestRecordsOfFlows(t *testing.T) {
+	w := startWorld(t, lab.Shape{})
+	bpffs := w.agents["node-a"].BPFFS()
+	count := func(name string, protocol uint8) (n int) {
+		for key := range table[datapath.PodTuple, datapath.PodRecord](w, bpffs, name) {
+			if key.Protocol == protocol {
+				n++
+			}
+		}
+		return n
+	}
+	for range 20 {
+		for _, to := range []string{"a2", "b1"} {
+			w.reach("a1", to)
+			w.reach(to, "a1")
+		}
+	}
+	w.eventually("no record is left of closed connections", func() bool {
+		return count(datapath.PodMapPodEstablished, unix.IPPROTO_TCP)+count(datapath.PodMapPodOpening, unix.IPPROTO_TCP) == 0
+	})
+	if n := count(datapath.PodMapPodEstablished, unix.IPPROTO_UDP); n > 0 {
+		t.Errorf("%d single datagrams with a reply count as established flows", n)
+	}
+	flow := w.openFlow("a1", "a2", "tcp", 0, false, idle)
+	w.eventually("the connection is established", func() bool { return count(datapath.PodMapPodEstablished, unix.IPPROTO_TCP) == 1 })
+	// An address of the other node that no pod has.
+	for range 200 {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+		if conn, err := w.Host("a1").Dial(ctx, "tcp", netip.AddrPortFrom(netip.MustParseAddr("10.10.2.99"), 9).String()); err == nil {
+			conn.Close()
+		}
+		cancel()
+	}
+	if n := count(datapath.PodMapPodOpening, unix.IPPROTO_TCP); n < 100 {
+		t.Errorf("%d of 200 connections that nobody answers have a record: the test proves nothing", n)
+	}
+	if n := count(datapath.PodMapPodEstablished, unix.IPPROTO_TCP); n != 1 {
+		t.Errorf("%d connections count as established, want 1", n)
+	}
+	flow.near.Close()
+	flow.far.Close()
+	w.eventually("its record ends", func() bool { return count(datapath.PodMapPodEstablished, unix.IPPROTO_TCP) == 0 })
+}
