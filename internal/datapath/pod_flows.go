@@ -143,7 +143,7 @@ func (d *Datapath) UntrackPodFlows(flows []kernelct.Flow) error {
 	defer kernel.Close()
 	records, now := newPodRecords(d.maps), kernelclock.CoarseSeconds()
 	for _, f := range flows {
-		open, err := kernelct.IsOpen(f)
+		open, err := kernel.IsOpen(f)
 		if err != nil {
 			return err
 		}

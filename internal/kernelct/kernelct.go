@@ -49,6 +49,7 @@ const (
 // Table is the kernel's conntrack. It may be used by one goroutine at a time.
 type Table struct {
 	sockets map[int]*nl.SocketHandle
+	reader  *conntrack.Conn
 	// Timeouts of entries that Create makes, in seconds: TCP in state ESTABLISHED, and UDP streams.
 	tcp, udp uint32
 }
@@ -59,8 +60,13 @@ func Open() (*Table, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open a socket to the kernel's conntrack: %w", err)
 	}
+	reader, err := conntrack.Dial(nil)
+	if err != nil {
+		socket.Close()
+		return nil, fmt.Errorf("open a socket to the kernel's conntrack: %w", err)
+	}
 	return &Table{
-		map[int]*nl.SocketHandle{unix.NETLINK_NETFILTER: {Socket: socket}},
+		map[int]*nl.SocketHandle{unix.NETLINK_NETFILTER: {Socket: socket}}, reader,
 		timeout("tcp_timeout_established", 432000), timeout("udp_timeout_stream", 120),
 	}, nil
 }
@@ -78,8 +84,9 @@ func timeout(name string, otherwise uint32) uint32 {
 	return uint32(n)
 }
 
-// Close closes the socket.
+// Close closes the sockets.
 func (t *Table) Close() {
+	t.reader.Close()
 	for _, s := range t.sockets {
 		s.Close()
 	}
@@ -175,13 +182,8 @@ func tcpInfo(state byte) *nl.RtAttr {
 
 // IsOpen reports whether the kernel's conntrack has a flow, in the direction of its opener and without NAT, that is
 // open.
-func IsOpen(f Flow) (bool, error) {
-	c, err := conntrack.Dial(nil)
-	if err != nil {
-		return false, fmt.Errorf("open the kernel's conntrack: %w", err)
-	}
-	defer c.Close()
-	e, err := c.Get(conntrack.Flow{TupleOrig: conntrack.Tuple{
+func (t *Table) IsOpen(f Flow) (bool, error) {
+	e, err := t.reader.Get(conntrack.Flow{TupleOrig: conntrack.Tuple{
 		IP:    conntrack.IPTuple{SourceAddress: f.Source.Addr(), DestinationAddress: f.Destination.Addr()},
 		Proto: conntrack.ProtoTuple{Protocol: f.Protocol, SourcePort: f.Source.Port(), DestinationPort: f.Destination.Port()},
 	}})

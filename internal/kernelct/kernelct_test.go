@@ -45,7 +45,7 @@ func TestEntries(t *testing.T) {
 				f := Flow{netip.MustParseAddrPort(ends[0]), netip.MustParseAddrPort(ends[1]), protocol}
 				open := func(when string, f Flow, want bool) {
 					t.Helper()
-					if got, err := IsOpen(f); got != want || err != nil {
+					if got, err := table.IsOpen(f); got != want || err != nil {
 						t.Errorf("%s: %v is open: %t, %v; want %t", when, f, got, err, want)
 					}
 				}

@@ -439,12 +439,17 @@ func (w *world) wantOnStack(flows []*openFlow)    { w.t.Helper(); w.wantTracked(
 func (w *world) wantTracked(flows []*openFlow, want bool) {
 	w.t.Helper()
 	w.must(w.Host("node-a").Do(func() error {
+		kernel, err := kernelct.Open()
+		if err != nil {
+			return err
+		}
+		defer kernel.Close()
 		for _, f := range flows {
 			one := kernelct.Flow{Source: addrPortOf(f.near.LocalAddr()), Destination: addrPortOf(f.near.RemoteAddr()), Protocol: unix.IPPROTO_TCP}
 			if _, ok := f.near.(*net.TCPConn); !ok {
 				one.Protocol = unix.IPPROTO_UDP
 			}
-			tracked, err := kernelct.IsOpen(one)
+			tracked, err := kernel.IsOpen(one)
 			if err != nil {
 				return err
 			}
