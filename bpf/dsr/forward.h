@@ -21,6 +21,7 @@
 #include "conntrack/update.h"
 #include "encap/encap.h"
 #include "encap/path_mtu.h"
+#include "filter/xfrm.h"
 #include "lb/address.h"
 #include "lb/backend_select.h"
 #include "lb/frontend.h"
@@ -148,6 +149,8 @@ static __always_inline enum action new_flow_dsr(struct context *ctx, struct scra
 	action = dsr_route_or_reply(ctx, w, &backend->node, 1);
 	if (action != ACTION_CONTINUE)
 		return action;
+	if (w->dsr != DSR_OPT && xfrm_concerns(&w->outer))
+		return drop(ctx, w, EDGE_DROP_XFRM);
 	if (ct_insert_one_way(w))
 		return drop(ctx, w, EDGE_DROP_INSERT_FAILED);
 	return dsr_send(ctx, w, EDGE_NEW);

@@ -26,6 +26,7 @@
 #include "encap/parse.h"
 #include "filter/prefilter.h"
 #include "filter/source_class.h"
+#include "filter/xfrm.h"
 #include "icmp/quote.h"
 #include "lb/address.h"
 #include "lb/backend_select.h"
@@ -63,6 +64,8 @@ static __always_inline enum action new_flow_remote(struct context *ctx, struct s
 		return drop(ctx, w, no_route_reason(routed));
 	if (address_is_unspecified(&w->ct.xlate.source))
 		return drop(ctx, w, EDGE_DROP_NO_ADDRESS);
+	if (xfrm_concerns(&w->ct.xlate)) /* from the node's address */
+		return drop(ctx, w, EDGE_DROP_XFRM);
 	reason = ct_create(ctx, 0);
 	if (reason != EDGE_NEW && reason != EDGE_RECOVERED)
 		return drop(ctx, w, reason);
@@ -282,7 +285,7 @@ static __always_inline int backend_gone(const struct scratch *w, const struct ct
 
 /* Sends a packet to the backend of its slot. Only the node's own ports are shared with the kernel's
  * flows, and such a flow has no first packet here: every packet that is no SYN asks. Sources are
- * validated at the SYN, so that a forger opens no connection. */
+ * validated, and XFRM policies asked for, at the SYN: no other packet opens a connection. */
 static __always_inline enum action send_untracked(struct context *ctx, struct scratch *w,
 						  const struct backend *backend)
 {
@@ -290,6 +293,8 @@ static __always_inline enum action send_untracked(struct context *ctx, struct sc
 
 	if (tcp_opens(&w->packet) && !source_is_valid(ctx, w))
 		return drop(ctx, w, EDGE_DROP_REVERSE_PATH);
+	if (tcp_opens(&w->packet) && xfrm_concerns(&w->packet.tuple))
+		return drop(ctx, w, EDGE_DROP_XFRM);
 	return action == ACTION_CONTINUE ? forward_untracked(ctx, w, backend) : action;
 }
 

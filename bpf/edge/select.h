@@ -11,6 +11,7 @@
 #include "edge/kernel_flow.h"
 #include "edge/source.h"
 #include "filter/source_class.h"
+#include "filter/xfrm.h"
 #include "lb/address.h"
 #include "lb/backend_select.h"
 #include "lb/frontend.h"
@@ -115,6 +116,8 @@ static __always_inline enum action edge_select(struct context *ctx, struct scrat
 	ct->xlate = p->tuple;
 	ct->xlate.destination = backend->address;
 	ct->xlate.destination_port = backend->port;
+	if (xfrm_concerns(&p->tuple) || xfrm_concerns(&ct->xlate))
+		return drop(ctx, w, EDGE_DROP_XFRM);
 	*selected = backend;
 	return ACTION_CONTINUE;
 }

@@ -50,3 +50,27 @@ struct prefilter {
 	struct prefilter_network6 pods6[PREFILTER_PODS];
 	__u64 bits[2 * PREFILTER_WORDS];
 };
+
+#define XFRM_PAIRS 128
+
+/* The packets that an XFRM policy matches; replies have both ends exchanged. Addresses and ports
+ * are those of the selector, and zero outside of the masks. */
+struct xfrm_pair {
+	struct address source;
+	struct address source_mask;
+	struct address destination;
+	struct address destination_mask;
+	__be16 source_port;
+	__be16 source_port_mask;
+	__be16 destination_port;
+	__be16 destination_port_mask;
+	__u32 protocol; /* 0: any */
+	__u32 reserved;
+};
+
+/* The packets that may not be sent or accepted as they are. */
+struct xfrm_pairs {
+	__u32 count;
+	__u32 reserved;
+	struct xfrm_pair pairs[XFRM_PAIRS];
+};

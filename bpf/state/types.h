@@ -50,6 +50,7 @@ enum edge_reason {
 	/* The stack does not accept the source at the device: reverse path filtering (rp_filter),
 	 * or an address of the node itself. */
 	EDGE_DROP_REVERSE_PATH,
+	EDGE_DROP_XFRM, /* an XFRM policy concerns the flow, which would pass in clear */
 	EDGE_REASONS,
 };
 

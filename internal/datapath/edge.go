@@ -16,6 +16,9 @@ import (
 type (
 	// EdgeDevice are the node's addresses on a device.
 	EdgeDevice = EdgeTCEdgeDevice
+	// XFRMPolicies are the packets that XFRM policies concern, XFRMPair those of one policy.
+	XFRMPolicies = EdgeTCXfrmPairs
+	XFRMPair     = EdgeTCXfrmPair
 )
 
 // Flags of EdgeDevice.Sources: how the kernel validates the source of IPv4 packets that arrive by a device.
@@ -115,6 +118,11 @@ func CheckSNATPorts(ranges []PortRange) error {
 // EdgeDevices returns the table of devices by their index.
 func (d *Datapath) EdgeDevices() Hash[uint32, EdgeDevice] {
 	return kernelHash[uint32, EdgeDevice]{EdgeTCMapEdgeDevices, d.maps[EdgeTCMapEdgeDevices]}
+}
+
+// XFRMPolicies returns the table whose entry 0 has the XFRM policies that new flows ask for.
+func (d *Datapath) XFRMPolicies() Hash[uint32, XFRMPolicies] {
+	return kernelHash[uint32, XFRMPolicies]{EdgeTCMapXfrmPolicies, d.maps[EdgeTCMapXfrmPolicies]}
 }
 
 // Balancers returns the table of networks whose encapsulated packets are for backends of this node.

@@ -78,6 +78,7 @@ var socketTables = []Table{
 
 var edgeTables = []Table{
 	{Name: EdgeTCMapEdgeDevices, Kind: ConfigTable, Fixed: edgeDeviceLimit, Copy: CopyEntries},
+	{Name: EdgeTCMapXfrmPolicies, Kind: ConfigTable, Fixed: 1, Copy: CopyEntries},
 	{Name: EdgeTCMapBalancers, Kind: ConfigTable, Fixed: networkLimit, Copy: CopyEntries,
 		Remedy: "set --dsr-balancers to the nodes' networks, which cover the addresses inside"},
 	// The agent clears these three when it starts (Events.unwatch, DSRChecks).

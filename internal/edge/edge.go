@@ -15,6 +15,7 @@ import (
 	"beeline.io/beeline/internal/conntrack"
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/netdev"
+	"beeline.io/beeline/internal/node"
 	"beeline.io/beeline/internal/service"
 	"beeline.io/beeline/internal/wakeup"
 	"beeline.io/beeline/internal/xdpdispatch"
@@ -63,6 +64,7 @@ type Datapath interface {
 	DetachEdge(device int, hooks ...datapath.EdgeHook) error
 	EdgeAttachments() ([]datapath.EdgeAttachment, error)
 	EdgeDevices() datapath.Hash[uint32, datapath.EdgeDevice]
+	XFRMPolicies() datapath.Hash[uint32, datapath.XFRMPolicies]
 	Prefilter() *datapath.Prefilter
 }
 
@@ -74,6 +76,7 @@ type Edge struct {
 	read     func(backends []netip.Addr) ([]Device, error)
 	deviceTo func(netip.Addr) (device int, err error)
 	lost     func(device string) uint64 // netdev.XDPLosses
+	policies func() ([]node.XFRMPolicy, error)
 
 	changed wakeup.Signal // devices, addresses or routes
 
@@ -86,6 +89,7 @@ type Edge struct {
 	devices        map[int]*attached
 	problems       condition.List // not of one device
 	logged         condition.List // of the last reconcile: each is logged once while it lasts
+	withheld       condition.List // XFRM policies, and that they are not known
 	bypassed       condition.List // packet filters that the edge's packets bypass
 	tables         map[uint32]datapath.EdgeDevice
 	dsr            []DSRStatus
@@ -111,7 +115,7 @@ type attached struct {
 func New(d Datapath, flows *conntrack.Tables, c Config) *Edge {
 	return &Edge{
 		config: c, datapath: d, flows: flows, read: readDevices, deviceTo: netdev.DeviceTo, lost: netdev.XDPLosses,
-		changed: wakeup.NewSignal(),
+		policies: node.XFRMPolicies, changed: wakeup.NewSignal(),
 		devices: map[int]*attached{}, sysctls: netdev.SysctlRoot,
 	}
 }
@@ -121,6 +125,7 @@ func (e *Edge) Start() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.ready = true
+	e.writePolicies()
 	if err := e.noteEarlier(); err != nil {
 		e.config.Log.Error("replies of an earlier agent's flows may be lost", "error", err)
 	}

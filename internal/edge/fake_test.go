@@ -30,6 +30,7 @@ type kernel struct {
 	assured   conntracktest.Table
 	attach    int // calls
 	prefilter *datapath.Prefilter
+	policies  policyTable
 	tcError   error
 }
 
@@ -82,6 +83,18 @@ func (k *kernel) EdgeAttachments() (all []datapath.EdgeAttachment, _ error) {
 
 func (k *kernel) EdgeDevices() datapath.Hash[uint32, datapath.EdgeDevice] { return k.table }
 func (k *kernel) Prefilter() *datapath.Prefilter                          { return k.prefilter }
+
+func (k *kernel) XFRMPolicies() datapath.Hash[uint32, datapath.XFRMPolicies] { return &k.policies }
+
+// policyTable is the table of XFRM policies.
+type policyTable struct{ row datapath.XFRMPolicies }
+
+func (p *policyTable) Max() uint32                                 { return 1 }
+func (p *policyTable) Put(_ uint32, v datapath.XFRMPolicies) error { p.row = v; return nil }
+func (p *policyTable) Delete(uint32) error                         { return nil }
+func (p *policyTable) All() (map[uint32]datapath.XFRMPolicies, error) {
+	return map[uint32]datapath.XFRMPolicies{0: p.row}, nil
+}
 
 // hash is the table of devices.
 type hash map[uint32]datapath.EdgeDevice

@@ -84,6 +84,7 @@ var Reasons = map[string]string{
 	"kernel_flow":            "passed unchanged: of a flow in the kernel's conntrack, such as the answer to a masqueraded pod",
 	"kernel_socket":          "passed unchanged: to a socket of this node that is connected to the sender",
 	"drop_reverse_path":      "dropped: the source is an address of this node, or rp_filter does not allow it at this device",
+	"drop_xfrm":              "dropped: an XFRM policy concerns the flow, which would pass in clear",
 	"to_tc":                  "passed by XDP to tc: another device, an unresolved next hop, a packet to fragment, or no room for a reply",
 }
 

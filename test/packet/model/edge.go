@@ -43,6 +43,7 @@ const (
 	KernelFlow
 	KernelSocket
 	DropReversePath
+	DropXFRM
 	Reasons
 )
 

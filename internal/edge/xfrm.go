@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package edge
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"beeline.io/beeline/internal/condition"
+	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/node"
+	"beeline.io/beeline/internal/wakeup"
+)
+
+// followPolicies writes the XFRM policies when they have changed, until ctx ends.
+func (e *Edge) followPolicies(ctx context.Context) error {
+	changed, ended := wakeup.NewSignal(), make(chan error, 1)
+	go func() { ended <- node.WatchXFRMPolicies(ctx, changed) }()
+	for {
+		select {
+		case err := <-ended:
+			return err
+		case <-changed:
+		}
+		if !sleep(ctx, settleTime) {
+			return <-ended
+		}
+		e.mu.Lock()
+		e.writePolicies()
+		e.mu.Unlock()
+	}
+}
+
+// writePolicies has the programs drop new flows that XFRM policies concern. If the policies cannot be read or written,
+// those written last stay. The caller holds the lock.
+func (e *Edge) writePolicies() {
+	policies, err := e.policies()
+	if err == nil {
+		policies = slices.DeleteFunc(policies, func(p node.XFRMPolicy) bool { return !concernsEdge(&p) })
+		err = e.datapath.XFRMPolicies().Put(0, pairsOf(policies))
+	}
+	var all condition.List
+	switch {
+	case err != nil:
+		all = append(all, condition.EdgeXFRMUnknown.New("%v", err))
+	case len(policies) > 0:
+		all = append(all, condition.EdgeWithheldByXFRM.New("new flows that XFRM policies concern are dropped: %s", describe(policies)))
+	}
+	for _, c := range all {
+		if !slices.Contains(e.withheld, c) {
+			e.config.Log.Warn("the edge: "+c.Message, "code", string(c.Code), "remedy", c.Remedy)
+		}
+	}
+	e.withheld = all
+}
+
+// concernsEdge reports whether a policy can match packets of clients and backends, which have no mark as they arrive.
+// An xfrm interface applies its policies itself to what the edge sends there, and only what was encrypted arrives by
+// it.
+func concernsEdge(p *node.XFRMPolicy) bool { return p.Interface == 0 && p.MatchesUnmarked() }
+
+// pairsOf returns the packets that policies concern. Policies of several directions that match the same packets, or
+// their replies, are one. If there are more than fit, all packets are concerned.
+func pairsOf(policies []node.XFRMPolicy) (all datapath.XFRMPolicies) {
+	seen := map[datapath.XFRMPair]bool{}
+	add := func(pair datapath.XFRMPair) {
+		if seen[pair] || seen[reversed(pair)] || int(all.Count) >= len(all.Pairs) {
+			return
+		}
+		seen[pair] = true
+		all.Pairs[all.Count] = pair
+		all.Count++
+	}
+	for i := range policies {
+		add(pairOf(&policies[i]))
+	}
+	if len(seen) < len(all.Pairs) {
+		return all
+	}
+	all = datapath.XFRMPolicies{}
+	clear(seen)
+	add(datapath.XFRMPair{})
+	return all
+}
+
+func pairOf(p *node.XFRMPolicy) datapath.XFRMPair {
+	return datapath.XFRMPair{
+		Source: datapath.AddressFrom(p.Source.Addr()), SourceMask: maskOf(p.Source),
+		Destination: datapath.AddressFrom(p.Destination.Addr()), DestinationMask: maskOf(p.Destination),
+		SourcePort: datapath.NetworkOrder(p.SourcePort.Value & p.SourcePort.Mask), SourcePortMask: datapath.NetworkOrder(p.SourcePort.Mask),
+		DestinationPort: datapath.NetworkOrder(p.DestinationPort.Value & p.DestinationPort.Mask), DestinationPortMask: datapath.NetworkOrder(p.DestinationPort.Mask),
+		Protocol: uint32(p.Protocol),
+	}
+}
+
+func reversed(p datapath.XFRMPair) datapath.XFRMPair {
+	p.Source, p.Destination, p.SourceMask, p.DestinationMask = p.Destination, p.Source, p.DestinationMask, p.SourceMask
+	p.SourcePort, p.DestinationPort, p.SourcePortMask, p.DestinationPortMask = p.DestinationPort, p.SourcePort, p.DestinationPortMask, p.SourcePortMask
+	return p
+}
+
+// maskOf returns the mask of a prefix. IPv4 is mapped into IPv6, and matches no IPv6.
+func maskOf(p netip.Prefix) (mask datapath.Address) {
+	bits := p.Bits()
+	if p.Addr().Is4() {
+		bits += 96
+	}
+	for i := range mask.Bytes {
+		n := min(max(bits-8*i, 0), 8)
+		mask.Bytes[i] = ^byte(0xff >> n)
+	}
+	return mask
+}
+
+// mostDescribed is how many policies the condition names.
+const mostDescribed = 3
+
+func describe(policies []node.XFRMPolicy) string {
+	var all []string
+	for i := range policies[:min(len(policies), mostDescribed)] {
+		all = append(all, policies[i].String())
+	}
+	if more := len(policies) - mostDescribed; more > 0 {
+		all = append(all, fmt.Sprintf("and %d more", more))
+	}
+	return strings.Join(all, "; ")
+}
