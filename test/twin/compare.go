@@ -39,10 +39,11 @@ var normalised = []struct {
 // other way round is a difference. And of a merged packet of which only some segments have to be fragmented, the others
 // may overtake these, because fragments take the stack.
 func agree(got [2][]seen) bool {
-	shortcut, stack := got[0], got[1]
-	if slices.ContainsFunc(stack, seen.isFragment) {
-		shortcut, stack = slices.SortedFunc(slices.Values(shortcut), inOrder), slices.SortedFunc(slices.Values(stack), inOrder)
+	order := byEnd
+	if slices.ContainsFunc(got[1], seen.isFragment) {
+		order = byContent
 	}
+	shortcut, stack := slices.SortedStableFunc(slices.Values(got[0]), order), slices.SortedStableFunc(slices.Values(got[1]), order)
 	return slices.EqualFunc(shortcut, stack, func(shortcut, stack seen) bool {
 		if shortcut.status&unix.TP_STATUS_CSUM_VALID == 0 {
 			stack.status &^= unix.TP_STATUS_CSUM_VALID
@@ -51,7 +52,9 @@ func agree(got [2][]seen) bool {
 	})
 }
 
-func inOrder(a, b seen) int { return cmp.Or(cmp.Compare(a.end, b.end), cmp.Compare(a.frame, b.frame)) }
+func byEnd(a, b seen) int { return cmp.Compare(a.end, b.end) }
+
+func byContent(a, b seen) int { return cmp.Or(byEnd(a, b), cmp.Compare(a.frame, b.frame)) }
 
 // isFragment is about IPv4, which routers fragment.
 func (p seen) isFragment() bool {

@@ -68,7 +68,15 @@ func (s *side) prepare() error {
 			}
 		}
 	}
+	if err := s.keepNeighbours(); err != nil {
+		return err
+	}
 	return s.sysctl(nodeA, "ipv4/icmp_msgs_per_sec=1000000", "ipv4/icmp_msgs_burst=1000000", "ipv4/icmp_ratemask=0", "ipv6/icmp/ratelimit=0")
+}
+
+// keepNeighbours has the node take neighbours for reachable until a change of the test.
+func (s *side) keepNeighbours() error {
+	return s.run(nodeA, "sh", "-ec", "for f in /proc/sys/net/ipv[46]/neigh/*/base_reachable_time_ms; do echo 3600000 > $f; done")
 }
 
 // open opens the sockets that send and receive.
