@@ -56,7 +56,7 @@ func (s *side) own(v6 bool) netip.Addr {
 // second flow at a port, is an error.
 func (s *side) learn(sent Frame, a arrival) error {
 	t := transport(a.packet())
-	if s.layout.server == 0 || t == nil || t.to != s.layout.server || t.source != s.own(t.v6) || sent.Protocol != t.protocol {
+	if s.layout.server == 0 || sent.Ports[0] == s.layout.server || t == nil || t.to != s.layout.server || t.source != s.own(t.v6) || sent.Protocol != t.protocol {
 		return nil
 	}
 	flow, port := snatFlow{t.v6, t.protocol, sent.Ports[0]}, snatPort{t.v6, t.protocol, t.from}
