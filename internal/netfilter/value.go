@@ -51,8 +51,6 @@ type value struct {
 	byDevice bool
 }
 
-func unknown() value { return value{} }
-
 func constantOf(data []byte) value {
 	return value{field: constant, size: uint32(len(data)), v4: data, v6: data}
 }
