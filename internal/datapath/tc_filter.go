@@ -10,6 +10,8 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"beeline.io/beeline/internal/tcfilter"
 )
 
 // Where the kernel has no links for tc (before Linux 6.6) the programs are filters of the qdisc clsact, identified
@@ -23,7 +25,7 @@ const (
 )
 
 // filterNamePrefix is the prefix of the names of a component's filters.
-func filterNamePrefix(component string) string { return "beeline_" + component + "_" }
+func filterNamePrefix(component string) string { return tcfilter.OwnPrefix + component + "_" }
 
 // filterName distinguishes the agents of several bpffs directories.
 func filterName(bpffs, component string) string {

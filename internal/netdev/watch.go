@@ -6,6 +6,8 @@ package netdev
 import (
 	"context"
 	"fmt"
+	"slices"
+	"syscall"
 	"time"
 
 	"github.com/vishvananda/netlink/nl"
@@ -23,8 +25,17 @@ func Watch(ctx context.Context, changed wakeup.Signal, groups ...uint) error {
 
 // WatchFamily is Watch for the groups of a netlink family (netlink(7)).
 func WatchFamily(ctx context.Context, changed wakeup.Signal, family int, groups ...uint) error {
+	return watch(ctx, changed, family, func(syscall.NetlinkMessage) bool { return true }, groups)
+}
+
+// WatchSome is Watch for the messages for which a function returns true.
+func WatchSome(ctx context.Context, changed wakeup.Signal, concerns func(syscall.NetlinkMessage) bool, groups ...uint) error {
+	return watch(ctx, changed, unix.NETLINK_ROUTE, concerns, groups)
+}
+
+func watch(ctx context.Context, changed wakeup.Signal, family int, concerns func(syscall.NetlinkMessage) bool, groups []uint) error {
 	for {
-		if err := subscribe(ctx, changed, family, groups); err != nil {
+		if err := subscribe(ctx, changed, family, concerns, groups); err != nil {
 			return fmt.Errorf("watch the network of this node: %w", err)
 		}
 		select {
@@ -36,7 +47,7 @@ func WatchFamily(ctx context.Context, changed wakeup.Signal, family int, groups 
 }
 
 // subscribe runs one subscription until it ends.
-func subscribe(ctx context.Context, changed wakeup.Signal, family int, groups []uint) error {
+func subscribe(ctx context.Context, changed wakeup.Signal, family int, concerns func(syscall.NetlinkMessage) bool, groups []uint) error {
 	s, err := nl.Subscribe(family, groups...)
 	if err != nil {
 		return err
@@ -50,7 +61,7 @@ func subscribe(ctx context.Context, changed wakeup.Signal, family int, groups []
 		if err != nil || ctx.Err() != nil {
 			return nil
 		}
-		if len(messages) > 0 {
+		if slices.ContainsFunc(messages, concerns) {
 			changed.Send()
 		}
 	}

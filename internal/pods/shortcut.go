@@ -20,6 +20,7 @@ import (
 	"beeline.io/beeline/internal/kernelct"
 	"beeline.io/beeline/internal/netdev"
 	"beeline.io/beeline/internal/node"
+	"beeline.io/beeline/internal/tcfilter"
 	"beeline.io/beeline/internal/wakeup"
 )
 
@@ -147,9 +148,7 @@ func (s *Shortcut) watchNetwork(ctx context.Context) error {
 
 // watchQueues waits for changes of queues and filters of tc.
 func (s *Shortcut) watchQueues(ctx context.Context) error {
-	return watch(ctx, s.filtersChanged, func(ctx context.Context, changed wakeup.Signal) error {
-		return netdev.Watch(ctx, changed, unix.RTNLGRP_TC)
-	})
+	return watch(ctx, s.filtersChanged, tcfilter.Watch)
 }
 
 // watchXFRM waits for changes of XFRM policies.

@@ -3,16 +3,21 @@
 package tcfilter
 
 import (
+	"context"
 	"fmt"
 	"regexp"
 	"runtime"
 	"testing"
+	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"beeline.io/beeline/internal/netns"
+	"beeline.io/beeline/internal/wakeup"
 )
 
 // What is at a device is found as it comes and goes; Beeline's own programs do not count.
@@ -108,4 +113,93 @@ func filter(index int, parent uint32, p *ebpf.Program) netlink.Filter {
 		FilterAttrs: netlink.FilterAttrs{LinkIndex: index, Parent: parent, Handle: 1, Priority: 1, Protocol: unix.ETH_P_ALL},
 		Fd:          p.FD(), Name: "test", DirectAction: true,
 	}
+}
+
+// Changes of queues and of others' filters are signalled, those of Beeline's own filters are not.
+func TestWatch(t *testing.T) {
+	done := make(chan error)
+	go func() {
+		runtime.LockOSThread() // the thread ends with the goroutine
+		err := unix.Unshare(unix.CLONE_NEWNET)
+		if err == nil {
+			err = watch(t)
+		}
+		done <- err
+	}()
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+}
+
+func watch(t *testing.T) error {
+	if err := netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "eth0"}, PeerName: "eth1"}); err != nil {
+		return err
+	}
+	device, err := netlink.LinkByName("eth0")
+	if err != nil {
+		return err
+	}
+	program, err := passing("any")
+	if err != nil {
+		return err
+	}
+	defer program.Close()
+	here, err := netns.Current()
+	if err != nil {
+		return err
+	}
+	defer here.Close()
+	changed, ended := wakeup.NewSignal(), make(chan error, 1)
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() { ended <- here.Do(func() error { return Watch(ctx, changed) }) }()
+	defer func() {
+		cancel()
+		<-ended
+	}()
+	<-changed // the start
+	index := device.Attrs().Index
+	own := filter(index, netlink.HANDLE_MIN_INGRESS, program).(*netlink.BpfFilter)
+	own.Name, own.Priority = OwnPrefix+"pod_12345678", 2
+	other := filter(index, netlink.HANDLE_MIN_INGRESS, program)
+	tbf := &netlink.Tbf{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: index, Parent: netlink.HANDLE_ROOT}, Rate: 1e6, Limit: 1e5, Buffer: 1e4}
+	for _, step := range []struct {
+		name   string
+		do     func() error
+		signal bool
+	}{
+		{"add clsact", func() error { return netlink.QdiscAdd(clsact(index)) }, false},
+		{"add an own filter", func() error { return netlink.FilterReplace(own) }, false},
+		{"replace it", func() error { return netlink.FilterReplace(own) }, false},
+		{"add another's", func() error { return netlink.FilterAdd(other) }, true},
+		{"delete the own filter", func() error { return netlink.FilterDel(own) }, false},
+		{"add a queue", func() error { return netlink.QdiscAdd(tbf) }, true},
+		{"delete another's filter", func() error { return netlink.FilterDel(other) }, true},
+	} {
+		if err := step.do(); err != nil {
+			return fmt.Errorf("%s: %w", step.name, err)
+		}
+		limit := 300 * time.Millisecond // the signals come within microseconds
+		if step.signal {
+			limit = time.Minute
+		}
+		select {
+		case <-changed:
+			if !step.signal {
+				t.Errorf("%s: a signal", step.name)
+			}
+			for { // of the same change
+				select {
+				case <-changed:
+					continue
+				case <-time.After(100 * time.Millisecond):
+				}
+				break
+			}
+		case <-time.After(limit):
+			if step.signal {
+				t.Errorf("%s: no signal", step.name)
+			}
+		}
+	}
+	return nil
 }
