@@ -27,7 +27,7 @@ var offloadNames = [offloadSides + 1]string{"stack", "stack (A/A)", "flow cache"
 
 // offloadRules drop what conntrack finds invalid, as kube-proxy's rules do, and translate packets to the first address
 // to the second one, with another port, and their source to the router's.
-const offloadRules = `table ip offload {
+const offloadRules = `table ip router {
 	chain forward { type filter hook forward priority 0; ct state invalid drop; ct state new counter; }
 	chain before { type nat hook prerouting priority -100; meta l4proto { tcp, udp } ip daddr %s counter dnat to %s:%d; }
 	chain after { type nat hook postrouting priority 100; ct status dnat masquerade; }

@@ -129,8 +129,8 @@ func runOffloadPackets(ctx context.Context, b *bench) (err error) {
 	rig := &offloadRig{bench: b, line: line, router: router, bpffs: agent.BPFFS(), device: line.near, programs: map[ebpf.AttachType]*ebpf.Program{}}
 	defer func() { err = errors.Join(err, rig.end()) }()
 	sides := map[bool]*rateSide{
-		false: {line: line, service: offloadPlain, becomes: becomesNothing, begun: ruleCount(ctx, router, `ct state new counter packets (\d+) `, []string{"nft", "list", "chain", "ip", "offload", "forward"})},
-		true:  {line: line, set: 1, service: rateService, becomes: becomesSNAT, begun: ruleCount(ctx, router, `daddr \S+ counter packets (\d+) `, []string{"nft", "list", "chain", "ip", "offload", "before"})},
+		false: {line: line, service: offloadPlain, becomes: becomesNothing, begun: ruleCount(ctx, router, `ct state new counter packets (\d+) `, []string{"nft", "list", "chain", "ip", "router", "forward"})},
+		true:  {line: line, set: 1, service: rateService, becomes: becomesSNAT, begun: ruleCount(ctx, router, `daddr \S+ counter packets (\d+) `, []string{"nft", "list", "chain", "ip", "router", "before"})},
 	}
 	for _, nat := range []bool{false, true} {
 		if err := sides[nat].prove(ctx, offloadPause); err != nil {
