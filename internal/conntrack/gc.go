@@ -99,13 +99,25 @@ func (d Deleted) Total() uint64 { return d[service.IPv4] + d[service.IPv6] }
 func DeleteStaleUDP(tables *Tables, serves func(datapath.Connection) bool, wait func() error) (Deleted, error) {
 	deleted := Deleted{}
 	gone := func(key Tuple) { deleted[service.FamilyOf(key.From().Addr())]++ }
+	_, err := deleteFromAll(tables, gone, func(key Tuple, e *Entry) bool {
+		return key.Protocol == unix.IPPROTO_UDP && !serves(e.Connection(key))
+	}, wait)
+	return deleted, err
+}
+
+// DeleteFlows deletes the flows that over returns true for one entry of, and returns their number. wait returns when
+// all programs have ended that may still create such a flow, or move it from one table to the other.
+func DeleteFlows(tables *Tables, over func(Tuple, *Entry) bool, wait func() error) (uint64, error) {
+	return deleteFromAll(tables, nil, over, wait)
+}
+
+func deleteFromAll(tables *Tables, gone func(Tuple), over func(Tuple, *Entry) bool, wait func() error) (deleted uint64, err error) {
 	for _, table := range tables.All() {
 		if err := wait(); err != nil {
 			return deleted, err
 		}
-		_, err := deleteFlows(table, nil, gone, func(key Tuple, e *Entry) bool {
-			return key.Protocol == unix.IPPROTO_UDP && !serves(e.Connection(key))
-		})
+		n, err := deleteFlows(table, nil, gone, over)
+		deleted += n
 		if err != nil {
 			return deleted, err
 		}

@@ -65,6 +65,7 @@ type Datapath interface {
 	EdgeAttachments() ([]datapath.EdgeAttachment, error)
 	EdgeDevices() datapath.Hash[uint32, datapath.EdgeDevice]
 	XFRMPolicies() datapath.Hash[uint32, datapath.XFRMPolicies]
+	WaitForReaders() error
 	Prefilter() *datapath.Prefilter
 }
 

@@ -84,6 +84,8 @@ func (k *kernel) EdgeAttachments() (all []datapath.EdgeAttachment, _ error) {
 func (k *kernel) EdgeDevices() datapath.Hash[uint32, datapath.EdgeDevice] { return k.table }
 func (k *kernel) Prefilter() *datapath.Prefilter                          { return k.prefilter }
 
+func (k *kernel) WaitForReaders() error { return nil }
+
 func (k *kernel) XFRMPolicies() datapath.Hash[uint32, datapath.XFRMPolicies] { return &k.policies }
 
 // policyTable is the table of XFRM policies.

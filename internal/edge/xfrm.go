@@ -8,35 +8,67 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"time"
 
 	"beeline.io/beeline/internal/condition"
+	"beeline.io/beeline/internal/conntrack"
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/node"
 	"beeline.io/beeline/internal/wakeup"
 )
 
-// followPolicies writes the XFRM policies when they have changed, until ctx ends.
+// policyShare: walks of all flows for policies take at most 1/policyShare of the time.
+const policyShare = 20
+
+// followPolicies writes the XFRM policies when they have changed, and deletes the flows that they concern, until ctx
+// ends.
 func (e *Edge) followPolicies(ctx context.Context) error {
 	changed, ended := wakeup.NewSignal(), make(chan error, 1)
 	go func() { ended <- node.WatchXFRMPolicies(ctx, changed) }()
+	var last []node.XFRMPolicy
+	pause := settleTime
 	for {
 		select {
 		case err := <-ended:
 			return err
 		case <-changed:
 		}
-		if !sleep(ctx, settleTime) {
+		if !sleep(ctx, pause) {
 			return <-ended
 		}
 		e.mu.Lock()
-		e.writePolicies()
+		policies := e.writePolicies()
 		e.mu.Unlock()
+		pause = settleTime
+		if len(policies) > 0 && !slices.Equal(policies, last) {
+			begin := time.Now()
+			e.deleteConcerned(policies)
+			pause = max(settleTime, policyShare*time.Since(begin))
+		}
+		last = policies
 	}
 }
 
-// writePolicies has the programs drop new flows that XFRM policies concern. If the policies cannot be read or written,
-// those written last stay. The caller holds the lock.
-func (e *Edge) writePolicies() {
+// deleteConcerned deletes the flows that policies concern: their next packet is that of a new flow.
+func (e *Edge) deleteConcerned(policies []node.XFRMPolicy) {
+	concerned := func(from, to netip.AddrPort, protocol uint8) bool {
+		return slices.ContainsFunc(policies, func(p node.XFRMPolicy) bool { return p.Matches(from, to, protocol) || p.Matches(to, from, protocol) })
+	}
+	n, err := conntrack.DeleteFlows(e.flows, func(key conntrack.Tuple, entry *conntrack.Entry) bool {
+		from, to := entry.Xlate.From(), entry.Xlate.To()
+		return concerned(key.From(), key.To(), key.Protocol) || concerned(from, to, key.Protocol) || concerned(key.From(), to, key.Protocol)
+	}, e.datapath.WaitForReaders)
+	if err != nil {
+		e.config.Log.Error("flows that XFRM policies concern may go on in clear", "error", err)
+	}
+	if n > 0 {
+		e.config.Log.Warn("deleted flows that XFRM policies concern", "flows", n)
+	}
+}
+
+// writePolicies has the programs drop new flows that XFRM policies concern, and returns these policies. If the policies
+// cannot be read or written, those written last stay. The caller holds the lock.
+func (e *Edge) writePolicies() []node.XFRMPolicy {
 	policies, err := e.policies()
 	if err == nil {
 		policies = slices.DeleteFunc(policies, func(p node.XFRMPolicy) bool { return !concernsEdge(&p) })
@@ -47,7 +79,7 @@ func (e *Edge) writePolicies() {
 	case err != nil:
 		all = append(all, condition.EdgeXFRMUnknown.New("%v", err))
 	case len(policies) > 0:
-		all = append(all, condition.EdgeWithheldByXFRM.New("new flows that XFRM policies concern are dropped: %s", describe(policies)))
+		all = append(all, condition.EdgeWithheldByXFRM.New("flows that XFRM policies concern are dropped: %s", describe(policies)))
 	}
 	for _, c := range all {
 		if !slices.Contains(e.withheld, c) {
@@ -55,6 +87,10 @@ func (e *Edge) writePolicies() {
 		}
 	}
 	e.withheld = all
+	if err != nil {
+		return nil
+	}
+	return policies
 }
 
 // concernsEdge reports whether a policy can match packets of clients and backends, which have no mark as they arrive.

@@ -3,9 +3,11 @@
 package edge
 
 import (
+	"net"
 	"net/netip"
 	"strings"
 	"testing"
+	"time"
 
 	"beeline.io/beeline/internal/inspect"
 )
@@ -30,8 +32,8 @@ var xfrmCases = []struct {
 }
 
 // XFRM policies: the edge drops the first packet of a flow that a policy has encrypted, blocks, or accepts only
-// encrypted, before or after translation; status says so. It serves all other flows, and these again when the policy
-// is gone, also one that was there before the agent.
+// encrypted, before or after translation, and the packets of such flows that began before the policy; status says so.
+// It serves all other flows, and these again when the policy is gone, also one that was there before the agent.
 func TestXFRMPolicies(t *testing.T) {
 	inModes(t, func(t *testing.T, mode string) {
 		w := newWorld(t, "--edge-mode="+mode)
@@ -43,6 +45,10 @@ func TestXFRMPolicies(t *testing.T) {
 		w.runOn("node-a", "ip", "xfrm", "policy", "setdefault", "fwd", "accept")
 		w.wantWithheld("", to, false)
 		for _, c := range xfrmCases {
+			existing := w.open("udp", to)
+			if pod := w.served(existing); pod != "b1" {
+				t.Fatalf("the flow before the policy is served by %q", pod)
+			}
 			w.runOn("node-a", append([]string{"ip", "xfrm", "policy", "add"}, strings.Fields(c.policy)...)...)
 			words := strings.Fields(c.policy)
 			message := "XFRM policy " + strings.Join(words[:2], " ")
@@ -50,6 +56,7 @@ func TestXFRMPolicies(t *testing.T) {
 				message = ""
 			}
 			w.wantWithheld(message, to, c.concern)
+			w.wantEnded(message, existing, c.concern)
 			w.runOn("node-a", "ip", "xfrm", "policy", "flush")
 			w.wantWithheld("", to, false)
 		}
@@ -82,5 +89,23 @@ func (w *world) wantWithheld(message string, to netip.AddrPort, concern bool) {
 			w.t.Fatalf("%q: the flow was served", message)
 		}
 		return now["drop_xfrm"] > before["drop_xfrm"]
+	})
+}
+
+// wantEnded checks that packets of a flow that began before a policy are dropped if the policy concerns them.
+func (w *world) wantEnded(policy string, existing net.Conn, concern bool) {
+	w.t.Helper()
+	if !concern {
+		if pod := w.served(existing); pod != "b1" {
+			w.t.Errorf("%q: the flow that it does not concern is served by %q", policy, pod)
+		}
+		return
+	}
+	w.eventually("a packet of the flow is dropped for "+policy, func() bool {
+		before := w.status().Edge.Counters["drop_xfrm"]
+		_, err := existing.Write([]byte("hello"))
+		w.must(err)
+		time.Sleep(20 * time.Millisecond)
+		return w.status().Edge.Counters["drop_xfrm"] > before
 	})
 }

@@ -87,12 +87,6 @@ var known = faults{
 		kinds: []string{Drops},
 	},
 	{
-		line:      "the edge forwards what XFRM blocks because no policy allows it",
-		layouts:   []string{"balancer"},
-		scenarios: []string{"XFRM blocks what no policy allows"},
-		kinds:     []string{Passes, Elsewhere},
-	},
-	{
 		line:      "an unresolved pod's MAC address: frames have another pod's",
 		layouts:   routedPods,
 		scenarios: []string{"neighbours forgotten"},
