@@ -127,15 +127,15 @@ func (w *world) dropped(d drop) {
 	})
 	w.endsFlowOf(d.from, d.target(w), auditDelay, func() { d.do(w) })
 	w.wantAnswer(d, false)
-	found := ""
-	for _, device := range w.pods("node-a").Devices {
-		if !device.Shortcut {
-			found += device.Name + ": " + strings.Join(device.Filters, "; ") + "\n"
+	w.eventually("the status says "+d.filter, func() bool {
+		found := ""
+		for _, device := range w.pods("node-a").Devices {
+			if !device.Shortcut {
+				found += device.Name + ": " + strings.Join(device.Filters, "; ") + "\n"
+			}
 		}
-	}
-	if !strings.Contains(found, d.filter) {
-		w.t.Errorf("the status says\n%swant %q", found, d.filter)
-	}
+		return strings.Contains(found, d.filter)
+	})
 	d.undo(w)
 	w.awaitAllPods()
 	w.wantAnswer(d, true)
