@@ -99,7 +99,7 @@ func TestVLANsOfPorts(t *testing.T) {
 func TestVLANFiltering(t *testing.T) {
 	inNamespace(t, func() error {
 		if err := ip("link add br0 type bridge vlan_filtering 1"); err != nil {
-			t.Skipf("needs CONFIG_BRIDGE_VLAN_FILTERING: %v", err)
+			return lacks(fmt.Sprintf("CONFIG_BRIDGE_VLAN_FILTERING: %v", err))
 		}
 		for _, c := range []string{"link add p0 type veth peer name q0", "link set p0 master br0", "link set br0 up", "link set q0 up", "link set p0 up"} {
 			if err := ip(c); err != nil {

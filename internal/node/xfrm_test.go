@@ -4,6 +4,7 @@ package node
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"os/exec"
@@ -16,7 +17,12 @@ import (
 	"beeline.io/beeline/internal/wakeup"
 )
 
-// inNamespace runs f in a network namespace of its own.
+// lacks is what the kernel lacks for a test.
+type lacks string
+
+func (l lacks) Error() string { return "needs " + string(l) }
+
+// inNamespace runs f in a network namespace of its own, on another goroutine: f returns errors, and lacks to skip.
 func inNamespace(t *testing.T, f func() error) {
 	t.Helper()
 	n, err := netns.New()
@@ -24,7 +30,11 @@ func inNamespace(t *testing.T, f func() error) {
 		t.Fatal(err)
 	}
 	defer n.Close()
-	if err := n.Do(f); err != nil {
+	err = n.Do(f)
+	if missing := lacks(""); errors.As(err, &missing) {
+		t.Skip(missing)
+	}
+	if err != nil {
 		t.Fatal(err)
 	}
 }
