@@ -195,8 +195,11 @@ func (w *world) remakeDevice() error {
 // maxFrontends leaves no room for the Service of fullTables.
 const maxFrontends = 256
 
-// fullTables has a Service that does not fit into the tables of frontends come and go. The hostile packets beside
-// it fill the conntrack and affinity tables.
+// fillTime bounds how long fullTables waits for the clients and hostile packets.
+const fillTime = 20 * time.Second
+
+// fullTables has a Service that does not fit into the tables of frontends come and go. The clients, and hostile packets
+// beside it, fill the conntrack and affinity tables: on a slow machine that takes longer.
 func (w *world) fullTables() error {
 	if err := w.objects.put("large", w.large()...); err != nil {
 		return err
@@ -205,6 +208,15 @@ func (w *world) fullTables() error {
 		return err
 	}
 	time.Sleep(length(time.Second, 10*time.Second))
+	for end := time.Now().Add(fillTime); time.Now().Before(end); time.Sleep(time.Second) { // sumFill checks the result
+		s, err := w.agent.Status()
+		if err != nil {
+			return err
+		}
+		if w.fill.note(s); taken(w.fill["conntrack"]) >= full {
+			break
+		}
+	}
 	if err := w.objects.remove("large"); err != nil {
 		return err
 	}
