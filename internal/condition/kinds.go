@@ -182,7 +182,7 @@ var (
 	EdgeBypassesFilter = register("EdgeBypassesFilter", Warning,
 		"A packet filter of this node may drop packets that the edge forwards for Services, and they do not meet it: the edge sends them past it. They are served.",
 		"remove the rule; or do what it does where the packets arrive, such as by loadBalancerSourceRanges of the Service, or on the hosts of clients and backends").ofNode()
-	EdgeWithheldByXFRM = register("EdgeWithheldByXFRM", Warning,
+	EdgeWithheldByXFRM = register("EdgeWithheldByXFRM", Info,
 		"XFRM policies (IPsec) of this node concern packets that the edge would send or accept in clear. Clients and backends that they match are not served by the edge: their packets are dropped (drop_xfrm), also those of flows that existed when the policy came, except by DSR with Maglev.",
 		"nothing if these clients and backends need no Services from outside; else use an overlay that encrypts by itself (WireGuard), an xfrm interface, whose policies have an if_id, or delete the policies").ofNode()
 	EdgeXFRMUnknown = register("EdgeXFRMUnknown", Warning,
