@@ -15,6 +15,7 @@ import (
 
 	"beeline.io/beeline/internal/condition"
 	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/kernelclock"
 	"beeline.io/beeline/internal/node"
 )
 
@@ -41,11 +42,7 @@ func (r *running) renewKernelRoom(ctx context.Context) error {
 	for {
 		var until uint32
 		if room.is() {
-			var now unix.Timespec
-			if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {
-				return err
-			}
-			until = uint32(now.Sec) + kernelRoomLasts
+			until = kernelclock.CoarseSeconds() + kernelRoomLasts
 		}
 		if err := r.env.Datapath.SetKernelRoom(until); err != nil {
 			return err
