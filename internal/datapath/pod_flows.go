@@ -67,23 +67,25 @@ func (r podRecords) track(ends map[netip.Addr]bool) (flows []kernelct.Flow, err 
 		if err != nil {
 			return flows, err
 		}
+		var entries []kernelct.Entry
+		var keys []PodTuple // that end
 		for key, record := range all {
 			f, replied := key.flow(), record.Flags&uint32(PodPodRecordFlagPOD_REPLIED) != 0
 			switch {
 			case !concerns(ends, f):
 				continue
 			case !lives(ends, f.Source.Addr()) || !lives(ends, f.Destination.Addr()):
-				if err := table.Delete(key); err != nil {
-					return flows, err
-				}
-				continue
 			case !replied && (f.Protocol == unix.IPPROTO_TCP || now-record.Seen > podReplyWait):
 				continue // its opener sends the next packet
+			default:
+				entries, flows = append(entries, kernelct.Entry{Flow: f, Replied: replied}), append(flows, f)
 			}
-			if err := kernel.Create(f, replied); err != nil {
-				return flows, err
-			}
-			flows = append(flows, f)
+			keys = append(keys, key)
+		}
+		if err := kernel.Create(entries...); err != nil {
+			return flows, err
+		}
+		for _, key := range keys {
 			if err := table.Delete(key); err != nil {
 				return flows, err
 			}
@@ -93,12 +95,11 @@ func (r podRecords) track(ends map[netip.Addr]bool) (flows []kernelct.Flow, err 
 	if err != nil {
 		return flows, err
 	}
-	for _, f := range ofServices {
-		if err := kernel.Create(f, true); err != nil {
-			return flows, err
-		}
+	entries := make([]kernelct.Entry, len(ofServices))
+	for i, f := range ofServices {
+		entries[i] = kernelct.Entry{Flow: f, Replied: true}
 	}
-	return append(flows, ofServices...), nil
+	return append(flows, ofServices...), kernel.Create(entries...)
 }
 
 // edgeFlows returns the flows of the edge that the shortcut may have (is_local_reply in bpf/conntrack/conntrack.h), as
@@ -141,24 +142,23 @@ func (d *Datapath) UntrackPodFlows(flows []kernelct.Flow) error {
 		return err
 	}
 	defer kernel.Close()
+	open, err := kernel.AreOpen(flows)
+	if err != nil {
+		return err
+	}
 	records, now := newPodRecords(d.maps), kernelclock.CoarseSeconds()
-	for _, f := range flows {
-		open, err := kernel.IsOpen(f)
-		if err != nil {
-			return err
-		}
-		if !open {
+	var back []kernelct.Flow
+	for i, f := range flows {
+		if !open[i] {
 			continue
 		}
 		err = records.established.Put(podTupleOf(f), PodRecord{Since: now, Seen: now, Flags: uint32(PodPodRecordFlagPOD_REPLIED)})
 		if err != nil {
 			return err
 		}
-		if err := kernel.Delete(f); err != nil {
-			return err
-		}
+		back = append(back, f)
 	}
-	return nil
+	return kernel.Delete(back...)
 }
 
 // EndPodShortcut hands over all flows of the pod shortcut to the kernel's conntrack, before the programs are detached.

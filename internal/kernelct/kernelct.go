@@ -10,9 +10,12 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 
+	"github.com/mdlayher/netlink"
 	"github.com/ti-mo/conntrack"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
@@ -48,28 +51,33 @@ const (
 
 // Table is the kernel's conntrack. It may be used by one goroutine at a time.
 type Table struct {
-	sockets map[int]*nl.SocketHandle
-	reader  *conntrack.Conn
+	fd       int
+	sequence uint32
+	buffer   []byte
 	// Timeouts of entries that Create makes, in seconds: TCP in state ESTABLISHED, and UDP streams.
 	tcp, udp uint32
 }
 
 // Open opens a socket to the kernel's conntrack.
 func Open() (*Table, error) {
-	socket, err := nl.Subscribe(unix.NETLINK_NETFILTER)
+	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_NETFILTER)
 	if err != nil {
 		return nil, fmt.Errorf("open a socket to the kernel's conntrack: %w", err)
 	}
-	reader, err := conntrack.Dial(nil)
+	err = errors.Join(
+		unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}),
+		unix.SetsockoptInt(fd, unix.SOL_NETLINK, unix.NETLINK_CAP_ACK, 1), // errors without the request
+		unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: answerTimeout}),
+	)
 	if err != nil {
-		socket.Close()
+		unix.Close(fd)
 		return nil, fmt.Errorf("open a socket to the kernel's conntrack: %w", err)
 	}
-	return &Table{
-		map[int]*nl.SocketHandle{unix.NETLINK_NETFILTER: {Socket: socket}}, reader,
-		timeout("tcp_timeout_established", 432000), timeout("udp_timeout_stream", 120),
-	}, nil
+	return &Table{fd: fd, buffer: make([]byte, 1<<16), tcp: timeout("tcp_timeout_established", 432000), udp: timeout("udp_timeout_stream", 120)}, nil
 }
+
+// answerTimeout ends the wait for an answer that does not come, in seconds.
+const answerTimeout = 10
 
 // timeout reads a setting of the kernel's conntrack.
 func timeout(name string, otherwise uint32) uint32 {
@@ -84,13 +92,8 @@ func timeout(name string, otherwise uint32) uint32 {
 	return uint32(n)
 }
 
-// Close closes the sockets.
-func (t *Table) Close() {
-	t.reader.Close()
-	for _, s := range t.sockets {
-		s.Close()
-	}
-}
+// Close closes the socket.
+func (t *Table) Close() { unix.Close(t.fd) }
 
 // SetLiberal tells the kernel's conntrack that packets of a TCP connection pass it by, so that those which come back to
 // the stack, at least its FIN or RST, are not invalid. The kernel does the same for its flowtables. The flow may be
@@ -99,56 +102,150 @@ func (t *Table) SetLiberal(f Flow) error {
 	if f.Protocol != unix.IPPROTO_TCP {
 		return nil
 	}
-	r := t.request(nl.IPCTNL_MSG_CT_NEW, 0, f)
+	r := request(nl.IPCTNL_MSG_CT_NEW, 0, f)
 	r.AddData(tuple(nl.CTA_TUPLE_ORIG, f))
 	r.AddData(tcpInfo(0))
-	if _, err := r.Execute(unix.NETLINK_NETFILTER, 0); err != nil {
+	if err := t.execute([]*nl.NetlinkRequest{r}, nil); err != nil {
 		return fmt.Errorf("the kernel's conntrack does not take the flags of its TCP connection: %w", err)
 	}
 	return nil
 }
 
-// Create adds the entry of a flow whose packets conntrack has not seen: of an established one, or of a datagram that
-// waits for its reply. Any packet of the flow is then valid. It is not an error if there is an entry.
-func (t *Table) Create(f Flow, replied bool) error {
-	r := t.request(nl.IPCTNL_MSG_CT_NEW, unix.NLM_F_CREATE|unix.NLM_F_EXCL, f)
-	r.AddData(tuple(nl.CTA_TUPLE_ORIG, f))
-	r.AddData(tuple(nl.CTA_TUPLE_REPLY, f.Reverse()))
-	status, seconds := conntrack.StatusConfirmed, uint32(unrepliedTimeout)
-	if replied {
-		status, seconds = conntrack.StatusConfirmed|conntrack.StatusSeenReply|conntrack.StatusAssured, t.udp
+// An Entry is one to be made.
+type Entry struct {
+	Flow
+	// Replied: of an established flow. Otherwise of a datagram that waits for its reply.
+	Replied bool
+}
+
+// Create adds entries of flows whose packets conntrack has not seen. Any packet of these flows is then valid. It is not
+// an error if there is an entry.
+func (t *Table) Create(entries ...Entry) error {
+	requests := make([]*nl.NetlinkRequest, len(entries))
+	for i, e := range entries {
+		r := request(nl.IPCTNL_MSG_CT_NEW, unix.NLM_F_CREATE|unix.NLM_F_EXCL, e.Flow)
+		r.AddData(tuple(nl.CTA_TUPLE_ORIG, e.Flow))
+		r.AddData(tuple(nl.CTA_TUPLE_REPLY, e.Reverse()))
+		status, seconds := conntrack.StatusConfirmed, uint32(unrepliedTimeout)
+		if e.Replied {
+			status, seconds = conntrack.StatusConfirmed|conntrack.StatusSeenReply|conntrack.StatusAssured, t.udp
+		}
+		r.AddData(nl.NewRtAttr(nl.CTA_STATUS, binary.BigEndian.AppendUint32(nil, uint32(status))))
+		if e.Protocol == unix.IPPROTO_TCP {
+			seconds = t.tcp
+			r.AddData(tcpInfo(tcpEstablished))
+		}
+		r.AddData(nl.NewRtAttr(nl.CTA_TIMEOUT, binary.BigEndian.AppendUint32(nil, seconds)))
+		requests[i] = r
 	}
-	r.AddData(nl.NewRtAttr(nl.CTA_STATUS, binary.BigEndian.AppendUint32(nil, uint32(status))))
-	if f.Protocol == unix.IPPROTO_TCP {
-		seconds = t.tcp
-		r.AddData(tcpInfo(tcpEstablished))
-	}
-	r.AddData(nl.NewRtAttr(nl.CTA_TIMEOUT, binary.BigEndian.AppendUint32(nil, seconds)))
-	if _, err := r.Execute(unix.NETLINK_NETFILTER, 0); err != nil && !errors.Is(err, unix.EEXIST) {
-		return fmt.Errorf("add an entry to the kernel's conntrack: %w", err)
+	if err := t.execute(requests, nil, unix.EEXIST); err != nil {
+		return fmt.Errorf("add entries to the kernel's conntrack: %w", err)
 	}
 	return nil
 }
 
-// Delete deletes the entry of a flow. It is not an error if there is none.
-func (t *Table) Delete(f Flow) error {
-	r := t.request(nl.IPCTNL_MSG_CT_DELETE, 0, f)
-	r.AddData(tuple(nl.CTA_TUPLE_ORIG, f))
-	if _, err := r.Execute(unix.NETLINK_NETFILTER, 0); err != nil && !errors.Is(err, unix.ENOENT) {
-		return fmt.Errorf("delete an entry of the kernel's conntrack: %w", err)
+// Delete deletes the entries of flows. It is not an error if there are none.
+func (t *Table) Delete(flows ...Flow) error {
+	if err := t.execute(requests(nl.IPCTNL_MSG_CT_DELETE, flows), nil, unix.ENOENT); err != nil {
+		return fmt.Errorf("delete entries of the kernel's conntrack: %w", err)
 	}
 	return nil
 }
 
-func (t *Table) request(message, flags int, f Flow) *nl.NetlinkRequest {
-	r := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_CTNETLINK<<8|message, flags|unix.NLM_F_ACK)
-	r.Sockets = t.sockets
+// requests name flows as their openers send them.
+func requests(message int, flows []Flow) []*nl.NetlinkRequest {
+	all := make([]*nl.NetlinkRequest, len(flows))
+	for i, f := range flows {
+		all[i] = request(message, 0, f)
+		all[i].AddData(tuple(nl.CTA_TUPLE_ORIG, f))
+	}
+	return all
+}
+
+func request(message, flags int, f Flow) *nl.NetlinkRequest {
+	r := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_CTNETLINK<<8|message, flags)
 	family := uint8(unix.AF_INET)
 	if f.Source.Addr().Is6() {
 		family = unix.AF_INET6
 	}
 	r.AddData(&nl.Nfgenmsg{NfgenFamily: family, Version: nl.NFNETLINK_V0})
 	return r
+}
+
+// mostRequests are sent at once. The answers to as many fit into the socket's receive buffer.
+const mostRequests = 32
+
+// execute sends requests, many at once, and calls a function with each answer, if it is not nil. Some
+// errors count as none.
+func (t *Table) execute(requests []*nl.NetlinkRequest, answer func(i int, m syscall.NetlinkMessage) error, ignored ...unix.Errno) error {
+	for from := 0; from < len(requests); from += mostRequests {
+		some := requests[from:min(from+mostRequests, len(requests))]
+		var message []byte
+		for i, r := range some {
+			if r.Seq = t.sequence + 1 + uint32(i); i == len(some)-1 {
+				r.Flags |= unix.NLM_F_ACK // the kernel reports the errors of the others
+			}
+			message = append(message, r.Serialize()...)
+		}
+		first := t.sequence + 1
+		t.sequence += uint32(len(some))
+		if err := unix.Sendto(t.fd, message, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
+			return err
+		}
+		if err := t.receive(first, func(i int, m syscall.NetlinkMessage) error {
+			if answer == nil {
+				return nil
+			}
+			return answer(from+i, m)
+		}, ignored); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// receive takes the answers up to that of the last request.
+func (t *Table) receive(first uint32, answer func(i int, m syscall.NetlinkMessage) error, ignored []unix.Errno) (failed error) {
+	for {
+		n, _, err := unix.Recvfrom(t.fd, t.buffer, 0)
+		if errors.Is(err, unix.EINTR) {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		messages, err := syscall.ParseNetlinkMessage(t.buffer[:n])
+		if err != nil {
+			return err
+		}
+		for _, m := range messages {
+			switch {
+			case m.Header.Seq < first || m.Header.Seq > t.sequence: // of a request that was given up
+				continue
+			case m.Header.Type != unix.NLMSG_ERROR:
+				err = answer(int(m.Header.Seq-first), m)
+			default:
+				err = errorOf(m.Data, ignored)
+			}
+			if failed == nil {
+				failed = err
+			}
+			if m.Header.Type == unix.NLMSG_ERROR && m.Header.Seq == t.sequence {
+				return failed
+			}
+		}
+	}
+}
+
+func errorOf(body []byte, ignored []unix.Errno) error {
+	if len(body) < 4 {
+		return unix.EBADMSG
+	}
+	errno := unix.Errno(-int32(binary.NativeEndian.Uint32(body)))
+	if errno == 0 || slices.Contains(ignored, errno) {
+		return nil
+	}
+	return errno
 }
 
 func tuple(attribute int, f Flow) *nl.RtAttr {
@@ -180,19 +277,28 @@ func tcpInfo(state byte) *nl.RtAttr {
 	return info
 }
 
-// IsOpen reports whether the kernel's conntrack has a flow, in the direction of its opener and without NAT, that is
+// AreOpen reports which flows the kernel's conntrack has, in the direction of their openers and without NAT, that are
 // open.
-func (t *Table) IsOpen(f Flow) (bool, error) {
-	e, err := t.reader.Get(conntrack.Flow{TupleOrig: conntrack.Tuple{
-		IP:    conntrack.IPTuple{SourceAddress: f.Source.Addr(), DestinationAddress: f.Destination.Addr()},
-		Proto: conntrack.ProtoTuple{Protocol: f.Protocol, SourcePort: f.Source.Port(), DestinationPort: f.Destination.Port()},
-	}})
-	if errors.Is(err, unix.ENOENT) {
-		return false, nil
-	}
+func (t *Table) AreOpen(flows []Flow) ([]bool, error) {
+	open := make([]bool, len(flows))
+	err := t.execute(requests(nl.IPCTNL_MSG_CT_GET, flows), func(i int, m syscall.NetlinkMessage) (err error) {
+		open[i], err = isOpen(flows[i], m)
+		return err
+	}, unix.ENOENT)
 	if err != nil {
-		return false, fmt.Errorf("look up a flow in the kernel's conntrack: %w", err)
+		return nil, fmt.Errorf("look up flows in the kernel's conntrack: %w", err)
 	}
+	return open, nil
+}
+
+// isOpen reads the entry of a flow.
+func isOpen(f Flow, m syscall.NetlinkMessage) (bool, error) {
+	var entry conntrack.Event
+	err := entry.Unmarshal(netlink.Message{Header: netlink.Header{Type: netlink.HeaderType(m.Header.Type)}, Data: m.Data})
+	if err != nil {
+		return false, err
+	}
+	e := entry.Flow
 	there, back := flowOf(&e.TupleOrig), flowOf(&e.TupleReply)
 	if there != f || back != f.Reverse() || e.Status&(conntrack.StatusNATMask|conntrack.StatusOffload) != 0 {
 		return false, nil

@@ -45,13 +45,13 @@ func TestEntries(t *testing.T) {
 				f := Flow{netip.MustParseAddrPort(ends[0]), netip.MustParseAddrPort(ends[1]), protocol}
 				open := func(when string, f Flow, want bool) {
 					t.Helper()
-					if got, err := table.IsOpen(f); got != want || err != nil {
-						t.Errorf("%s: %v is open: %t, %v; want %t", when, f, got, err, want)
+					if got, err := table.AreOpen([]Flow{f}); err != nil || got[0] != want {
+						t.Errorf("%s: %v is open: %v, %v; want %t", when, f, got, err, want)
 					}
 				}
 				open("before", f, false)
 				for range 2 {
-					if err := table.Create(f, true); err != nil {
+					if err := table.Create(Entry{f, true}); err != nil {
 						t.Errorf("create %v: %v", f, err)
 					}
 				}

@@ -240,16 +240,17 @@ func (c *class) and(other *class) *class {
 	return both
 }
 
-// classes are the packets of a family that the shortcut may take: between pods; of clients outside to pods of this
-// node, if they use a Service; and the replies of these.
+// classes are the packets of a family that the shortcut may take: from pods of this node to pods; from pods of other
+// nodes to those of this one; of clients outside to these, if they use a Service; and the replies of the clients'.
 func (s *Subject) classes(v6 bool) (all []*class) {
 	pods, local := s.addresses(v6)
-	outside := everything(v6).without(pods)
+	outside, remote := everything(v6).without(pods), pods.without(local)
 	any := s.devices(func(*Device) bool { return true })
 	uplinks := s.devices(func(d *Device) bool { return d.Uplink })
 	devices := s.devices(func(d *Device) bool { return !d.Uplink })
 	for _, c := range []*class{
-		{src: pods, dst: pods, in: any, out: any, states: ctAll},
+		{src: local, dst: pods, in: devices, out: any, states: ctAll},
+		{src: remote, dst: local, in: uplinks, out: devices, states: ctAll},
 		{src: outside, dst: local, in: uplinks, out: devices, states: ctAll},
 		{src: local, dst: outside, in: devices, out: uplinks, states: ctAll &^ ctNew},
 	} {

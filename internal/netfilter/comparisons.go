@@ -4,6 +4,7 @@ package netfilter
 
 import (
 	"bytes"
+	"slices"
 
 	"golang.org/x/sys/unix"
 )
@@ -29,13 +30,39 @@ func (r *translation) compare(name string, a attributes) {
 	switch name {
 	case "cmp":
 		data := a.nested(unix.NFTA_CMP_DATA)[unix.NFTA_DATA_VALUE]
-		r.add(comparison(*r.register(a.number(unix.NFTA_CMP_SREG)), a.number(unix.NFTA_CMP_OP), data))
+		v, operator := *r.register(a.number(unix.NFTA_CMP_SREG)), a.number(unix.NFTA_CMP_OP)
+		if operator == unix.NFT_CMP_EQ {
+			r.place(v, equal(data))
+		}
+		r.add(comparison(v, operator, data))
 	case "range":
 		from, to := a.nested(unix.NFTA_RANGE_FROM_DATA)[unix.NFTA_DATA_VALUE], a.nested(unix.NFTA_RANGE_TO_DATA)[unix.NFTA_DATA_VALUE]
 		const outside = 1 // NFT_RANGE_NEQ
-		r.add(invertIf(a.number(unix.NFTA_RANGE_OP) == outside, r.register(a.number(unix.NFTA_RANGE_SREG)).test(ranges{{from, to}})))
+		v, not := *r.register(a.number(unix.NFTA_RANGE_SREG)), a.number(unix.NFTA_RANGE_OP) == outside
+		if !not {
+			r.place(v, ranges{{from, to}})
+		}
+		r.add(invertIf(not, v.test(ranges{{from, to}})))
 	case "lookup":
 		r.lookup(a)
+	}
+}
+
+// place notes that packets which fail a test of their family or address get no further. Before that there is no effect.
+func (r *translation) place(v value, keys ranges) {
+	if slices.ContainsFunc(r.rule.steps, func(s step) bool { _, is := s.(test); return !is }) {
+		return
+	}
+	switch v.field {
+	case constant:
+		r.rule.never4, r.rule.never6 = r.rule.never4 || !keys.has(v.apply(v.v4)), r.rule.never6 || !keys.has(v.apply(v.v6))
+		return
+	case source, destination:
+	default:
+		return
+	}
+	if addresses, ok := v.spans(keys); ok {
+		r.rule.places = append(r.rule.places, place{v.field == destination, v.ipv6, addresses})
 	}
 }
 
@@ -67,7 +94,11 @@ func (r *translation) lookup(a attributes) {
 	switch {
 	case !a.has(unix.NFTA_LOOKUP_DREG):
 		const inverted = 1 // NFT_LOOKUP_F_INV
-		r.add(s.now(invertIf(a.number(unix.NFTA_LOOKUP_FLAGS)&inverted != 0, s.test(v))))
+		not := a.number(unix.NFTA_LOOKUP_FLAGS)&inverted != 0
+		if !not && !s.changes && s.rest == nil {
+			r.place(v, s.keys())
+		}
+		r.add(s.now(invertIf(not, s.test(v))))
 	case a.number(unix.NFTA_LOOKUP_DREG) == unix.NFT_REG_VERDICT && s.readable:
 		r.add(s.verdicts(v))
 	case a.number(unix.NFTA_LOOKUP_DREG) == unix.NFT_REG_VERDICT:

@@ -111,7 +111,7 @@ func (e *events) changed(own []string) (changed bool, err error) {
 // concerns reports whether one of the messages is about a table that is not own. gone is whether the first own table
 // was deleted and not created again.
 func concerns(messages []byte, own []string, gone *bool) (foreign bool) {
-	whole := eachEvent(messages, func(what uint8, body []byte) {
+	whole := eachEvent(messages, func(what uint8, _ uint16, body []byte) {
 		switch {
 		case what == unix.NFT_MSG_NEWGEN:
 		case !isOf(body, own):
@@ -130,16 +130,16 @@ var destroyed = map[uint8]uint8{
 	30: unix.NFT_MSG_DELSETELEM, 31: unix.NFT_MSG_DELOBJ, 32: unix.NFT_MSG_DELFLOWTABLE,
 }
 
-// eachEvent calls a function with the kind (NFT_MSG_*) and the content of each event of nf_tables. whole: all could be
-// parsed.
-func eachEvent(messages []byte, handle func(what uint8, body []byte)) (whole bool) {
+// eachEvent calls a function with the kind (NFT_MSG_*), the flags and the content of each event of nf_tables. whole: all
+// could be parsed.
+func eachEvent(messages []byte, handle func(what uint8, flags uint16, body []byte)) (whole bool) {
 	return eachMessage(messages, func(h unix.NlMsghdr, body []byte) {
 		if h.Type>>8 == unix.NFNL_SUBSYS_NFTABLES {
 			what := uint8(h.Type)
 			if deleted, ok := destroyed[what]; ok {
 				what = deleted
 			}
-			handle(what, body)
+			handle(what, h.Flags, body)
 		}
 	}) == nil
 }

@@ -101,16 +101,13 @@ func (f *Finder) readNFTables() error {
 	if f.nft.client == nil {
 		return nil
 	}
-	if err := f.nft.changes.drain(&f.dirty); err != nil {
-		return err
-	}
-	id, none, err := f.nft.client.generation()
+	id, none, err := f.catchUp()
 	if err != nil {
 		return err
 	}
 	expired, _ := f.nft.expired(time.Now())
 	for _, set := range expired {
-		f.dirty.add(&f.dirty.sets, set)
+		f.dirty.addSet(set)
 	}
 	same := f.haveNFT && f.generation == id
 	switch {
@@ -126,6 +123,24 @@ func (f *Finder) readNFTables() error {
 	f.upToDate, f.haveNFT = false, err == nil
 	f.generation, f.dirty = id, named{}
 	return err
+}
+
+// catchUp takes the events up to the present generation, which it returns. The kernel sends them after its change.
+func (f *Finder) catchUp() (id uint32, none bool, err error) {
+	const attempts, pause = 20, time.Millisecond
+	for range attempts {
+		if err = f.nft.changes.drain(&f.dirty); err != nil {
+			return 0, false, err
+		}
+		if id, none, err = f.nft.client.generation(); err != nil || none {
+			return id, none, err
+		}
+		if !f.haveNFT || f.nft.changes.events == nil || id == f.generation || id == f.dirty.generation {
+			break
+		}
+		time.Sleep(pause)
+	}
+	return id, none, nil
 }
 
 // readOthers reads which chains of iptables-legacy have rules, and which functions are at hooks, if that is older than

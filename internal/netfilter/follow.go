@@ -46,7 +46,7 @@ type chainHandle struct {
 type named struct {
 	generation uint32 // after the last event; 0: none
 	all, bases bool
-	chains     map[objectKey]bool
+	chains     map[objectKey]*chainChange
 	sets       map[objectKey]bool
 }
 
@@ -57,12 +57,25 @@ func (n *named) empty() bool {
 	return !n.all && !n.bases && len(n.chains) == 0 && len(n.sets) == 0
 }
 
-func (n *named) add(to *map[objectKey]bool, object objectKey) {
-	if *to == nil {
-		*to = map[objectKey]bool{}
+func (n *named) addSet(object objectKey) {
+	if n.sets == nil {
+		n.sets = map[objectKey]bool{}
 	}
-	(*to)[object] = true
-	n.all = n.all || len(*to) > mostNamed
+	n.sets[object] = true
+	n.all = n.all || len(n.sets) > mostNamed
+}
+
+func (n *named) addChain(object objectKey) *chainChange {
+	if n.chains == nil {
+		n.chains = map[objectKey]*chainChange{}
+	}
+	c := n.chains[object]
+	if c == nil {
+		c = &chainChange{}
+		n.chains[object] = c
+		n.all = n.all || len(n.chains) > mostNamed
+	}
+	return c
 }
 
 // merge adds what came after.
@@ -71,11 +84,11 @@ func (n *named) merge(after named) {
 		n.generation = after.generation
 	}
 	n.all, n.bases = n.all || after.all, n.bases || after.bases
-	for object := range after.chains {
-		n.add(&n.chains, object)
+	for object, c := range after.chains {
+		n.addChain(object).add(c.reread, c.edits...)
 	}
 	for object := range after.sets {
-		n.add(&n.sets, object)
+		n.addSet(object)
 	}
 }
 
@@ -206,7 +219,7 @@ func (c *changes) has(object objectKey) (known, named bool) {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return true, c.named.all || c.named.chains[object] || c.named.sets[object]
+	return true, c.named.all || c.named.chains[object] != nil || c.named.sets[object]
 }
 
 // learnChain notes a chain of a dump. The event that renames it may arrive later.
@@ -244,7 +257,7 @@ func (c *changes) add(messages []byte) {
 	}
 }
 
-func (c *changes) event(what uint8, body []byte) {
+func (c *changes) event(what uint8, flags uint16, body []byte) {
 	if len(body) < nl.SizeofNfgenmsg {
 		c.named.all, c.relevant = true, true
 		return
@@ -264,15 +277,15 @@ func (c *changes) event(what uint8, body []byte) {
 	case unix.NFT_MSG_NEWCHAIN, unix.NFT_MSG_DELCHAIN:
 		c.chainEvent(what, table, a)
 	case unix.NFT_MSG_NEWRULE, unix.NFT_MSG_DELRULE:
-		c.name(&c.named.chains, objectKey{table, a.text(unix.NFTA_RULE_CHAIN), false})
+		c.ruleEvent(what, flags, objectKey{table, a.text(unix.NFTA_RULE_CHAIN), false}, a)
 	case unix.NFT_MSG_NEWSET, unix.NFT_MSG_DELSET:
 		object := objectKey{table, a.text(unix.NFTA_SET_NAME), true}
-		c.name(&c.named.sets, object)
+		c.nameSet(object)
 		if what == unix.NFT_MSG_DELSET {
 			delete(c.known, object)
 		}
 	case unix.NFT_MSG_NEWSETELEM, unix.NFT_MSG_DELSETELEM:
-		c.name(&c.named.sets, objectKey{table, a.text(unix.NFTA_SET_ELEM_LIST_SET), true})
+		c.nameSet(objectKey{table, a.text(unix.NFTA_SET_ELEM_LIST_SET), true})
 	case unix.NFT_MSG_NEWOBJ, unix.NFT_MSG_DELOBJ, unix.NFT_MSG_NEWFLOWTABLE, unix.NFT_MSG_DELFLOWTABLE:
 	default:
 		c.named.all, c.relevant = true, true
@@ -289,9 +302,12 @@ func (c *changes) chainEvent(what uint8, table tableKey, a attributes) {
 	if a.has(unix.NFTA_CHAIN_HOOK) || c.bases[object] {
 		c.named.bases, c.relevant = true, true
 	}
-	c.name(&c.named.chains, object)
 	if what != unix.NFT_MSG_DELCHAIN {
 		return
+	}
+	if c.known[object] {
+		c.named.addChain(object).add(true)
+		c.relevant = true
 	}
 	delete(c.known, object)
 	delete(c.bases, object)
@@ -300,10 +316,32 @@ func (c *changes) chainEvent(what uint8, table tableKey, a attributes) {
 	}
 }
 
-// name notes a chain or set, unless it was not read.
-func (c *changes) name(to *map[objectKey]bool, object objectKey) {
+// nameSet notes a set, unless it was not read.
+func (c *changes) nameSet(object objectKey) {
 	if c.known[object] {
-		c.named.add(to, object)
+		c.named.addSet(object)
 		c.relevant = true
 	}
+}
+
+// ruleEvent: a chain that was read has another rule, or one less.
+func (c *changes) ruleEvent(what uint8, flags uint16, chain objectKey, a attributes) {
+	if !c.known[chain] {
+		return
+	}
+	c.relevant = true
+	change := c.named.addChain(chain)
+	e := edit{removed: what == unix.NFT_MSG_DELRULE, last: flags&unix.NLM_F_APPEND != 0}
+	if len(a[unix.NFTA_RULE_HANDLE]) != 8 {
+		change.add(true)
+		return
+	}
+	e.handle = binary.BigEndian.Uint64(a[unix.NFTA_RULE_HANDLE])
+	if !change.reread && !e.removed {
+		e.text = string(a[unix.NFTA_RULE_EXPRESSIONS])
+		if position := a[unix.NFTA_RULE_POSITION]; len(position) == 8 {
+			e.after = binary.BigEndian.Uint64(position)
+		}
+	}
+	change.add(false, e)
 }

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"net/netip"
 	"os/exec"
 	"strings"
 	"testing"
@@ -201,6 +202,70 @@ func TestManyRules(t *testing.T) {
 			}
 		})
 	}
+}
+
+// With many rules about pods of other nodes a search costs a fraction of what reading them costs, whatever has changed:
+// a rule, an element of a map, or the pods of the node. It finds the same as one that reads everything.
+func TestSearchesAfterChanges(t *testing.T) {
+	rules, turns := 20000, 5
+	if testing.Short() {
+		rules = 5000
+	}
+	var b strings.Builder
+	b.WriteString("table inet t {\nmap m { type ipv4_addr : verdict; }\nchain x { ip saddr 10.10.77.3 drop; }\nchain c { type filter hook forward priority 0; ct state established accept; ip daddr vmap @m\n")
+	for i := range rules {
+		fmt.Fprintf(&b, "ip saddr 10.10.%d.%d ip daddr 10.10.%d.%d tcp dport %d drop\n", 100+i%50, 1+i/50%250, 151+i%30, 1+i%250, 1+i%60000)
+	}
+	b.WriteString("}\n}\n")
+	s := subject()
+	for i := range 100 {
+		s.Devices = append(s.Devices, Device{Index: 200 + i, Name: fmt.Sprintf("cali2%d", i), Pods: []netip.Addr{netip.AddrFrom4([4]byte{10, 10, 2, byte(i)}), netip.MustParseAddr(fmt.Sprintf("fd00:10:2::%x", i))}})
+	}
+	inNamespace(t, func() {
+		load(t, b.String(), "nft", "-f", "-")
+		var f Finder
+		if err := f.Follow(); err != nil {
+			t.Error(err)
+			return
+		}
+		used := func(f *Finder) time.Duration {
+			before := processTime()
+			found(t, f, s)
+			return processTime() - before
+		}
+		all := used(&Finder{})
+		used(&f)
+		for _, change := range []struct {
+			name string
+			make func(turn int)
+		}{
+			{"a rule is added", func(turn int) {
+				load(t, fmt.Sprintf("add rule inet t c ip saddr 10.10.2.%d drop\n", turn), "nft", "-f", "-")
+			}},
+			{"a rule is inserted", func(turn int) {
+				load(t, fmt.Sprintf("insert rule inet t c index 100 ip saddr 10.10.2.%d drop\n", 10+turn), "nft", "-f", "-")
+			}},
+			{"an element is added", func(turn int) {
+				load(t, fmt.Sprintf("add element inet t m { 10.10.77.%d : jump x }\n", turn), "nft", "-f", "-")
+			}},
+			{"a pod comes", func(turn int) {
+				s.Devices = append(s.Devices, Device{Index: 400 + turn, Name: fmt.Sprintf("cali4%d", turn), Pods: []netip.Addr{netip.AddrFrom4([4]byte{10, 10, 4, byte(turn)})}})
+			}},
+		} {
+			var sum time.Duration
+			for turn := range turns {
+				change.make(turn)
+				sum += used(&f)
+			}
+			if got, want := found(t, &f, s), found(t, &Finder{}, s); got != want {
+				t.Errorf("%s: found\n%s\nwant\n%s", change.name, got, want)
+			}
+			t.Logf("%s: a search uses %v of a CPU; that of a new finder %v", change.name, sum/time.Duration(turns), all)
+			if sum/time.Duration(turns) > all/4 {
+				t.Errorf("%s: a search uses %v of a CPU, one that reads everything %v", change.name, sum/time.Duration(turns), all)
+			}
+		}
+	})
 }
 
 func processTime() time.Duration {

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -62,7 +63,7 @@ type nftTable struct {
 // An nftChain is the rules of a chain.
 type nftChain struct {
 	rules []rule
-	// outdated: sets that rules read may have changed.
+	// outdated: sets that rules read may have changed, or some rules are not translated yet.
 	outdated bool
 }
 
@@ -119,8 +120,14 @@ func (r *ruleset) readBases() error {
 
 // refresh forgets what has changed.
 func (r *ruleset) refresh(n named) error {
-	for object := range n.chains {
-		if t := r.tables[object.tableKey]; t != nil && t.chains[object.name] != nil {
+	for object, change := range n.chains {
+		t := r.tables[object.tableKey]
+		if t == nil || t.chains[object.name] == nil {
+			continue
+		}
+		if rules, ok := change.apply(t.chains[object.name].rules); ok {
+			t.chains[object.name] = &nftChain{rules: rules, outdated: true}
+		} else {
 			t.keep(object.name)
 		}
 	}
@@ -251,10 +258,9 @@ func (t *nftTable) readRules(chain string) (all []rule, err error) {
 	q := query{message: unix.NFT_MSG_GETRULE, family: t.family, dump: true, names: map[int]string{
 		unix.NFTA_RULE_TABLE: t.name, unix.NFTA_RULE_CHAIN: chain,
 	}}
-	var handles [][]byte
-	err = t.ruleset.readDump(objectKey{t.tableKey, chain, false}, q, func() { all, handles = nil, nil }, func(_ uint8, body []byte) error {
+	err = t.ruleset.readDump(objectKey{t.tableKey, chain, false}, q, func() { all = nil }, func(_ uint8, body []byte) error {
 		var r rule
-		var handle []byte
+		handle := uint64(0)
 		for _, a := range attributeList(body) {
 			switch a.kind {
 			case unix.NFTA_RULE_EXPRESSIONS:
@@ -264,25 +270,25 @@ func (t *nftTable) readRules(chain string) (all []rule, err error) {
 					r.text = string(a.data)
 				}
 			case unix.NFTA_RULE_HANDLE:
-				handle = slices.Clone(a.data)
+				if len(a.data) == 8 {
+					handle = binary.BigEndian.Uint64(a.data)
+				}
 			}
 		}
-		all, handles = append(all, r), append(handles, handle)
+		if r.handle != handle {
+			r.handle, r.name = handle, nameOf(handle)
+		}
+		all = append(all, r)
 		return nil
 	})
 	if err != nil {
 		return nil, fmt.Errorf("read chain %s of table %s %s of nftables: %w", chain, familyNames[t.family], t.name, err)
 	}
-	if all, err = t.translateAgain(all); err != nil {
-		return nil, err
-	}
-	for i, handle := range handles {
-		if len(handle) == 8 {
-			all[i].name = fmt.Sprintf("handle %d", binary.BigEndian.Uint64(handle))
-		}
-	}
-	return all, nil
+	return t.translateAgain(all)
 }
+
+// nameOf is the name of a rule with a handle.
+func nameOf(handle uint64) string { return "handle " + strconv.FormatUint(handle, 10) }
 
 // translateAgain translates the rules that have not been, or that read sets which have changed.
 func (t *nftTable) translateAgain(rules []rule) ([]rule, error) {
@@ -291,9 +297,9 @@ func (t *nftTable) translateAgain(rules []rule) ([]rule, error) {
 		r := &all[i]
 		current, err := t.isCurrent(r)
 		if err == nil && !current {
-			name := r.name
+			name, handle := r.name, r.handle
 			*r, err = t.translate(r.text)
-			r.name = name
+			r.name, r.handle = name, handle
 		}
 		if err != nil {
 			return nil, err

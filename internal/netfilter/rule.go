@@ -8,13 +8,42 @@ import "slices"
 type rule struct {
 	steps []step
 	// name is how the operator finds it in its chain, such as "handle 7".
-	name string
+	name   string
+	handle uint64 // of nftables
+	// Of packets that get to the first effect or verdict: their addresses, and whether none is of IPv4, or of IPv6.
+	places         []place
+	never4, never6 bool
 	// text is the expressions of nftables that it was translated from, and sets are those that they read.
 	text string
 	sets []*nftSet
 }
 
 func (r *rule) add(s ...step) { r.steps = append(r.steps, s...) }
+
+// A place is addresses of one family.
+type place struct {
+	destination, ipv6 bool
+	addresses         spans
+}
+
+// mayMatch reports whether packets of a class get to the first effect or verdict, as far as their family and
+// addresses tell. With thousands of rules about pods of other nodes, walks are short by this.
+func (r *rule) mayMatch(c *class) bool {
+	if c.v6 && r.never6 || !c.v6 && r.never4 {
+		return false
+	}
+	for i := range r.places {
+		p := &r.places[i]
+		have := c.src
+		if p.destination {
+			have = c.dst
+		}
+		if p.ipv6 == c.v6 && !have.meets(p.addresses) {
+			return false
+		}
+	}
+	return true
+}
 
 // ends reports whether some packets do not go on to the next rule.
 func (r *rule) ends() bool {

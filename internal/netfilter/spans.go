@@ -136,6 +136,24 @@ func (s intervals[T]) and(other intervals[T]) (both intervals[T]) {
 	return both
 }
 
+// meets reports whether something is in both.
+func (s intervals[T]) meets(other intervals[T]) bool {
+	if len(other) == 0 {
+		return false
+	}
+	for i, j := s.from(other[0].first), 0; i < len(s) && j < len(other); {
+		switch {
+		case s[i].last.Compare(other[j].first) < 0:
+			i++
+		case other[j].last.Compare(s[i].first) < 0:
+			j++
+		default:
+			return true
+		}
+	}
+	return false
+}
+
 // without returns what is in s and not in other.
 func (s intervals[T]) without(other intervals[T]) (left intervals[T]) {
 	left = make(intervals[T], 0, len(s)+len(other))

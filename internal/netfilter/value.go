@@ -177,18 +177,27 @@ func (v value) placed(ipv6 bool) value {
 }
 
 func (v value) testAddress(r ranges) test {
+	addresses, ok := v.spans(r)
+	switch {
+	case !ok:
+		return uncertain
+	case v.field == source:
+		return v.inFamily(testSource(addresses))
+	}
+	return v.inFamily(testDestination(addresses))
+}
+
+// spans returns the addresses in ranges.
+func (v *value) spans(r ranges) (addresses spans, ok bool) {
 	var all []span
 	for _, one := range r {
 		s, ok := v.span(one)
 		if !ok {
-			return uncertain
+			return nil, false
 		}
 		all = append(all, s)
 	}
-	if v.field == source {
-		return v.inFamily(testSource(merged(all)))
-	}
-	return v.inFamily(testDestination(merged(all)))
+	return merged(all), true
 }
 
 // span returns the addresses in a range, of which there may be only the first bytes.

@@ -78,11 +78,16 @@ type walk struct {
 	marked, connectionsMarked bool
 	routes                    bool // a rule has read routes
 	left                      int  // rules until the walk is given up
+	skipped                   int  // rules that were skipped and are not in left
 	err                       error
 }
 
-// mostRules bounds the work; every evaluation of a rule counts.
-const mostRules = 1 << 18
+// mostRules bounds the work; every evaluation of a rule counts. Of rules whose addresses a class has not, skipped count
+// as one.
+const (
+	mostRules = 1 << 18
+	skipped   = 16
+)
 
 // mostDepth is how deep chains call each other. The kernel refuses more than 16 levels (NFT_JUMP_STACK_SIZE).
 const mostDepth = 32
@@ -202,10 +207,19 @@ func (w *walk) chain(name string, c *class, depth int) *class {
 	var back *class
 	caller := w.at
 	for i := range rules {
+		r := &rules[i]
+		if c != nil && !r.mayMatch(c) {
+			if w.skipped++; w.skipped < skipped {
+				continue
+			}
+			w.skipped = 0
+			if w.left--; w.left > 0 {
+				continue
+			}
+		}
 		if w.left--; w.left <= 0 || c.empty() {
 			break
 		}
-		r := &rules[i]
 		w.at = r.name
 		next, returned := w.rule(name, r, c, depth)
 		if r.ends() { // otherwise all packets go on

@@ -20,10 +20,10 @@ const (
 	// lateAfter is how long the shortcut bypasses a filter at most: if a search has not ended by then, all pods are
 	// withheld.
 	lateAfter = 700 * time.Millisecond
-	// Pods that were withheld because a search was late stay so for firstHold; the next times twice as long, up to
-	// longestHold, until there was no late search for as long as that.
-	firstHold   = time.Second
-	longestHold = 30 * time.Second
+	// Pods that were withheld because a search was late stay so until one has ended; if that happens again within
+	// longestHold, for nextHold at least, and then twice as long each time, up to longestHold.
+	nextHold    = time.Second
+	longestHold = 8 * time.Second
 )
 
 // A schedule decides when filters are searched, and when pods are withheld because they are not known. It has no clock.
@@ -43,7 +43,7 @@ type schedule struct {
 }
 
 func newSchedule() schedule {
-	return schedule{hold: wakeup.Backoff{First: firstHold, Most: longestHold}}
+	return schedule{hold: wakeup.Backoff{First: nextHold, Most: longestHold}}
 }
 
 func (s *schedule) filtersChanged(now time.Time) {
@@ -67,14 +67,11 @@ func (s *schedule) begin(now time.Time) {
 func (s *schedule) end(now time.Time) {
 	s.running, s.covers = false, time.Time{}
 	s.took, s.ended = now.Sub(s.began), now
-	if s.held && !s.filters.IsZero() && !now.Before(s.heldUntil) {
-		s.heldUntil = now.Add(s.hold.Next()) // filters still change faster than they can be searched
-	}
 }
 
-// next returns when the next search is due and when update has to be called again; zero: at the next change. Neither
-// is before a running search ends, except for update.
-func (s *schedule) next() (search, update time.Time) {
+// next returns when the next search is due and when update has to be called again; zero: at the next change, and when a
+// search has ended. No search is due before a running one ends.
+func (s *schedule) next(now time.Time) (search, update time.Time) {
 	if !s.running {
 		if !s.filters.IsZero() {
 			search = latest(s.filters.Add(filtersSettle), s.ended.Add(s.filtersGap()))
@@ -87,7 +84,10 @@ func (s *schedule) next() (search, update time.Time) {
 		}
 	}
 	if s.held {
-		return search, s.heldUntil
+		if now.Before(s.heldUntil) {
+			update = s.heldUntil
+		}
+		return search, update
 	}
 	if oldest := earliest(s.covers, s.filters); !oldest.IsZero() {
 		update = oldest.Add(lateAfter)
@@ -104,15 +104,19 @@ func (s *schedule) filtersGap() time.Duration {
 // update withholds pods, or ends that, and reports whether it has done either.
 func (s *schedule) update(now time.Time) (changed bool) {
 	oldest := earliest(s.covers, s.filters)
+	late := !oldest.IsZero() && now.Sub(oldest) >= lateAfter
 	switch {
-	case s.held && !now.Before(s.heldUntil) && oldest.IsZero():
+	case s.held && !late && !now.Before(s.heldUntil):
 		s.held = false
 		return true
-	case !s.held && !oldest.IsZero() && now.Sub(oldest) >= lateAfter:
+	case !s.held && late:
 		if now.Sub(s.heldUntil) > longestHold {
 			s.hold.Reset()
+			s.heldUntil = now
+		} else {
+			s.heldUntil = now.Add(s.hold.Next())
 		}
-		s.held, s.heldUntil = true, now.Add(s.hold.Next())
+		s.held = true
 		return true
 	}
 	return false

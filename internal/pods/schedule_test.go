@@ -45,18 +45,18 @@ func TestScheduleOfSearches(t *testing.T) {
 			s.filtersChanged(at(test.filters))
 			s.filtersChanged(at(test.filters + 1)) // does not put it off
 		}
-		if search, _ := s.next(); !search.Equal(at(test.want)) {
+		if search, _ := s.next(at(1)); !search.Equal(at(test.want)) {
 			t.Errorf("%s: the search is due at %d ms, want %d", test.name, search.Sub(at(0)).Milliseconds(), test.want)
 		}
 		s.begin(at(test.want))
-		if search, _ := s.next(); !search.IsZero() {
+		if search, _ := s.next(at(test.want)); !search.IsZero() {
 			t.Errorf("%s: another search is due while one runs", test.name)
 		}
 	}
 }
 
-// A change of filters that no search has seen after lateAfter withholds all pods, until a search has seen all changes
-// and the hold is over; the next hold is longer. Changes of pods withhold nobody else.
+// A change of filters that no search has seen after lateAfter withholds all pods, until a search has ended in time; if
+// that happens again, for a second at least, and longer each time. Changes of pods withhold nobody else.
 func TestScheduleWithholds(t *testing.T) {
 	s := newSchedule()
 	want := func(when string, ms int, changed, held bool) {
@@ -69,36 +69,52 @@ func TestScheduleWithholds(t *testing.T) {
 	s.begin(at(0))
 	want("a long search for pods", 10_000, false, false)
 	s.filtersChanged(at(10_000))
-	if _, update := s.next(); !update.Equal(at(10_700)) {
+	if _, update := s.next(at(10_000)); !update.Equal(at(10_700)) {
 		t.Errorf("update is due at %v", update.Sub(at(0)))
 	}
 	want("before it is late", 10_699, false, false)
 	want("a change during a search that does not see it", 10_700, true, true)
+	if _, update := s.next(at(10_700)); !update.IsZero() {
+		t.Errorf("update is due at %v although only the end of a search changes anything", update.Sub(at(0)))
+	}
 	s.end(at(10_800))
 	want("the search ended that does not see it", 10_800, false, true)
-	if search, _ := s.next(); !search.Equal(at(15_800)) {
+	if search, _ := s.next(at(10_800)); !search.Equal(at(15_800)) {
 		t.Errorf("the search is due at %v", search.Sub(at(0)))
 	}
 	s.begin(at(15_800))
-	want("the hold is over, but a search runs", 15_900, false, true)
+	want("the search runs", 15_900, false, true)
+	s.filtersChanged(at(15_950))
 	s.end(at(16_000))
-	want("the search has seen it", 16_000, true, false)
+	want("the search has seen it, and the next change is not late", 16_000, true, false)
+	s.searchIn(16_100, 10)
 
-	s.filtersChanged(at(20_000))
-	s.begin(at(20_100))
-	want("a search that sees it but takes long", 20_700, true, true)
-	s.filtersChanged(at(20_800))
-	s.end(at(20_900))
-	if search, _ := s.next(); !search.Equal(at(22_700)) {
-		t.Errorf("the second hold ends at %v, want 2 s after its begin", search.Sub(at(0)))
+	s.filtersChanged(at(17_000))
+	s.begin(at(17_100))
+	want("again late soon after", 17_700, true, true)
+	if _, update := s.next(at(17_700)); !update.Equal(at(18_700)) {
+		t.Errorf("the hold ends at %v, want a second after its begin", update.Sub(at(0)))
 	}
-	s.searchIn(22_700, 10)
+	s.end(at(17_900))
+	want("the search has seen it, but the hold lasts", 17_900, false, true)
+	s.filtersChanged(at(18_000))
+	if search, _ := s.next(at(18_000)); !search.Equal(at(18_700)) {
+		t.Errorf("the search is due at %v, want the end of the hold", search.Sub(at(0)))
+	}
+	s.searchIn(18_700, 10)
 	if s.held {
 		t.Error("the search has ended in time, but pods are withheld")
 	}
+	s.filtersChanged(at(20_000))
+	want("a third time", 20_700, true, true)
+	if s.heldUntil != at(22_700) {
+		t.Errorf("the hold ends at %v, want 2 s after its begin", s.heldUntil.Sub(at(0)))
+	}
+	s.searchIn(22_700, 10)
 	s.filtersChanged(at(100_000))
 	want("late again after a long time", 100_700, true, true)
-	if s.heldUntil != at(101_700) {
-		t.Errorf("the hold ends at %v, want a second after its begin", s.heldUntil.Sub(at(0)))
+	s.searchIn(100_700, 10)
+	if s.held {
+		t.Error("the search has ended in time, but pods are withheld")
 	}
 }

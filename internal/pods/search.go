@@ -44,6 +44,12 @@ func (s *Shortcut) followFilters(ctx context.Context) {
 		case <-timer.C:
 		}
 		now := time.Now()
+		if s.update(now) {
+			err := s.apply()
+			s.mu.Lock()
+			s.record(err)
+			s.mu.Unlock()
+		}
 		start, next := s.decide(now, running)
 		if start {
 			running = true
@@ -58,17 +64,24 @@ func (s *Shortcut) followFilters(ctx context.Context) {
 	}
 }
 
+// update withholds pods because a search is late, or ends that, and reports whether it has done either.
+func (s *Shortcut) update(now time.Time) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.schedule.update(now) {
+		return false
+	}
+	if s.schedule.held && !s.config.IgnoreFilters {
+		s.config.Log.Warn("packet filters change faster than they can be searched: packets of all pods take the stack")
+	}
+	return true
+}
+
 // decide reports whether a search is to start, and when to decide again; zero: after the next change.
 func (s *Shortcut) decide(now time.Time, running bool) (start bool, next time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.schedule.update(now) {
-		if s.schedule.held && !s.config.IgnoreFilters {
-			s.config.Log.Warn("packet filters change faster than they can be searched: packets of all pods take the stack")
-		}
-		s.record(s.apply())
-	}
-	search, update := s.schedule.next()
+	search, update := s.schedule.next(now)
 	if start = !running && s.around != nil && !search.IsZero() && !search.After(now); start {
 		return true, update
 	}
@@ -118,7 +131,8 @@ func (s *Shortcut) searchFilters() {
 		s.mu.Unlock()
 		return
 	}
-	s.schedule.begin(time.Now())
+	began := time.Now()
+	s.schedule.begin(began)
 	s.mu.Unlock()
 
 	found, err := s.filters.find(*around)
@@ -130,11 +144,11 @@ func (s *Shortcut) searchFilters() {
 	s.schedule.end(time.Now())
 	s.schedule.update(time.Now())
 	s.searched = &search{around, found, err}
+	s.mu.Unlock()
 	failed := s.apply()
 	if failed == nil && err == nil {
-		failed = s.extendLease(s.schedule.began)
+		failed = s.extendLease(began)
 	}
-	s.mu.Unlock()
 	if failed != nil { // a device may have gone
 		s.Reconcile()
 	}

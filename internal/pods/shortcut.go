@@ -65,10 +65,12 @@ type Shortcut struct {
 	changed  wakeup.Signal // devices, routes, neighbours or pod networks
 	due      wakeup.Signal // schedule has changed
 	lease    lease
-	tracked  []trackedFlow // flows of withheld pods that may return
 
-	reading   sync.Mutex // held while the network is read, before mu
-	searching sync.Mutex // held while filters are searched, before mu
+	reading   sync.Mutex // held while the network is read, before writing
+	searching sync.Mutex // held while filters are searched, before writing
+
+	writing sync.Mutex    // held while the tables are written, before mu. With many flows that takes long
+	tracked []trackedFlow // flows of withheld pods that may return
 
 	mu       sync.Mutex
 	ready    bool
@@ -234,10 +236,18 @@ func (s *Shortcut) reconcile() error {
 	networks := slices.Clone(s.networks)
 	s.mu.Unlock()
 	found := n.find(networks, s.config.Devices)
+	if !s.surround(n, networks, found) {
+		return nil
+	}
+	return s.apply()
+}
+
+// surround notes the network as it was read, and reports whether the shortcut is ready.
+func (s *Shortcut) surround(n *network, networks []netip.Prefix, found map[netip.Addr]place) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if !s.ready {
-		return nil
+		return false
 	}
 	around := newSurroundings(n, networks, s.remember(n, found))
 	s.around = &around
@@ -245,13 +255,35 @@ func (s *Shortcut) reconcile() error {
 		s.schedule.podsChanged(time.Now())
 		s.due.Send()
 	}
-	return s.apply()
+	return true
 }
 
 // apply writes the tables as the network was last read, with the filters that were last found: pods that the last
 // search did not cover wait on the stack. It writes an entry after its program is attached, and deletes it before that
-// is detached, so that both directions of a flow take the shortcut or none does.
+// is detached, so that both directions of a flow take the shortcut or none does. Nobody waits for it who notes a change
+// or decides when to search.
 func (s *Shortcut) apply() error {
+	s.writing.Lock()
+	defer s.writing.Unlock()
+	rows := s.wanted()
+	if rows == nil {
+		return nil
+	}
+	return s.write(rows)
+}
+
+// rows are what the tables are to have, and the devices of each component of the shortcut, by name.
+type rows struct {
+	network *network
+	pods    map[datapath.Address]datapath.Pod
+	devices map[uint32]datapath.PodDevice
+	places  map[string][]int
+}
+
+// wanted returns the rows, and sets the status; nil: they are not known yet.
+func (s *Shortcut) wanted() *rows {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	if s.around == nil || s.searched == nil {
 		return nil
 	}
@@ -267,7 +299,7 @@ func (s *Shortcut) apply() error {
 	if len(pods) == 0 {
 		devices = nil
 	}
-	return s.write(pods, devices, n.places(devices, found))
+	return &rows{n, pods, devices, n.places(devices, found)}
 }
 
 // places are the devices of each component of the shortcut, by name.
@@ -342,8 +374,9 @@ func asByte(b bool) uint8 {
 }
 
 // write makes the tables and the attached programs as they should be.
-func (s *Shortcut) write(pods map[datapath.Address]datapath.Pod, devices map[uint32]datapath.PodDevice, places map[string][]int) error {
-	leaving, err := s.withhold(pods, devices)
+func (s *Shortcut) write(wanted *rows) error {
+	pods, devices, places := wanted.pods, wanted.devices, wanted.places
+	leaving, err := s.withhold(wanted)
 	if err != nil {
 		return err
 	}

@@ -13,21 +13,21 @@ import (
 // withhold ends the shortcut for pods that will not be in the table any more: new flows take the stack, and the
 // kernel's conntrack gets entries of the others. It returns the addresses of these pods, nil if there are none, and
 // whether they still exist.
-func (s *Shortcut) withhold(pods map[datapath.Address]datapath.Pod, devices map[uint32]datapath.PodDevice) (leaving map[netip.Addr]bool, err error) {
+func (s *Shortcut) withhold(wanted *rows) (leaving map[netip.Addr]bool, err error) {
 	table := s.datapath.Pods()
 	have, err := table.All()
 	if err != nil {
 		return nil, err
 	}
 	for address, row := range have {
-		if _, stays := pods[address]; stays {
+		if _, stays := wanted.pods[address]; stays {
 			continue
 		}
 		if leaving == nil {
 			leaving = map[netip.Addr]bool{}
 		}
 		// The flows of a pod that has ended have ended, too.
-		leaving[address.Addr()] = s.around.network.link(int(row.Device)).index != 0
+		leaving[address.Addr()] = wanted.network.link(int(row.Device)).index != 0
 		row.Withheld = 1
 		if err := table.Put(address, row); err != nil {
 			return nil, err

@@ -50,8 +50,7 @@ func TestFlowsLeaveAndReturn(t *testing.T) {
 	s := New(d, Config{})
 	n := &network{links: []link{{index: 1}, {index: 2}}} // the device of c is gone
 	n.prepare()
-	s.around = &surroundings{network: n}
-	rows := func(ends ...netip.AddrPort) map[datapath.Address]datapath.Pod {
+	podRows := func(ends ...netip.AddrPort) map[datapath.Address]datapath.Pod {
 		all := map[datapath.Address]datapath.Pod{}
 		for _, end := range ends {
 			all[datapath.AddressFrom(end.Addr())] = datapath.Pod{Device: uint32(end.Port())}
@@ -60,7 +59,7 @@ func TestFlowsLeaveAndReturn(t *testing.T) {
 	}
 	write := func(ends ...netip.AddrPort) {
 		t.Helper()
-		if err := s.write(rows(ends...), nil, nil); err != nil {
+		if err := s.write(&rows{network: n, pods: podRows(ends...)}); err != nil {
 			t.Fatal(err)
 		}
 		if len(d.pods) != len(ends) {

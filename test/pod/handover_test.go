@@ -449,12 +449,12 @@ func (w *world) wantTracked(flows []*openFlow, want bool) {
 			if _, ok := f.near.(*net.TCPConn); !ok {
 				one.Protocol = unix.IPPROTO_UDP
 			}
-			tracked, err := kernel.IsOpen(one)
+			tracked, err := kernel.AreOpen([]kernelct.Flow{one})
 			if err != nil {
 				return err
 			}
-			if tracked != want {
-				w.t.Errorf("conntrack has %s: %t; want %t", f.name, tracked, want)
+			if tracked[0] != want {
+				w.t.Errorf("conntrack has %s: %t; want %t", f.name, tracked[0], want)
 			}
 		}
 		return nil
