@@ -102,10 +102,12 @@ func (t *Table) SetLiberal(f Flow) error {
 	if f.Protocol != unix.IPPROTO_TCP {
 		return nil
 	}
-	r := request(nl.IPCTNL_MSG_CT_NEW, 0, f)
-	r.AddData(tuple(nl.CTA_TUPLE_ORIG, f))
-	r.AddData(tcpInfo(0))
-	if err := t.execute([]*nl.NetlinkRequest{r}, nil); err != nil {
+	err := t.execute(1, func(_ int, m *message) {
+		m.begin(nl.IPCTNL_MSG_CT_NEW, 0, f)
+		m.tuple(nl.CTA_TUPLE_ORIG, f)
+		m.tcpInfo(0)
+	}, nil)
+	if err != nil {
 		return fmt.Errorf("the kernel's conntrack does not take the flags of its TCP connection: %w", err)
 	}
 	return nil
@@ -121,24 +123,23 @@ type Entry struct {
 // Create adds entries of flows whose packets conntrack has not seen. Any packet of these flows is then valid. It is not
 // an error if there is an entry.
 func (t *Table) Create(entries ...Entry) error {
-	requests := make([]*nl.NetlinkRequest, len(entries))
-	for i, e := range entries {
-		r := request(nl.IPCTNL_MSG_CT_NEW, unix.NLM_F_CREATE|unix.NLM_F_EXCL, e.Flow)
-		r.AddData(tuple(nl.CTA_TUPLE_ORIG, e.Flow))
-		r.AddData(tuple(nl.CTA_TUPLE_REPLY, e.Reverse()))
+	err := t.execute(len(entries), func(i int, m *message) {
+		e := &entries[i]
+		m.begin(nl.IPCTNL_MSG_CT_NEW, unix.NLM_F_CREATE|unix.NLM_F_EXCL, e.Flow)
+		m.tuple(nl.CTA_TUPLE_ORIG, e.Flow)
+		m.tuple(nl.CTA_TUPLE_REPLY, e.Reverse())
 		status, seconds := conntrack.StatusConfirmed, uint32(unrepliedTimeout)
 		if e.Replied {
 			status, seconds = conntrack.StatusConfirmed|conntrack.StatusSeenReply|conntrack.StatusAssured, t.udp
 		}
-		r.AddData(nl.NewRtAttr(nl.CTA_STATUS, binary.BigEndian.AppendUint32(nil, uint32(status))))
+		m.number(nl.CTA_STATUS, uint32(status))
 		if e.Protocol == unix.IPPROTO_TCP {
 			seconds = t.tcp
-			r.AddData(tcpInfo(tcpEstablished))
+			m.tcpInfo(tcpEstablished)
 		}
-		r.AddData(nl.NewRtAttr(nl.CTA_TIMEOUT, binary.BigEndian.AppendUint32(nil, seconds)))
-		requests[i] = r
-	}
-	if err := t.execute(requests, nil, unix.EEXIST); err != nil {
+		m.number(nl.CTA_TIMEOUT, seconds)
+	}, nil, unix.EEXIST)
+	if err != nil {
 		return fmt.Errorf("add entries to the kernel's conntrack: %w", err)
 	}
 	return nil
@@ -146,50 +147,37 @@ func (t *Table) Create(entries ...Entry) error {
 
 // Delete deletes the entries of flows. It is not an error if there are none.
 func (t *Table) Delete(flows ...Flow) error {
-	if err := t.execute(requests(nl.IPCTNL_MSG_CT_DELETE, flows), nil, unix.ENOENT); err != nil {
+	if err := t.execute(len(flows), named(nl.IPCTNL_MSG_CT_DELETE, flows), nil, unix.ENOENT); err != nil {
 		return fmt.Errorf("delete entries of the kernel's conntrack: %w", err)
 	}
 	return nil
 }
 
-// requests name flows as their openers send them.
-func requests(message int, flows []Flow) []*nl.NetlinkRequest {
-	all := make([]*nl.NetlinkRequest, len(flows))
-	for i, f := range flows {
-		all[i] = request(message, 0, f)
-		all[i].AddData(tuple(nl.CTA_TUPLE_ORIG, f))
+// named are requests about flows, which are named as their openers send them.
+func named(kind uint16, flows []Flow) func(i int, m *message) {
+	return func(i int, m *message) {
+		m.begin(kind, 0, flows[i])
+		m.tuple(nl.CTA_TUPLE_ORIG, flows[i])
 	}
-	return all
-}
-
-func request(message, flags int, f Flow) *nl.NetlinkRequest {
-	r := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_CTNETLINK<<8|message, flags)
-	family := uint8(unix.AF_INET)
-	if f.Source.Addr().Is6() {
-		family = unix.AF_INET6
-	}
-	r.AddData(&nl.Nfgenmsg{NfgenFamily: family, Version: nl.NFNETLINK_V0})
-	return r
 }
 
 // mostRequests are sent at once. The answers to as many fit into the socket's receive buffer.
 const mostRequests = 32
 
-// execute sends requests, many at once, and calls a function with each answer, if it is not nil. Some
-// errors count as none.
-func (t *Table) execute(requests []*nl.NetlinkRequest, answer func(i int, m syscall.NetlinkMessage) error, ignored ...unix.Errno) error {
-	for from := 0; from < len(requests); from += mostRequests {
-		some := requests[from:min(from+mostRequests, len(requests))]
-		var message []byte
-		for i, r := range some {
-			if r.Seq = t.sequence + 1 + uint32(i); i == len(some)-1 {
-				r.Flags |= unix.NLM_F_ACK // the kernel reports the errors of the others
-			}
-			message = append(message, r.Serialize()...)
-		}
+// execute sends requests that a function writes, many at once, and calls a function with each answer, if it is not nil.
+// Some errors count as none.
+func (t *Table) execute(n int, write func(i int, m *message), answer func(i int, m syscall.NetlinkMessage) error, ignored ...unix.Errno) error {
+	var m message
+	for from := 0; from < n; from += mostRequests {
+		m.octets = m.octets[:0]
 		first := t.sequence + 1
-		t.sequence += uint32(len(some))
-		if err := unix.Sendto(t.fd, message, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
+		for i := from; i < min(from+mostRequests, n); i++ {
+			write(i, &m)
+			t.sequence++
+			m.end(t.sequence)
+		}
+		m.acknowledge() // the kernel reports the errors of the others
+		if err := unix.Sendto(t.fd, m.octets, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
 			return err
 		}
 		if err := t.receive(first, func(i int, m syscall.NetlinkMessage) error {
@@ -248,40 +236,11 @@ func errorOf(body []byte, ignored []unix.Errno) error {
 	return errno
 }
 
-func tuple(attribute int, f Flow) *nl.RtAttr {
-	from, to := nl.CTA_IP_V4_SRC, nl.CTA_IP_V4_DST
-	if f.Source.Addr().Is6() {
-		from, to = nl.CTA_IP_V6_SRC, nl.CTA_IP_V6_DST
-	}
-	tuple := nl.NewRtAttr(unix.NLA_F_NESTED|attribute, nil)
-	ip := tuple.AddRtAttr(unix.NLA_F_NESTED|nl.CTA_TUPLE_IP, nil)
-	ip.AddRtAttr(from, f.Source.Addr().AsSlice())
-	ip.AddRtAttr(to, f.Destination.Addr().AsSlice())
-	proto := tuple.AddRtAttr(unix.NLA_F_NESTED|nl.CTA_TUPLE_PROTO, nil)
-	proto.AddRtAttr(nl.CTA_PROTO_NUM, []byte{f.Protocol})
-	proto.AddRtAttr(nl.CTA_PROTO_SRC_PORT, binary.BigEndian.AppendUint16(nil, f.Source.Port()))
-	proto.AddRtAttr(nl.CTA_PROTO_DST_PORT, binary.BigEndian.AppendUint16(nil, f.Destination.Port()))
-	return tuple
-}
-
-// tcpInfo has the flags of both directions, and the state if it is not 0.
-func tcpInfo(state byte) *nl.RtAttr {
-	info := nl.NewRtAttr(unix.NLA_F_NESTED|nl.CTA_PROTOINFO, nil)
-	tcp := info.AddRtAttr(unix.NLA_F_NESTED|nl.CTA_PROTOINFO_TCP, nil)
-	if state != 0 {
-		tcp.AddRtAttr(ctaProtoinfoTCPState, []byte{state})
-	}
-	flags := []byte{tcpBeLiberal, tcpBeLiberal | tcpMaxAckKnown} // value, mask
-	tcp.AddRtAttr(ctaProtoinfoTCPFlagsOriginal, flags)
-	tcp.AddRtAttr(ctaProtoinfoTCPFlagsReply, flags)
-	return info
-}
-
 // AreOpen reports which flows the kernel's conntrack has, in the direction of their openers and without NAT, that are
 // open.
 func (t *Table) AreOpen(flows []Flow) ([]bool, error) {
 	open := make([]bool, len(flows))
-	err := t.execute(requests(nl.IPCTNL_MSG_CT_GET, flows), func(i int, m syscall.NetlinkMessage) (err error) {
+	err := t.execute(len(flows), named(nl.IPCTNL_MSG_CT_GET, flows), func(i int, m syscall.NetlinkMessage) (err error) {
 		open[i], err = isOpen(flows[i], m)
 		return err
 	}, unix.ENOENT)

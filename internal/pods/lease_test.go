@@ -32,6 +32,7 @@ type fakeDatapath struct {
 	devices memory[uint32, datapath.PodDevice]
 	links   memory[uint32, uint32]
 	leases  memory[uint32, datapath.PodLease]
+	track   func() // is called when flows are tracked; nil: nothing
 }
 
 func newFakeDatapath() *fakeDatapath {
@@ -49,6 +50,9 @@ func (d *fakeDatapath) PodLeases() datapath.Hash[uint32, datapath.PodLease]   { 
 func (d *fakeDatapath) WaitForReaders() error                                 { return nil }
 func (d *fakeDatapath) UntrackPodFlows([]kernelct.Flow) error                 { return nil }
 func (d *fakeDatapath) TrackPodFlows(map[netip.Addr]bool) ([]kernelct.Flow, error) {
+	if d.track != nil {
+		d.track()
+	}
 	return nil, nil
 }
 func (d *fakeDatapath) ForeignProgram(uint32) (name string, foreign bool) { return "", false }

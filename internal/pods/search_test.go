@@ -222,6 +222,36 @@ func TestLateSearch(t *testing.T) {
 	b.want("when it has ended", []int{1}, 10)
 }
 
+// While conntrack gets the flows of a pod that leaves the shortcut, which may be tens of thousands, changes are noted and
+// searched, and the status is there.
+func TestSearchesWhileFlowsAreTracked(t *testing.T) {
+	b := newBench(t)
+	b.set([]int{1, 2})
+	b.start()
+	tracking, tracked := make(chan bool), make(chan bool)
+	b.tables.track = func() {
+		tracking <- true
+		<-tracked
+	}
+	b.set([]int{1})
+	ended := make(chan bool)
+	go func() {
+		b.Reconcile()
+		close(ended)
+	}()
+	<-tracking
+	b.run()
+	b.filtersChanged()
+	b.begun()
+	b.Status()
+	b.Conditions()
+	close(tracked)
+	<-tracking // the flows that began meanwhile
+	b.finder.finish <- nil
+	<-ended
+	b.want("when the flows are tracked", []int{1})
+}
+
 // Of addresses that a bridge has learned behind one device only so many have the shortcut, those first that were there
 // before. Routes are not limited.
 func TestAddressLimit(t *testing.T) {
