@@ -37,6 +37,22 @@ func (l *Lab) ReadyForXDP() error {
 	})
 }
 
+// PassByXDP has a device of the host receive by native XDP, with a program that passes every packet.
+func (h *Host) PassByXDP(device string) error {
+	return h.Do(func() error {
+		pass, err := passProgram()
+		if err != nil {
+			return err
+		}
+		defer pass.Close()
+		link, err := netlink.LinkByName(device)
+		if err != nil {
+			return err
+		}
+		return netlink.LinkSetXdpFdWithFlags(link, pass.FD(), nl.XDP_FLAGS_DRV_MODE)
+	})
+}
+
 // passProgram passes every packet.
 func passProgram() (*ebpf.Program, error) {
 	return ebpf.NewProgram(&ebpf.ProgramSpec{

@@ -19,6 +19,7 @@ type change struct {
 	follows  time.Duration      // within this time a shortcut follows it, and its end
 	where    func(*layout) bool // nil: everywhere
 	needs    string             // of the kernel: a command of the node that fails without it
+	ended    bool               // the agent has ended meanwhile
 }
 
 // How soon a shortcut follows (docs/operate/pods.md, docs/develop/pod.md): a search begins 20 ms after a change of
@@ -71,6 +72,9 @@ func setting(name string, values, before string, paths ...string) change {
 	return c
 }
 
+// datagrams drops the test's, at pods of layouts with Services and without.
+const datagrams = "udp dport { 80, 8080 } drop"
+
 // nft is a change that adds a table of nftables.
 func nft(name, family, chain, rules string) change {
 	return change{
@@ -83,6 +87,18 @@ func nft(name, family, chain, rules string) change {
 // xfrm is a change that adds IPsec policies.
 func xfrm(name, text string) change {
 	return change{name: name, do: both("ip xfrm policy add " + text), undo: []string{"ip xfrm policy flush"}, follows: filters}
+}
+
+// with has a change make something else, too.
+func (c change) with(do, undo string) change {
+	c.do, c.undo = append(c.do, do), append(c.undo, undo)
+	return c
+}
+
+// at is a change that a shortcut follows within another time.
+func (c change) at(follows time.Duration) change {
+	c.follows = follows
+	return c
 }
 
 // in limits a change to some labs.
@@ -122,10 +138,23 @@ var routeChanges = []change{
 	route("a prohibit route to a pod of the node in a table of the pod", "prohibit <{a2}|{a2.6}> table 100").withRule("from <{a1}|{a1.6}> table 100"),
 	route("a table of a pod without the node's pods", "default via <{gateway}|{gateway.6}> dev eth0 table 100").withRule("from <{a1}|{a1.6}> table 100").in(podRoutes),
 	{
+		name: "an MPLS route to a pod of the other node", follows: soon, where: nodesRouted,
+		needs: "ip route add 192.0.2.1/32 encap mpls 100 via {gateway} dev eth0 && ip route del 192.0.2.1/32",
+		do:    []string{"ip route add {b1} encap mpls 100 via {gateway} dev eth0"}, undo: []string{"ip route del {b1} encap mpls 100 via {gateway} dev eth0"},
+	},
+	{
+		name: "a route with a VXLAN tunnel of its own", follows: soon, where: nodesRouted, needs: external + " && ip link del twin0",
+		do:   []string{external, "ip link set twin0 up", "ip route add {b1} encap ip id 100 dst {node-b} dev twin0", "ip neigh add {b1} lladdr 02:00:00:00:11:01 dev twin0"},
+		undo: []string{"ip link del twin0"},
+	},
+	{
 		name: "the address of a pod of the other node at the node itself", follows: soon,
 		do: both("ip addr add <{b1}/32|{b1.6}/128> dev lo"), undo: both("ip addr del <{b1}/32|{b1.6}/128> dev lo"),
 	},
 }
+
+// external is a VXLAN device whose routes give tunnel and remote end, as FRR sets it up.
+const external = "ip link add twin0 type vxlan external dstport 8472 nolearning udpcsum udp6zerocsumrx"
 
 // withRule adds a routing rule.
 func (c change) withRule(text string) change {
@@ -153,6 +182,7 @@ var settingChanges = []change{
 	setting("rp_filter 1 at the uplink", "1", "0", "ipv4/conf/eth0/rp_filter"),
 	setting("rp_filter 1 at the second uplink", "1", "0", "ipv4/conf/eth1/rp_filter").in(twoDevices),
 	setting("accept_local", "1", "0", "ipv4/conf/all/accept_local"),
+	setting("the MTU of routes counts", "1", "0", "ipv4/ip_forward_use_pmtu"),
 	setting("the priority by TOS is left", "0", "1", "ipv4/ip_forward_update_priority"),
 }
 
@@ -172,29 +202,60 @@ var policyChanges = []change{
 		undo: []string{"ip xfrm policy flush", "ip xfrm state flush"},
 	},
 	{
+		name: "an XFRM policy with ESP for packets of Services", follows: filters, needs: esp + " && ip xfrm state flush",
+		do:   []string{esp, "ip xfrm policy add src {node} dst {b1} dir out tmpl src {node} dst {node-b} proto esp mode tunnel"},
+		undo: []string{"ip xfrm policy flush", "ip xfrm state flush"},
+	},
+	{
 		name: "XFRM blocks what no policy allows", follows: filters,
 		do: []string{"ip xfrm policy setdefault fwd block"}, undo: []string{"ip xfrm policy setdefault fwd accept"},
 	},
 }
 
 var filterChanges = []change{
-	nft("an nftables rule in forward", "inet", "type filter hook forward priority 0", "udp dport 80 drop"),
+	nft("an nftables rule in forward", "inet", "type filter hook forward priority 0", datagrams),
 	nft("an nftables policy in forward", "inet", "type filter hook forward priority 0; policy drop", "ip daddr {a2} accept"),
 	nft("an nftables rule that rejects", "inet", "type filter hook forward priority 0", "ip saddr {a1} reject with icmpx admin-prohibited"),
 	nft("an nftables rule that changes packets", "inet", "type filter hook prerouting priority -150", "ip daddr {a2} ip dscp set cs1"),
-	nft("a netdev rule at ingress of a pod's device", "netdev", "type filter hook ingress device a1 priority 0", "udp dport 80 drop"),
-	nft("a netdev rule at ingress of the uplink", "netdev", "type filter hook ingress device eth0 priority 0", "udp dport 80 drop"),
-	nft("a netdev rule at egress of a pod's device", "netdev", "type filter hook egress device a2 priority 0", "udp dport 80 drop"),
-	nft("a netdev rule at egress of the uplink", "netdev", "type filter hook egress device eth0 priority 0", "udp dport 80 drop"),
-	nft("a bridge rule", "bridge", "type filter hook forward priority 0", "udp dport 80 drop").in(bridged),
+	nft("a netdev rule at ingress of a pod's device", "netdev", "type filter hook ingress device a1 priority 0", datagrams),
+	nft("a netdev rule at ingress of the uplink", "netdev", "type filter hook ingress device eth0 priority 0", datagrams),
+	nft("a netdev rule at egress of a pod's device", "netdev", "type filter hook egress device a2 priority 0", datagrams),
+	nft("a netdev rule at egress of the uplink", "netdev", "type filter hook egress device eth0 priority 0", datagrams),
+	nft("a bridge rule", "bridge", "type filter hook forward priority 0", datagrams).in(bridged),
 	nft("rules that drop invalid packets", "inet", "type filter hook forward priority 0", "ct state invalid drop"),
 	nft("an nftables rule for invalid packets before conntrack", "inet", "type filter hook prerouting priority -300", "ct state invalid drop"),
+	nft("an nftables rule at prerouting", "inet", "type filter hook prerouting priority -300", "udp dport { 80, 30080, 30081 } drop"),
+	nft("an nftables rule by mark of the connection", "inet", "type filter hook prerouting priority -140; ct mark set 1; }; chain d { type filter hook forward priority 0", "ct mark 1 drop"),
+	nft("an nftables rule by group of devices", "inet", "type filter hook forward priority 0", "iifgroup 7 drop").with("ip link set a1 group 7", "ip link set a1 group default"),
+	nft("an nftables set whose elements time out", "inet", "set s { type ipv4_addr; flags interval, timeout; elements = { {a2} timeout 1s }; }; chain d { type filter hook forward priority 0", "ip daddr {a2} ip daddr != @s drop").at(later),
+	{
+		name: "a flow table of nftables", follows: filters, needs: flowtable + "; nft delete table inet twin",
+		do: []string{flowtable}, undo: []string{"nft delete table inet twin"},
+	},
+	{
+		name: "an iptables-nft rule by type of address", follows: filters,
+		do:   []string{"iptables-nft -A FORWARD -m addrtype --dst-type UNICAST -p udp -j DROP", "ip6tables-nft -A FORWARD -m addrtype --dst-type UNICAST -p udp -j DROP"},
+		undo: []string{"iptables-nft -F FORWARD", "ip6tables-nft -F FORWARD"},
+	},
 	{
 		name: "an iptables-legacy rule", follows: later,
-		do:   []string{"iptables-legacy -A FORWARD -p udp --dport 80 -j DROP", "ip6tables-legacy -A FORWARD -p udp --dport 80 -j DROP"},
+		do:   []string{"iptables-legacy -A FORWARD -p udp -m multiport --dports 80,8080 -j DROP", "ip6tables-legacy -A FORWARD -p udp -m multiport --dports 80,8080 -j DROP"},
 		undo: []string{"iptables-legacy -F FORWARD", "ip6tables-legacy -F FORWARD"},
 	},
+	{
+		name: "an iptables-legacy rule behind 40 chains", follows: later,
+		do: []string{
+			"{ echo '*filter'; for i in $(seq 40); do echo \":twin$i - [0:0]\"; done; echo '-A FORWARD -j twin1'; for i in $(seq 39); do echo \"-A twin$i -j twin$((i+1))\"; done; " +
+				"echo '-A twin40 -p udp -j DROP'; echo COMMIT; } | iptables-legacy-restore",
+		},
+		undo: []string{"iptables-legacy -F", "iptables-legacy -X"},
+	},
 }
+
+// flowtable has the kernel forward established flows past its own hooks.
+const flowtable = "nft 'table inet twin { flowtable f { hook ingress priority 0; devices = { eth0, a1, a2 }; }; chain c { type filter hook forward priority 0; ct state established flow add @f; }; }'"
+
+const vrf = "ip link add twin0 type vrf table 77"
 
 var deviceChanges = []change{
 	{name: "neighbours forgotten", // compared at once: they are found again soon
@@ -202,6 +263,15 @@ var deviceChanges = []change{
 	{
 		name: "a pod's device down", follows: soon, where: plainlyRouted, do: []string{"ip link set a2 down"},
 		undo: append([]string{"ip link set a2 up", "ip addr replace fe80::1/64 dev a2"}, both("ip <-4|-6> route replace <{a2}|{a2.6}> dev a2 src <{node}|{node.6}>")...),
+	},
+	{
+		name: "a pod's device down without an agent", follows: soon, where: plainlyRouted, do: []string{"ip link set a2 down"}, ended: true,
+		undo: append([]string{"ip link set a2 up", "ip addr replace fe80::1/64 dev a2"}, both("ip <-4|-6> route replace <{a2}|{a2.6}> dev a2 src <{node}|{node.6}>")...),
+	},
+	{
+		name: "a pod's device in a VRF", follows: soon, where: plainlyRouted, needs: vrf + " && ip link del twin0",
+		do:   []string{vrf, "ip link set twin0 up", "ip link set a2 master twin0"},
+		undo: append([]string{"ip link del twin0", "ip addr replace fe80::1/64 dev a2"}, both("ip <-4|-6> route replace <{a2}|{a2.6}> dev a2 src <{node}|{node.6}>")...),
 	},
 	{name: "a pod's port down", follows: soon, where: bridged, do: []string{"ip link set a2 down"}, undo: []string{"ip link set a2 up"}},
 	{name: "a small MTU of a pod's device", follows: soon, do: []string{"ip link set a2 mtu 1300"}, undo: []string{"ip link set a2 mtu {mtu}"}, where: podRoutes},
@@ -265,7 +335,7 @@ func (s *side) toOtherNode(family int) string {
 func (w *world) commands(all []string) {
 	w.t.Helper()
 	for _, s := range w.sides {
-		w.must(s.run(nodeA, "sh", "-ec", s.replacer().Replace(strings.Join(all, "\n"))))
+		w.must(s.shell(nodeA, all))
 	}
 }
 
@@ -275,7 +345,7 @@ func (w *world) lacks(c change) string {
 		return ""
 	}
 	for _, s := range w.sides {
-		if err := s.run(nodeA, "sh", "-ec", s.replacer().Replace(c.needs)); err != nil {
+		if err := s.shell(nodeA, []string{c.needs}); err != nil {
 			return fmt.Sprintf("the kernel lacks what this change needs: %v", err)
 		}
 	}
@@ -284,12 +354,23 @@ func (w *world) lacks(c change) string {
 
 func (w *world) make(c change) {
 	w.t.Helper()
+	if c.ended {
+		w.must(w.sides[0].agent.Kill())
+	}
 	w.commands(c.do)
+	if slices.ContainsFunc(policyChanges, c.is) { // the edge ends flows
+		for _, s := range w.sides {
+			s.endFlows()
+		}
+	}
 	w.changes = append(w.changes, c.name)
 }
 
 func (w *world) unmake(c change) {
 	w.t.Helper()
 	w.commands(c.undo)
+	if c.ended {
+		w.must(w.sides[0].agent.Start())
+	}
 	w.changes = slices.DeleteFunc(w.changes, func(name string) bool { return name == c.name })
 }

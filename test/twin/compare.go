@@ -24,12 +24,13 @@ var normalised = []struct {
 	// apply changes a packet to what is compared; keep false: it is not compared at all.
 	apply func(s *side, a *arrival, p *seen) (keep bool)
 }{
-	{"neighbour discovery, group membership", "the kernel's timers decide when they are sent, not the frames of the test", dropOwnTraffic},
+	{"ARP, neighbour discovery, group membership, frames of bridges", "the kernel's timers decide when they are sent, not the frames of the test", dropOwnTraffic},
 	{"MAC addresses", "each lab draws its own: the devices that have them are compared", nameDevices},
 	{"packets of WireGuard", "ciphertext, and messages that its timers send: what comes out of the tunnel is compared", dropCiphertext},
 	{"the virtio header's bit for a valid checksum", "the receiver's own state, TP_STATUS_CSUM_VALID, is compared: it includes the bit (skb_csum_unnecessary in Linux)", forgetValid},
 	{"the identification of IPv4 headers that the node makes", "random (RFC 6864 section 4.1): of ICMP errors, of replies to echo requests and of tunnels' outer headers", forgetID},
 	{"the flow label of ICMPv6 errors", "a hash with a secret of the kernel (RFC 6437 section 3), which nobody reads back", forgetFlowLabel},
+	{"the identification of IPv6 fragments of Services", "the node's conntrack reassembles the datagram, and the node fragments it with a random one (RFC 7739)", forgetFragmentID},
 	{"ports of masquerade", "drawn at random: a one-to-one map for each flow", restorePort},
 	{"the source port of VXLAN around ICMP errors", "a hash of the socket that sends the error, which is another one in each lab", forgetTunnelPort},
 }
@@ -127,11 +128,23 @@ const (
 	listenerReportV2 = 143
 )
 
+// minEtherType is the lowest value that is no length (IEEE 802.3).
+const minEtherType = 0x600
+
+// etherType is that of a frame which is no IP packet; 0 if it has none.
+func (a *arrival) etherType() uint16 {
+	if a.l3 || len(a.frame) < ethernetHeader {
+		return 0
+	}
+	return binary.BigEndian.Uint16(a.frame[12:])
+}
+
 func dropOwnTraffic(_ *side, a *arrival, _ *seen) bool {
 	p := a.packet()
 	switch {
 	case p == nil:
-		return false
+		kind := a.etherType()
+		return kind >= minEtherType && kind != unix.ETH_P_ARP
 	case p[0]>>4 == 4:
 		return p[9] != protocolIGMP
 	}
@@ -184,6 +197,13 @@ func forgetID(s *side, a *arrival, _ *seen) bool {
 	return true
 }
 
+func forgetFragmentID(s *side, a *arrival, _ *seen) bool {
+	if p := a.packet(); s.layout.server != 0 && len(p) >= 48 && p[0]>>4 == 6 && p[6] == unix.IPPROTO_FRAGMENT {
+		clear(p[44:48])
+	}
+	return true
+}
+
 func forgetFlowLabel(_ *side, a *arrival, _ *seen) bool {
 	for _, p := range [][]byte{a.packet(), tunnelled(a.packet())} {
 		if len(p) > 40 && p[0]>>4 == 6 && p[6] == unix.IPPROTO_ICMPV6 && p[40] < layers.ICMPv6TypeEchoRequest {
@@ -217,7 +237,7 @@ func tunnelled(p []byte) []byte {
 
 func dropCiphertext(s *side, a *arrival, _ *seen) bool {
 	p := a.packet()
-	if s.Shape.Network != lab.NetworkWireGuard || p[0]>>4 != 4 || p[9] != unix.IPPROTO_UDP || a.l3 {
+	if s.Shape.Network != lab.NetworkWireGuard || p == nil || p[0]>>4 != 4 || p[9] != unix.IPPROTO_UDP || a.l3 {
 		return true
 	}
 	nodes := map[netip.Addr]bool{s.Host("node-a").Addr4: true, s.Host("node-b").Addr4: true}

@@ -3,6 +3,7 @@
 package twin
 
 import (
+	"cmp"
 	"net/netip"
 	"time"
 
@@ -16,13 +17,17 @@ type flow struct {
 	// service is the port of the server; reply: what is sent comes from there.
 	service uint16
 	reply   bool
+	fixed   uint16
+	shift   uint16
 }
 
-// A pair is who sends to whom, by host names.
+// A pair is who sends to whom, by host names or addresses of Services.
 type pair struct {
 	at, from, to string
 	service      uint16 // 80 if 0
 	reply        bool
+	fixed        uint16 // the client's port, if it is always the same: then the server's tells flows apart
+	shift        uint16 // added to the port that tells flows apart, where two flows of a client would have the same
 }
 
 // between are pods of one node and of two, and a client.
@@ -35,14 +40,21 @@ var between = []pair{
 func (w *world) flows() (all []flow) {
 	l := w.sides[0]
 	for _, p := range w.layout.pairs {
-		from, to := l.Host(p.from), l.Host(p.to)
-		service := p.service
-		if service == 0 {
-			service = 80
+		from, to := addressesOf(l, p.from), addressesOf(l, p.to)
+		for family := range from {
+			all = append(all, flow{p.at, from[family], to[family], cmp.Or(p.service, 80), p.reply, p.fixed, p.shift})
 		}
-		all = append(all, flow{p.at, from.Addr4, to.Addr4, service, p.reply}, flow{p.at, from.Addr6, to.Addr6, service, p.reply})
 	}
 	return all
+}
+
+// addressesOf are a host's or a Service's.
+func addressesOf(l *side, name string) [2]netip.Addr {
+	if both, ok := virtual[name]; ok {
+		return both
+	}
+	h := l.Host(name)
+	return [2]netip.Addr{h.Addr4, h.Addr6}
 }
 
 const (
@@ -53,9 +65,13 @@ const (
 
 // datagram is a plain frame of a flow. The client's port tells flows apart.
 func (f flow) datagram(client uint16) Frame {
+	client += f.shift
 	ports := [2]uint16{client, f.service}
+	if f.fixed != 0 {
+		ports = [2]uint16{f.fixed, client}
+	}
 	if f.reply {
-		ports = [2]uint16{f.service, client}
+		ports = [2]uint16{ports[1], ports[0]}
 	}
 	return Frame{At: f.at, From: f.from, To: f.to, Protocol: udp, Ports: ports, ID: 7, DF: true, Length: 100}
 }

@@ -3,6 +3,7 @@
 package twin
 
 import (
+	"cmp"
 	"encoding/binary"
 	"fmt"
 	"net"
@@ -32,6 +33,7 @@ type Frame struct {
 	Extension *layers.IPProtocol // an IPv6 header with padding
 	Offset    int                // of a fragment, in octets
 	More      bool               // fragments follow
+	Rest      int                // the rest of the datagram, from this octet on, follows at once
 
 	FrameTo string  // "host/device" whose MAC address it is for; empty: the next hop's
 	VLAN    *uint16 // a tag: priority and VID
@@ -63,6 +65,7 @@ func (f Frame) String() string {
 		{f.Reply, "reply"}, {f.TTL != 0, fmt.Sprintf("TTL %d", f.TTL)}, {f.TOS != 0, fmt.Sprintf("TOS %#x", f.TOS)}, {f.DF, "DF"},
 		{f.Options != nil, fmt.Sprintf("options %x", f.Options)}, {f.Extension != nil, "with an extension header"},
 		{f.Offset != 0 || f.More, fmt.Sprintf("fragment at %d, more: %t", f.Offset, f.More)},
+		{f.Rest != 0, fmt.Sprintf("in fragments of %d and %d octets", f.Rest, f.Length-f.Rest)},
 		{f.FrameTo != "", "frame for " + f.FrameTo}, {f.VLAN != nil, "tagged"}, {f.Padding != 0, fmt.Sprintf("%d octets of padding", f.Padding)},
 		{f.Wrong != "", "wrong " + string(f.Wrong)}, {f.Partial, "partial checksum"}, {f.Segment != 0, fmt.Sprintf("segments of %d", f.Segment)},
 	} {
@@ -71,6 +74,16 @@ func (f Frame) String() string {
 		}
 	}
 	return b.String()
+}
+
+// parts are the frame, or its fragments in the order in which they are sent.
+func (f Frame) parts() []Frame {
+	if f.Rest == 0 {
+		return []Frame{f}
+	}
+	first, last := f, f
+	first.More, last.Offset = true, f.Rest
+	return []Frame{first, last}
 }
 
 // vnetHeader is struct virtio_net_hdr.
@@ -124,7 +137,7 @@ func (f Frame) packet(number uint32) (packet []byte, transport int, err error) {
 	if f.Offset > 0 || f.More {
 		body = body[min(f.Offset, len(body)):]
 		if f.More {
-			body = body[:len(body)&^7]
+			body = body[:min(cmp.Or(f.Rest, len(body)), len(body))&^7]
 		}
 	}
 	header, err := f.header(len(body))

@@ -36,6 +36,9 @@ type layout struct {
 	rules   func(*side) string              // of nftables
 	server  uint16                          // port of servers whose clients' ports the node translates
 	objects func(*lab.Lab) []runtime.Object // Services and their endpoints
+	xdp     bool                            // native XDP serves the node's uplink
+	fabric  []string                        // commands for a shell of the fabric, as of change.do
+	stack   []string                        // the same, for the node without a shortcut
 }
 
 // A point is a device of a host by which frames are sent, and the device that they are for.
@@ -67,6 +70,9 @@ var layouts = []*layout{
 	{name: "netkit", shape: lab.Shape{Pods: lab.PodsNetkitL2}, flags: auto, points: veths, pairs: between, took: podsTook, ends: plainEnds, forged: forged},
 	&offload,
 	&balancer,
+	&balancerXDP,
+	&addresses,
+	&masqueraded,
 }
 
 // lacks is why this kernel cannot have a layout; empty: it can.

@@ -27,6 +27,7 @@ var kinds = []kind{
 	{"destination options", extension(layers.IPProtocolIPv6Destination)},
 	{"routing header", extension(layers.IPProtocolIPv6Routing)},
 	{"first fragment", func(f *Frame) { f.DF, f.More, f.Length = false, true, 800 }},
+	{"a datagram in fragments", func(f *Frame) { f.DF, f.Length, f.Rest = false, 1200, 800 }},
 	{"later fragment", func(f *Frame) { f.DF, f.Offset, f.Length = false, 400, 800 }},
 	{"fragment of a merged packet", func(f *Frame) { f.More, f.Length = true, 1400 }},
 	{"wrong IPv4 checksum", func(f *Frame) { f.Wrong = wrongIPChecksum }},
@@ -49,6 +50,7 @@ var kinds = []kind{
 	{"SYN and FIN", func(f *Frame) { segment(f); f.Length, f.Flags = 0, "SF" }},
 	{"no flags of TCP", func(f *Frame) { segment(f); f.Flags = "" }},
 	{"port 0", func(f *Frame) { f.Ports = [2]uint16{} }},
+	{"an echo request", func(f *Frame) { f.Protocol = icmp }},
 	{"an echo reply", func(f *Frame) { f.Protocol, f.Reply = icmp, true }},
 	{"SCTP", protocol(layers.IPProtocolSCTP)},
 	{"GRE", protocol(layers.IPProtocolGRE)},
@@ -93,6 +95,7 @@ func (f Frame) combined() []string {
 			all = append(all, name)
 		}
 	}
+	add(f.Protocol == icmp && !f.Reply, "an echo request")
 	add(f.Protocol == icmp && f.Wrong == wrongLength, "ICMP longer than its frame")
 	add(f.Protocol == tcp && f.Wrong == wrongChecksum, "wrong TCP checksum")
 	add(f.Protocol == udp && f.Wrong == wrongChecksum, "wrong UDP checksum")

@@ -16,6 +16,7 @@ func TestKinds(t *testing.T) {
 		}
 		t.Run(l.name, func(t *testing.T) {
 			t.Parallel()
+			inTime(t)
 			w := newWorld(t, l)
 			for _, k := range kindsOf(l) {
 				if *only == "" || *only == k.name {
@@ -29,6 +30,7 @@ func TestKinds(t *testing.T) {
 
 func (w *world) wantKind(k kind) {
 	w.t.Helper()
+	inTime(w.t)
 	odd, plain := w.of(k)
 	found := w.differences(odd, 0)
 	for i := range odd {

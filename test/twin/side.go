@@ -68,6 +68,19 @@ func (s *side) prepare() error {
 			}
 		}
 	}
+	if s.layout.xdp {
+		if err := s.readyForXDP(); err != nil {
+			return err
+		}
+	}
+	if err := s.shell("fabric", s.layout.fabric); err != nil {
+		return err
+	}
+	if s.agent == nil {
+		if err := s.shell(nodeA, s.layout.stack); err != nil {
+			return err
+		}
+	}
 	if err := s.keepNeighbours(); err != nil {
 		return err
 	}
@@ -164,17 +177,27 @@ func (s *side) packetSocket(host, device string, protocol uint16) (fd, index int
 	return fd, index, err
 }
 
-// send sends a frame. A device that is down, or whose peer drops the frame, sends nothing; nor can a frame of
-// several kinds whose virtio header the kernel refuses.
+// send sends a frame, or its fragments. A device that is down, or whose peer drops the frame, sends nothing; nor can a
+// frame of several kinds whose virtio header the kernel refuses.
 func (s *side) send(f Frame, number uint32) error {
+	s.endFlow(f)
+	for _, part := range s.translate(f).parts() {
+		if err := s.sendPart(part, number); err != nil {
+			return fmt.Errorf("%s: %w", f, err)
+		}
+	}
+	return nil
+}
+
+func (s *side) sendPart(f Frame, number uint32) error {
 	p := s.layout.points[f.At]
 	to := f.FrameTo
 	if to == "" {
 		to = s.layout.nextHop(p, s.Lab, f.To)
 	}
-	frame, err := s.translate(f).encode(s.macs[p.host+"/"+p.device], s.macs[to], number)
+	frame, err := f.encode(s.macs[p.host+"/"+p.device], s.macs[to], number)
 	if err != nil {
-		return fmt.Errorf("%s: %w", f, err)
+		return err
 	}
 	port := s.ports[f.At]
 	err = unix.Sendto(port.fd, frame, 0, &unix.SockaddrLinklayer{Ifindex: port.index})
@@ -194,6 +217,20 @@ func (s *side) run(host string, argv ...string) error {
 		return fmt.Errorf("%s: %s: %s: %w: %s", s.name, host, strings.Join(argv, " "), err, out)
 	}
 	return nil
+}
+
+// shell runs lines of commands on a host, with the names of replacer.
+func (s *side) shell(host string, lines []string) error {
+	return s.run(host, "sh", "-ec", s.replacer().Replace(strings.Join(lines, "\n")))
+}
+
+// readyForXDP has devices transmit as they do with XDP at their peers. The node without a shortcut has a program that
+// passes all.
+func (s *side) readyForXDP() error {
+	if err := s.ReadyForXDP(); err != nil || s.agent != nil {
+		return err
+	}
+	return s.Host(nodeA).PassByXDP("eth0")
 }
 
 // sysctl writes settings below net.

@@ -3,67 +3,68 @@
 package twin
 
 import (
-	"math/rand/v2"
 	"slices"
 	"time"
 )
 
-// A walk makes changes and sends frames at random. The same seed draws the same.
+// A walk carries out a plan: it makes changes, and sends frames of new flows and of those of steps before.
 type walk struct {
 	*world
-	random  *rand.Rand
-	groups  [][]change // of which at most one change is in force at a time, because one undoes the other
-	active  []change
+	plan    *plan
+	able    map[string]bool // changes that this kernel can make
 	made    int
-	running []Frame   // of flows that a later step sends again
-	settled time.Time // when the shortcut has followed the last change
+	ports   []uint16 // of flows that a shortcut has learned
+	running []Frame  // of flows that a later step sends again
+	settled time.Time
 }
 
-func newWalk(w *world, random *rand.Rand) *walk {
-	k := &walk{world: w, random: random}
-	for _, group := range [][]change{slices.Concat(routeChanges, ruleChanges), settingChanges, policyChanges, filterChanges, deviceChanges} {
-		group = slices.DeleteFunc(slices.Clone(group), func(c change) bool { return !c.fits(w.layout) || w.lacks(c) != "" })
-		if len(group) > 0 {
-			k.groups = append(k.groups, group)
+// renewed is after how many steps a shortcut that learns flows learns others: odd frames end some of them.
+const renewed = 10
+
+func newWalk(w *world, p *plan) *walk {
+	k := &walk{world: w, plan: p, able: map[string]bool{}}
+	for _, group := range p.groups {
+		for _, c := range group {
+			k.able[c.name] = w.lacks(c) == ""
 		}
 	}
 	return k
 }
 
-// step makes or unmakes a change, or none, and returns what differs of some flows: of new ones and of those of steps
-// before.
-func (k *walk) step() []Difference {
+// step carries out the next step, and returns it with what differs.
+func (k *walk) step() (step, []Difference) {
 	k.t.Helper()
-	switch draw := k.random.IntN(4); {
-	case draw < 2 && len(k.active) < 2:
-		k.change()
-	case draw > 0 && len(k.active) > 0:
-		k.restore(k.random.IntN(len(k.active)))
+	s := k.plan.next()
+	switch {
+	case s.made != nil && k.able[s.made.name]:
+		k.make(*s.made)
+		k.made++
+		k.follows(*s.made)
+	case s.unmade != nil && k.able[s.unmade.name]:
+		k.restore(*s.unmade)
 	}
-	frames := append(k.again(), k.frames(8)...)
+	if k.layout.learns > 0 && s.number%renewed == 1 && len(k.changes) == 0 {
+		k.ports = []uint16{k.nextPort(), k.nextPort()}
+		for _, port := range k.ports {
+			k.warm(port, port == k.ports[0])
+		}
+	}
+	frames := k.again(s.repeat)
+	for _, d := range s.frames {
+		frames = append(frames, k.frames(d)...)
+	}
+	for i, f := range k.forged(k.nextPort()) {
+		if s.sources>>(i%64)&3 == 3 { // a quarter
+			frames = append(frames, f)
+		}
+	}
 	k.running = frames[max(0, len(frames)-16):]
-	return k.differences(frames, max(0, time.Until(k.settled)))
+	return s, k.differences(frames, max(0, time.Until(k.settled)))
 }
 
-// change makes a change of a group that has none in force.
-func (k *walk) change() {
+func (k *walk) restore(c change) {
 	k.t.Helper()
-	group := k.groups[k.random.IntN(len(k.groups))]
-	c := group[k.random.IntN(len(group))]
-	if slices.ContainsFunc(k.active, func(a change) bool { return slices.ContainsFunc(group, a.is) }) {
-		return
-	}
-	k.make(c)
-	k.active = append(k.active, c)
-	k.made++
-	k.follows(c)
-}
-
-func (k *walk) restore(i int) {
-	k.t.Helper()
-	c := k.active[i]
 	k.unmake(c)
-	k.active = slices.Delete(k.active, i, i+1)
 	for _, s := range k.sides {
 		k.must(s.meetAll())
 	}
@@ -82,46 +83,60 @@ func (k *walk) follows(c change) {
 // end undoes what is in force.
 func (k *walk) end() {
 	k.t.Helper()
-	for len(k.active) > 0 {
-		k.restore(0)
+	for _, c := range k.plan.active {
+		if k.able[c.name] {
+			k.restore(c)
+		}
 	}
 }
 
 // again are some frames of the last steps.
-func (k *walk) again() (some []Frame) {
-	for _, f := range k.running {
-		if k.random.IntN(2) == 0 {
+func (k *walk) again(which uint64) (some []Frame) {
+	for i, f := range k.running {
+		if which>>i&1 == 1 {
 			some = append(some, f)
 		}
 	}
 	return some
 }
 
-// frames are n frames of new flows.
-func (k *walk) frames(n int) (all []Frame) {
-	flows := k.flows()
-	for range n {
-		flow := flows[k.random.IntN(len(flows))]
-		port := k.nextPort()
-		f := flow.datagram(port)
-		switch k.random.IntN(4) {
-		case 0:
-			f = flow.segment(port, "PA", 0)
-		case 1:
-			f = flow.echo(port)
-		}
-		f.ID, f.DF = uint16(k.random.Uint32()), k.random.IntN(2) == 0
-		f.Length = []int{0, 1, 17, 100, 600, 1200, 1280, 1392, 1422, 1440, 1472}[k.random.IntN(11)]
-		k.odds(&f)
-		all = append(all, f)
+// frames are those of a draft: in a new flow, or one that the shortcut has learned.
+func (k *walk) frames(d draft) []Frame {
+	k.t.Helper()
+	flow, port := k.flows()[d.flow], k.nextPort()
+	if len(k.ports) > 0 && d.id%4 != 0 {
+		port = k.ports[int(d.id)%len(k.ports)]
 	}
-	return all
+	f := flow.datagram(port)
+	switch d.protocol {
+	case 0:
+		f = flow.segment(port, "PA", 0)
+	case 1:
+		f = flow.echo(port)
+	}
+	f.ID, f.DF, f.Length = d.id, d.df, d.length
+	for _, odd := range d.kinds {
+		odd.make(&f)
+	}
+	if len(d.kinds) == 0 || !d.after {
+		return []Frame{f}
+	}
+	plain := flow.datagram(port)
+	if f.Protocol == tcp {
+		plain = flow.segment(port, "PA", 100)
+		f.Seq, f.Ack = plain.Seq, plain.Ack
+	}
+	return []Frame{plain, f}
 }
 
-// odds makes half of the frames odd in one or two ways.
-func (k *walk) odds(f *Frame) {
-	kinds := kindsOf(k.layout)
-	for range k.random.IntN(3) {
-		kinds[k.random.IntN(len(kinds))].make(f)
+// plain is the scenario of frames that are not odd, while no change is in force.
+const plain = "plain frames"
+
+// scenarios are the kinds of a difference's frame, and the changes in force.
+func (d Difference) scenarios() []string {
+	all := slices.Concat(d.Frame.combined(), d.Changes)
+	if len(all) == 0 {
+		return []string{plain}
 	}
+	return all
 }
