@@ -63,7 +63,10 @@ func parseListed(text string) (rows faults, err error) {
 	return rows, errors.Join(errs...)
 }
 
-// parseListedRow parses "| `layout=NAME,NAME scenario=NAME`: words | the stack | `difference=KIND`: words | why | switch |".
+// parseListedRow parses
+//
+//	| `layout=NAME,NAME scenario=NAME`: words | the stack | `difference=KIND`: words | why | switch |
+//
 // Names have dashes instead of spaces.
 func parseListedRow(line string) (f fault, err error) {
 	cells := strings.Split(strings.Trim(line, "| "), " | ")
