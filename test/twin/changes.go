@@ -95,12 +95,6 @@ func (c change) with(do, undo string) change {
 	return c
 }
 
-// at is a change that a shortcut follows within another time.
-func (c change) at(follows time.Duration) change {
-	c.follows = follows
-	return c
-}
-
 // in limits a change to some labs.
 func (c change) in(where func(*layout) bool) change {
 	c.where = where
@@ -227,7 +221,11 @@ var filterChanges = []change{
 	nft("an nftables rule at prerouting", "inet", "type filter hook prerouting priority -300", "udp dport { 80, 30080, 30081 } drop"),
 	nft("an nftables rule by mark of the connection", "inet", "type filter hook prerouting priority -140; ct mark set 1; }; chain d { type filter hook forward priority 0", "ct mark 1 drop"),
 	nft("an nftables rule by group of devices", "inet", "type filter hook forward priority 0", "iifgroup 7 drop").with("ip link set a1 group 7", "ip link set a1 group default"),
-	nft("an nftables set whose elements time out", "inet", "set s { type ipv4_addr; flags interval, timeout; elements = { {a2} timeout 1s }; }; chain d { type filter hook forward priority 0", "ip daddr {a2} ip daddr != @s drop").at(later),
+	{
+		name: "an nftables set whose elements time out", follows: later, undo: []string{"nft delete table inet twin"},
+		do: []string{"nft 'table inet twin { set s { type ipv4_addr; flags interval, timeout; elements = { {a2} timeout 1s }; }; " +
+			"chain c { type filter hook forward priority 0; ip daddr {a2} ip daddr != @s drop; }; }'"},
+	},
 	{
 		name: "a flow table of nftables", follows: filters, needs: flowtable + "; nft delete table inet twin",
 		do: []string{flowtable}, undo: []string{"nft delete table inet twin"},

@@ -30,7 +30,7 @@ var normalised = []struct {
 	{"the virtio header's bit for a valid checksum", "the receiver's own state, TP_STATUS_CSUM_VALID, is compared: it includes the bit (skb_csum_unnecessary in Linux)", forgetValid},
 	{"the identification of IPv4 headers that the node makes", "random (RFC 6864 section 4.1): of ICMP errors, of replies to echo requests and of tunnels' outer headers", forgetID},
 	{"the flow label of ICMPv6 errors", "a hash with a secret of the kernel (RFC 6437 section 3), which nobody reads back", forgetFlowLabel},
-	{"the identification of IPv6 fragments of Services", "the node's conntrack reassembles the datagram, and the node fragments it with a random one (RFC 7739)", forgetFragmentID},
+	{"the identification of IPv6 fragments where the node has conntrack", "it reassembles the datagram, and the node fragments it with a random one (RFC 7739)", forgetFragmentID},
 	{"ports of masquerade", "drawn at random: a one-to-one map for each flow", restorePort},
 	{"the source port of VXLAN around ICMP errors", "a hash of the socket that sends the error, which is another one in each lab", forgetTunnelPort},
 }
@@ -198,7 +198,7 @@ func forgetID(s *side, a *arrival, _ *seen) bool {
 }
 
 func forgetFragmentID(s *side, a *arrival, _ *seen) bool {
-	if p := a.packet(); s.layout.server != 0 && len(p) >= 48 && p[0]>>4 == 6 && p[6] == unix.IPPROTO_FRAGMENT {
+	if p := a.packet(); s.layout.rules != nil && len(p) >= 48 && p[0]>>4 == 6 && p[6] == unix.IPPROTO_FRAGMENT {
 		clear(p[44:48])
 	}
 	return true

@@ -8,9 +8,9 @@ import (
 	"slices"
 )
 
-// A plan draws the steps of a walk in a layout. It asks neither the kernel nor the labs, so the same seed draws the same
-// on every machine. Names are drawn by their hash with a random number, so that
-// a new change or kind of frames leaves most of the draws before it as they were.
+// A plan draws the steps of a walk in a layout. It asks neither the kernel nor the labs, so a seed draws the same on
+// every machine. Names are drawn by their hash with a random number, so that a new change or kind of frames leaves
+// most of the draws before it as they were.
 type plan struct {
 	layout *layout
 	seed   uint64
