@@ -74,7 +74,7 @@ func (w *world) wantChange(c change) {
 	w.make(c)
 	found := w.differences(append(running, w.changeFrames(false)...), c.follows)
 	if slices.ContainsFunc(found, func(d Difference) bool { return !excuses(w.t).explain(d) }) {
-		found = w.differences(framesOf(found), max(c.follows, soon)) // a busy machine
+		found = w.differences(framesOf(found), max(c.follows, busy))
 	}
 	w.judge(c.name, found)
 	w.unmake(c)

@@ -31,6 +31,8 @@ type side struct {
 	ports  map[string]sender
 	taps   []*tap
 	snat   snat
+
+	addresses [2]netip.Addr // of the node, one of each family
 }
 
 // sender is a packet socket of a device.

@@ -50,9 +50,9 @@ func (s *side) translate(f Frame) Frame {
 // own is the node's address.
 func (s *side) own(v6 bool) netip.Addr {
 	if v6 {
-		return s.Host(nodeA).Addr6
+		return s.addresses[1]
 	}
-	return s.Host(nodeA).Addr4
+	return s.addresses[0]
 }
 
 // learn notes the port that a client's flow has got, from a packet of it at its server. A second port for a flow, or a

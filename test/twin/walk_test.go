@@ -69,7 +69,7 @@ type total struct {
 // walk compares in a pair of labs of a layout.
 func (all *total) walk(t *testing.T, l *layout, round uint64, share time.Duration) {
 	until := time.Now().Add(max(atLeast, min(inOneLab, share)))
-	k := newWalk(newWorld(t, l), newPlan(l, *seed, round))
+	k := newWalk(newWorld(t, l), newPlan(l, *seed, round), excuses(t))
 	for *steps == 0 && time.Now().Before(until) || k.plan.number < *steps {
 		s, found := k.step()
 		for _, d := range found {
