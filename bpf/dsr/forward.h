@@ -137,6 +137,13 @@ static __always_inline void dsr_to(struct scratch *w, enum dsr dsr, const struct
 	w->to.destination_port = port;
 }
 
+/* Returns whether an XFRM policy concerns the outer header of a packet. No entry has that header, so
+ * each packet asks. */
+static __always_inline int xfrm_concerns_outer(const struct scratch *w)
+{
+	return w->dsr != DSR_OPT && xfrm_concerns(&w->outer);
+}
+
 /* Handles the first packet of a flow; w->ct is the new entry, with its `dsr`. */
 static __always_inline enum action new_flow_dsr(struct context *ctx, struct scratch *w,
 						const struct backend *backend)
@@ -149,7 +156,7 @@ static __always_inline enum action new_flow_dsr(struct context *ctx, struct scra
 	action = dsr_route_or_reply(ctx, w, &backend->node, 1);
 	if (action != ACTION_CONTINUE)
 		return action;
-	if (w->dsr != DSR_OPT && xfrm_concerns(&w->outer))
+	if (xfrm_concerns_outer(w))
 		return drop(ctx, w, EDGE_DROP_XFRM);
 	if (ct_insert_one_way(w))
 		return drop(ctx, w, EDGE_DROP_INSERT_FAILED);
@@ -178,6 +185,8 @@ static __always_inline enum action established_dsr(struct context *ctx, struct s
 		ctx, w, w->dsr == DSR_GENEVE ? node_of_backend(ct, &w->to.destination) : 0, 1);
 	if (action != ACTION_CONTINUE)
 		return action;
+	if (xfrm_concerns_outer(w))
+		return drop(ctx, w, EDGE_DROP_XFRM);
 	if (ct->device != device && !dry_run && ct_may_move(&w->packet, ct))
 		ct->device = device;
 	ct_update(ctx, w, ct, unreplied);

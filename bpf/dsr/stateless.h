@@ -167,6 +167,8 @@ __noinline __u32 untracked_select(__u32 hash)
 	return w->ct.lb.backend;
 }
 
+/* Sends a packet to the backend of its slot. There is no entry to delete when an XFRM policy comes,
+ * so each packet asks. */
 static __always_inline enum action forward_untracked(struct context *ctx, struct scratch *w,
 						     const struct backend *backend)
 {
@@ -176,6 +178,8 @@ static __always_inline enum action forward_untracked(struct context *ctx, struct
 	action = dsr_route_or_reply(ctx, w, &backend->node, 1);
 	if (action != ACTION_CONTINUE)
 		return action;
+	if (xfrm_concerns(&w->packet.tuple) || xfrm_concerns(&w->to) || xfrm_concerns_outer(w))
+		return drop(ctx, w, EDGE_DROP_XFRM);
 	untracked_count(ctx, w);
 	return dsr_send(ctx, w, EDGE_UNTRACKED);
 }

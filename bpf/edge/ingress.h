@@ -285,7 +285,7 @@ static __always_inline int backend_gone(const struct scratch *w, const struct ct
 
 /* Sends a packet to the backend of its slot. Only the node's own ports are shared with the kernel's
  * flows, and such a flow has no first packet here: every packet that is no SYN asks. Sources are
- * validated, and XFRM policies asked for, at the SYN: no other packet opens a connection. */
+ * validated at the SYN: no other packet opens a connection. */
 static __always_inline enum action send_untracked(struct context *ctx, struct scratch *w,
 						  const struct backend *backend)
 {
@@ -293,8 +293,6 @@ static __always_inline enum action send_untracked(struct context *ctx, struct sc
 
 	if (tcp_opens(&w->packet) && !source_is_valid(ctx, w))
 		return drop(ctx, w, EDGE_DROP_REVERSE_PATH);
-	if (tcp_opens(&w->packet) && xfrm_concerns(&w->packet.tuple))
-		return drop(ctx, w, EDGE_DROP_XFRM);
 	return action == ACTION_CONTINUE ? forward_untracked(ctx, w, backend) : action;
 }
 
@@ -317,6 +315,8 @@ static __always_inline enum action edge_ingress(struct context *ctx)
 		action = decap_open(ctx, w, &parsed);
 		if (action != ACTION_CONTINUE)
 			return action;
+		if (w->decap.dsr && xfrm_concerns(&w->decap.outer))
+			return drop(ctx, w, EDGE_DROP_XFRM);
 	}
 	switch (parsed) {
 	case PARSED_OTHER:

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* The ports of fragmented datagrams (edge/fragment_ports.h). */
+/* Tables of the edge: the ports of fragmented datagrams (edge/fragment_ports.h), next hops to clients
+ * (edge/source.h). */
 #pragma once
 
 #include <linux/bpf.h>
@@ -13,3 +14,13 @@ struct {
 	__type(key, struct fragment_key);
 	__type(value, struct fragment);
 } fragments SEC(".maps");
+
+/* 1: the device is one of the next hops to the network. Has the networks of routes with several next
+ * hops, and of other routes inside. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 1);
+	__type(key, struct next_hop_key);
+	__type(value, __u32);
+} next_hops SEC(".maps");

@@ -6,6 +6,8 @@
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
 
+#include "edge/maps.h"
+#include "edge/types.h"
 #include "lb/address.h"
 #include "packet/device.h"
 #include "packet/packet.h"
@@ -40,16 +42,22 @@ static __always_inline __u32 source_validation_at(__u32 device)
 	return found ? found->sources : 0;
 }
 
-/* Returns whether a route with several next hops leads to the source, one of them by the input
- * device: the first lookup has chosen another one, with a metric. bpf_fib_lookup returns one next
- * hop only. A less specific route with several next hops and the same metric is taken for the
- * same. */
+/* Returns whether the route to the source has several next hops, one of them by the input device:
+ * the first lookup has chosen another one, with a metric. bpf_fib_lookup returns one next hop only,
+ * and by the input device also one of a less specific route. Which of several tables applies is the
+ * kernel's lookup alone to say. */
 static __always_inline int source_has_next_hop(struct context *ctx, struct scratch *w,
 					       __u32 validation)
 {
-	__u32 metric = w->fib.rt_metric;
+	struct next_hop_key key = {.prefixlen = 64,
+				   .device = packet_device(ctx),
+				   .address = address_to_v4(&w->packet.tuple.source)};
+	__u32 *is, metric = w->fib.rt_metric;
 
-	if (!(validation & source_validation_at(w->fib.ifindex) & SOURCES_MULTIPATH))
+	if (!(validation & SOURCES_MULTIPATH))
+		return 0;
+	is = bpf_map_lookup_elem(&next_hops, &key);
+	if (!is || !*is)
 		return 0;
 	return has_route(source_route(ctx, w, BPF_FIB_LOOKUP_OUTPUT)) && w->fib.rt_metric == metric;
 }

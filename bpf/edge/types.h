@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* The ports of fragmented datagrams. */
+/* The ports of fragmented datagrams; next hops to clients. */
 #pragma once
 
 #include <linux/types.h>
@@ -20,4 +20,11 @@ struct fragment {
 	__be16 source_port;
 	__be16 destination_port;
 	__u32 since; /* seconds, CLOCK_MONOTONIC */
+};
+
+/* A device and an IPv4 network. */
+struct next_hop_key {
+	__u32 prefixlen; /* 32 and the network's */
+	__u32 device;
+	__be32 address;
 };

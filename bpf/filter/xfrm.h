@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /* XFRM policies: packets that the kernel would encrypt, block, or accept only if they came
- * encrypted. What the edge forwards does not meet them, so new flows ask. */
+ * encrypted. What the edge forwards does not meet them, so new flows ask, and packets without an
+ * entry, or with an outer header, that they could be found by when a policy comes. */
 #pragma once
 
 #include <linux/bpf.h>
@@ -18,6 +19,14 @@ struct {
 	__type(key, __u32);
 	__type(value, struct xfrm_pairs);
 } xfrm_policies SEC(".maps");
+
+/* 1 while `xfrm_policies` has none: a packet then pays one load. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u32);
+} xfrm_none SEC(".maps");
 
 /* Returns the bits in which an address differs from another one below a mask. */
 static __always_inline __u32 address_differs(const struct address *a, const struct address *value,
@@ -46,9 +55,8 @@ static __always_inline __u32 xfrm_differs(const struct xfrm_pair *pair, const st
 	       (pair->protocol && pair->protocol != t->protocol);
 }
 
-/* Returns whether a policy concerns packets with a tuple, or their replies. Global function: the
- * verifier checks it once. */
-__noinline int xfrm_concerns(const struct tuple *t)
+/* Global function: the verifier checks it once. */
+__noinline int xfrm_matches(const struct tuple *t)
 {
 	__u32 zero = 0;
 	const struct xfrm_pairs *row;
@@ -63,4 +71,13 @@ __noinline int xfrm_concerns(const struct tuple *t)
 			return 1;
 	}
 	return 0;
+}
+
+/* Returns whether a policy concerns packets with a tuple, or their replies. */
+static __always_inline int xfrm_concerns(const struct tuple *t)
+{
+	__u32 zero = 0;
+	const __u32 *none = bpf_map_lookup_elem(&xfrm_none, &zero);
+
+	return none && !*none && xfrm_matches(t);
 }

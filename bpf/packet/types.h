@@ -24,7 +24,7 @@ enum source_validation {
 	/* The larger of net.ipv4.conf.all.rp_filter and the device's. None of both: 0. */
 	SOURCES_STRICT = 1,
 	SOURCES_LOOSE = 2,
-	/* The device is one of several next hops of a route. */
+	/* The device is one of several next hops of a route (`next_hops`). */
 	SOURCES_MULTIPATH = 4,
 	/* There is a default route, so an address to which none leads is the node's own. */
 	SOURCES_ALL_ROUTED = 8,

@@ -183,8 +183,11 @@ var (
 		"A packet filter of this node may drop packets that the edge forwards for Services, and they do not meet it: the edge sends them past it. They are served.",
 		"remove the rule; or do what it does where the packets arrive, such as by loadBalancerSourceRanges of the Service, or on the hosts of clients and backends").ofNode()
 	EdgeWithheldByXFRM = register("EdgeWithheldByXFRM", Info,
-		"XFRM policies (IPsec) of this node concern packets that the edge would send or accept in clear. Clients and backends that they match are not served by the edge: their packets are dropped (drop_xfrm), also those of flows that existed when the policy came, except by DSR with Maglev.",
+		"XFRM policies (IPsec) of this node concern packets that the edge would send or accept in clear. Clients and backends that they match are not served by the edge. No such packet has come lately: then it is EdgeDropsByXFRM.",
 		"nothing if these clients and backends need no Services from outside; else use an overlay that encrypts by itself (WireGuard), an xfrm interface, whose policies have an if_id, or delete the policies").ofNode()
+	EdgeDropsByXFRM = register("EdgeDropsByXFRM", Warning,
+		"Packets for Services were dropped in the last ten minutes (drop_xfrm), because XFRM policies (IPsec) of this node concern them, and the edge would send or accept them in clear. Clients and backends that the policies match are not served by the edge, also by connections that existed when the policy came.",
+		"use an overlay that encrypts by itself (WireGuard), an xfrm interface, whose policies have an if_id, or delete the policies; nothing if these clients and backends are not to be served").ofNode()
 	EdgeXFRMUnknown = register("EdgeXFRMUnknown", Warning,
 		"The XFRM policies (IPsec) of this node cannot be read, or not be given to the programs. The edge goes by those known last.",
 		"see the reason in the message; the agent reads them again when they change").ofNode()

@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"beeline.io/beeline/internal/condition"
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/wakeup"
 )
@@ -62,10 +63,10 @@ type Collector struct {
 	udpRemoved wakeup.Signal // a backend of a UDP Service
 	started    wakeup.Signal
 
-	mu             sync.Mutex
-	stats          gcStats
-	portExhaustion portExhaustion
-	census         Census // of the last complete pass
+	mu          sync.Mutex
+	stats       gcStats
+	withoutPort condition.Growth // packets of new flows
+	census      Census           // of the last complete pass
 }
 
 // gcStats are the results of GC passes.

@@ -46,10 +46,10 @@ func (c *Collector) CompleteStatus(s *Status, counters map[string]uint64) (all c
 	}
 	now := time.Now()
 	if counters != nil {
-		c.portExhaustion.note(counters, now)
+		c.withoutPort.Note(counters[noPort], now)
 	}
-	if p, exhausted := c.portExhaustion.condition(now); exhausted {
-		all = append(all, p)
+	if c.withoutPort.Recent(now) {
+		all = append(all, portsExhausted(&c.withoutPort))
 	}
 	return all
 }

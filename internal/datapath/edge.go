@@ -3,8 +3,10 @@
 package datapath
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
@@ -16,6 +18,8 @@ import (
 type (
 	// EdgeDevice are the node's addresses on a device.
 	EdgeDevice = EdgeTCEdgeDevice
+	// NextHopKey is a device and an IPv4 network.
+	NextHopKey = EdgeTCNextHopKey
 	// XFRMPolicies are the packets that XFRM policies concern, XFRMPair those of one policy.
 	XFRMPolicies = EdgeTCXfrmPairs
 	XFRMPair     = EdgeTCXfrmPair
@@ -120,9 +124,31 @@ func (d *Datapath) EdgeDevices() Hash[uint32, EdgeDevice] {
 	return kernelHash[uint32, EdgeDevice]{EdgeTCMapEdgeDevices, d.maps[EdgeTCMapEdgeDevices]}
 }
 
-// XFRMPolicies returns the table whose entry 0 has the XFRM policies that new flows ask for.
-func (d *Datapath) XFRMPolicies() Hash[uint32, XFRMPolicies] {
-	return kernelHash[uint32, XFRMPolicies]{EdgeTCMapXfrmPolicies, d.maps[EdgeTCMapXfrmPolicies]}
+// NextHops returns the table of networks by the longest of which it is known whether a device is one of several next
+// hops to an address (1) or not.
+func (d *Datapath) NextHops() Hash[NextHopKey, uint32] {
+	return kernelHash[NextHopKey, uint32]{EdgeTCMapNextHops, d.maps[EdgeTCMapNextHops]}
+}
+
+// NextHopKeyOf returns the key of a device and an IPv4 network.
+func NextHopKeyOf(device int, network netip.Prefix) NextHopKey {
+	const deviceBits = 32
+	address := network.Masked().Addr().As4()
+	return NextHopKey{Prefixlen: uint32(deviceBits + network.Bits()), Device: uint32(device), Address: binary.NativeEndian.Uint32(address[:])}
+}
+
+// SetXFRMPolicies has the programs ask for XFRM policies.
+func (d *Datapath) SetXFRMPolicies(p XFRMPolicies) error {
+	none := uint32(0)
+	if p.Count == 0 {
+		none = 1
+	}
+	for name, value := range map[string]any{EdgeTCMapXfrmPolicies: p, EdgeTCMapXfrmNone: none} {
+		if err := d.maps[name].Put(uint32(0), value); err != nil {
+			return fmt.Errorf("write table %s: %w", name, err)
+		}
+	}
+	return nil
 }
 
 // Balancers returns the table of networks whose encapsulated packets are for backends of this node.

@@ -78,6 +78,7 @@ const (
 	optedOutLimit       = 4096
 	socketsToAbortLimit = 8192
 	edgeDeviceLimit     = 4096
+	nextHopLimit        = 32768 // networks of routes with several next hops, for each of their devices
 	minFragments        = 8192
 )
 

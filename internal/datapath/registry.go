@@ -78,7 +78,9 @@ var socketTables = []Table{
 
 var edgeTables = []Table{
 	{Name: EdgeTCMapEdgeDevices, Kind: ConfigTable, Fixed: edgeDeviceLimit, Copy: CopyEntries},
+	{Name: EdgeTCMapNextHops, Kind: ConfigTable, Fixed: nextHopLimit, Copy: CopyEntries, Remedy: "set rp_filter to 2: IPv4 has too many routes with several next hops"},
 	{Name: EdgeTCMapXfrmPolicies, Kind: ConfigTable, Fixed: 1, Copy: CopyEntries},
+	{Name: EdgeTCMapXfrmNone, Kind: ConfigTable, Copy: StartEmpty},
 	{Name: EdgeTCMapBalancers, Kind: ConfigTable, Fixed: networkLimit, Copy: CopyEntries,
 		Remedy: "set --dsr-balancers to the nodes' networks, which cover the addresses inside"},
 	// The agent clears these three when it starts (Events.unwatch, DSRChecks).

@@ -206,13 +206,28 @@ func (d *Device) sourceValidation(devices []Device) (flags uint8) {
 	case node.RPFilterLoose:
 		flags = datapath.SourcesLoose
 	}
-	if d.Multipath {
+	if len(d.NextHops) > 0 {
 		flags |= datapath.SourcesMultipath
 	}
 	if d.Master == 0 && slices.ContainsFunc(devices, func(o Device) bool { return o.DefaultRoute4 }) {
 		flags |= datapath.SourcesAllRouted
 	}
 	return flags
+}
+
+// nextHopsOf returns, for the table that programs look up, to which networks a device is one of several next hops.
+func nextHopsOf(devices []Device) map[datapath.NextHopKey]uint32 {
+	all := map[datapath.NextHopKey]uint32{}
+	for _, d := range devices {
+		for _, hop := range d.NextHops {
+			is := uint32(0)
+			if hop.Is {
+				is = 1
+			}
+			all[datapath.NextHopKeyOf(d.Index, hop.To)] = is
+		}
+	}
+	return all
 }
 
 // outerAddress returns the Node's first address of a family, or own if it has none.

@@ -45,7 +45,9 @@ type Config struct {
 	Destinations Destinations
 	// SetSysctls enables setting the sysctls that the kernel needs to forward packets.
 	SetSysctls bool
-	Log        *slog.Logger
+	// Counters reads the edge's counters of packets by reason (datapath.ReadEdgeCounters).
+	Counters func() (map[string]uint64, error)
+	Log      *slog.Logger
 }
 
 // Destinations tells which backends on other nodes the tables have. The methods must not call the edge.
@@ -64,7 +66,8 @@ type Datapath interface {
 	DetachEdge(device int, hooks ...datapath.EdgeHook) error
 	EdgeAttachments() ([]datapath.EdgeAttachment, error)
 	EdgeDevices() datapath.Hash[uint32, datapath.EdgeDevice]
-	XFRMPolicies() datapath.Hash[uint32, datapath.XFRMPolicies]
+	NextHops() datapath.Hash[datapath.NextHopKey, uint32]
+	SetXFRMPolicies(datapath.XFRMPolicies) error
 	WaitForReaders() error
 	Prefilter() *datapath.Prefilter
 }
@@ -85,14 +88,17 @@ type Edge struct {
 	ready          bool // the tables are complete
 	node           []netip.Addr
 	pods           []netip.Prefix
+	served         []netip.Addr       // addresses of Services, sorted
 	remoteBackends refSet[netip.Addr] // backends on other nodes: of Services, and of existing flows
 	entered        refSet[int]        // devices of clients and pods: those selected, and those of existing flows
 	devices        map[int]*attached
-	problems       condition.List // not of one device
-	logged         condition.List // of the last reconcile: each is logged once while it lasts
-	withheld       condition.List // XFRM policies, and that they are not known
-	bypassed       condition.List // packet filters that the edge's packets bypass
+	problems       condition.List   // not of one device
+	logged         condition.List   // of the last reconcile: each is logged once while it lasts
+	withheld       condition.List   // XFRM policies, and that they are not known
+	withheldDrops  condition.Growth // packets dropped for XFRM policies
+	bypassed       condition.List   // packet filters that the edge's packets bypass
 	tables         map[uint32]datapath.EdgeDevice
+	nextHops       map[datapath.NextHopKey]uint32
 	dsr            []DSRStatus
 	// forwards are the families whose packets the kernel must forward, and forwarding are the
 	// conditions that were logged of sysctls that prevent it, last for the families notForwarded.
@@ -162,6 +168,13 @@ func (e *Edge) SetPods(networks []netip.Prefix) {
 	e.changed.Send()
 }
 
+// SetServed sets the addresses of Services, in order. They are not changed.
+func (e *Edge) SetServed(addresses []netip.Addr) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.served = addresses
+}
+
 // Repair attaches what another program has detached, and returns what that was.
 func (e *Edge) Repair() []string {
 	e.mu.Lock()
@@ -193,7 +206,7 @@ func (e *Edge) reconcile(audit bool) (repaired []string) {
 	if audit {
 		repaired = e.findDetached()
 	}
-	e.writeDevices(ownAddresses(devices, chosen, e.node), audit)
+	e.writeDevices(ownAddresses(devices, chosen, e.node), nextHopsOf(devices), audit)
 	keep := map[int]bool{}
 	for _, d := range chosen {
 		keep[d.Index] = true
@@ -224,35 +237,60 @@ func (e *Edge) report(c condition.Condition) {
 	}
 }
 
-// writeDevices publishes the addresses that the edge sends from.
-func (e *Edge) writeDevices(want map[uint32]datapath.EdgeDevice, audit bool) {
-	table := e.datapath.EdgeDevices()
-	if e.tables == nil || audit {
-		have, err := table.All()
-		if err != nil {
+// writeDevices publishes the addresses that the edge sends from, and by which devices clients may come. What cannot be
+// written of the latter counts as none.
+func (e *Edge) writeDevices(want map[uint32]datapath.EdgeDevice, hops map[datapath.NextHopKey]uint32, audit bool) {
+	complete := true
+	write(e.datapath.NextHops(), &e.nextHops, hops, audit, func(_ *datapath.NextHopKey, err error) {
+		if complete {
+			e.report(condition.DeviceTableNotWritten.New("sources with several next hops are not validated as by the kernel: %v", err))
+		}
+		complete = false
+	})
+	for index, d := range want {
+		if !complete {
+			d.Sources &^= datapath.SourcesMultipath
+			want[index] = d
+		}
+	}
+	write(e.datapath.EdgeDevices(), &e.tables, want, audit, func(index *uint32, err error) {
+		if index == nil {
 			e.report(condition.DeviceTableNotWritten.New("the addresses of devices cannot be read: %v", err))
 			return
 		}
-		e.tables = have
+		e.report(condition.DeviceTableNotWritten.New("the addresses of device %d: %v", *index, err).At(deviceName(int(*index))))
+	})
+}
+
+// write makes a table equal to want. have is what it has; with audit, or if that is not known, it is read. failed is
+// called with each key that could not be written, and with nil if the table cannot be read.
+func write[K, V comparable](table datapath.Hash[K, V], have *map[K]V, want map[K]V, audit bool, failed func(*K, error)) {
+	if *have == nil || audit {
+		all, err := table.All()
+		if err != nil {
+			failed(nil, err)
+			return
+		}
+		*have = all
 	}
-	for index, d := range want {
-		if have, ok := e.tables[index]; ok && have == d {
+	for key, value := range want {
+		if before, ok := (*have)[key]; ok && before == value {
 			continue
 		}
-		if err := table.Put(index, d); err != nil {
-			e.report(condition.DeviceTableNotWritten.New("the addresses of device %d: %v", index, err).At(deviceName(int(index))))
+		if err := table.Put(key, value); err != nil {
+			failed(&key, err)
 			continue
 		}
-		e.tables[index] = d
+		(*have)[key] = value
 	}
-	for index := range e.tables {
-		if _, ok := want[index]; ok {
+	for key := range *have {
+		if _, ok := want[key]; ok {
 			continue
 		}
-		if err := table.Delete(index); err != nil {
-			e.report(condition.DeviceTableNotWritten.New("the addresses of device %d: %v", index, err).At(deviceName(int(index))))
+		if err := table.Delete(key); err != nil {
+			failed(&key, err)
 			continue
 		}
-		delete(e.tables, index)
+		delete(*have, key)
 	}
 }

@@ -26,17 +26,17 @@ type kernel struct {
 	hooks     map[int][]datapath.EdgeHook
 	xdp       map[int]datapath.XDPMode
 	refuse    map[int]error // XDP
-	table     hash
+	table     hash[uint32, datapath.EdgeDevice]
+	nextHops  hash[datapath.NextHopKey, uint32]
 	assured   conntracktest.Table
 	attach    int // calls
 	prefilter *datapath.Prefilter
-	policies  policyTable
 	tcError   error
 }
 
 func newKernel() *kernel {
 	k := &kernel{
-		hooks: map[int][]datapath.EdgeHook{}, xdp: map[int]datapath.XDPMode{}, refuse: map[int]error{}, table: hash{},
+		hooks: map[int][]datapath.EdgeHook{}, xdp: map[int]datapath.XDPMode{}, refuse: map[int]error{}, table: hash[uint32, datapath.EdgeDevice]{}, nextHops: hash[datapath.NextHopKey, uint32]{},
 		assured: conntracktest.Table{},
 	}
 	k.prefilter = datapath.NewPrefilter(new(datapath.EdgeTCPrefilter), func() error { return nil })
@@ -82,30 +82,21 @@ func (k *kernel) EdgeAttachments() (all []datapath.EdgeAttachment, _ error) {
 }
 
 func (k *kernel) EdgeDevices() datapath.Hash[uint32, datapath.EdgeDevice] { return k.table }
+func (k *kernel) NextHops() datapath.Hash[datapath.NextHopKey, uint32]    { return k.nextHops }
 func (k *kernel) Prefilter() *datapath.Prefilter                          { return k.prefilter }
 
 func (k *kernel) WaitForReaders() error { return nil }
 
-func (k *kernel) XFRMPolicies() datapath.Hash[uint32, datapath.XFRMPolicies] { return &k.policies }
+func (k *kernel) SetXFRMPolicies(datapath.XFRMPolicies) error { return nil }
 
-// policyTable is the table of XFRM policies.
-type policyTable struct{ row datapath.XFRMPolicies }
+// hash is a table.
+type hash[K comparable, V any] map[K]V
 
-func (p *policyTable) Max() uint32                                 { return 1 }
-func (p *policyTable) Put(_ uint32, v datapath.XFRMPolicies) error { p.row = v; return nil }
-func (p *policyTable) Delete(uint32) error                         { return nil }
-func (p *policyTable) All() (map[uint32]datapath.XFRMPolicies, error) {
-	return map[uint32]datapath.XFRMPolicies{0: p.row}, nil
-}
-
-// hash is the table of devices.
-type hash map[uint32]datapath.EdgeDevice
-
-func (h hash) Max() uint32                               { return 64 }
-func (h hash) Put(k uint32, v datapath.EdgeDevice) error { h[k] = v; return nil }
-func (h hash) Delete(k uint32) error                     { delete(h, k); return nil }
-func (h hash) All() (map[uint32]datapath.EdgeDevice, error) {
-	all := map[uint32]datapath.EdgeDevice{}
+func (h hash[K, V]) Max() uint32        { return 64 }
+func (h hash[K, V]) Put(k K, v V) error { h[k] = v; return nil }
+func (h hash[K, V]) Delete(k K) error   { delete(h, k); return nil }
+func (h hash[K, V]) All() (map[K]V, error) {
+	all := map[K]V{}
 	for k, v := range h {
 		all[k] = v
 	}

@@ -21,14 +21,16 @@ const filtersInterval = time.Second
 // filters are the packet filters of this node that would drop packets which the edge sends, and that it bypasses.
 type filters struct {
 	devices  []netfilter.Device // for which they were searched
+	served   []netip.Addr       // the same: addresses of Services
 	backends []netip.Addr       // the same: those on other nodes
+	own      []netip.Addr       // the same: of the node
 	found    []netfilter.Finding
 	problem  string // why they are not known; empty: they are
 }
 
 // followFilters searches packet filters when they or the devices have changed, until ctx ends.
 func (e *Edge) followFilters(ctx context.Context) {
-	w, err := netfilter.NewWatcher()
+	w, err := netfilter.NewEdgeWatcher()
 	if err != nil {
 		e.setFilters(filters{problem: err.Error()})
 		return
@@ -49,11 +51,13 @@ func (e *Edge) followFilters(ctx context.Context) {
 func (e *Edge) compareFilters(w *netfilter.Watcher, known filters) filters {
 	now := e.filterSubject()
 	changed, err := w.Changed()
-	if err == nil && !changed && known.problem == "" && reflect.DeepEqual(now.devices, known.devices) && slices.Equal(now.backends, known.backends) {
+	same := reflect.DeepEqual(now.devices, known.devices) && slices.Equal(now.served, known.served) && slices.Equal(now.backends, known.backends) &&
+		slices.Equal(now.own, known.own)
+	if err == nil && !changed && known.problem == "" && same {
 		return known
 	}
 	if err == nil {
-		now.found, err = w.FindForEdge(now.devices, now.backends)
+		now.found, err = w.FindForEdge(netfilter.EdgeSubject{Devices: now.devices, Served: now.served, Backends: now.backends, Own: now.own})
 	}
 	if err != nil {
 		now.problem = err.Error()
@@ -62,13 +66,16 @@ func (e *Edge) compareFilters(w *netfilter.Watcher, known filters) filters {
 	return now
 }
 
-// filterSubject returns the devices that the edge forwards between, and the backends to which, in order.
+// filterSubject returns the devices that the edge forwards between, the addresses that it serves, and the backends on
+// other nodes, in order.
 func (e *Edge) filterSubject() (f filters) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	for _, index := range slices.Sorted(maps.Keys(e.devices)) {
 		f.devices = append(f.devices, netfilter.Device{Index: index, Name: e.devices[index].Name})
+		f.own = append(f.own, e.devices[index].Addresses...)
 	}
+	f.served = e.served
 	f.backends = slices.SortedFunc(maps.Keys(e.remoteBackends.known), netip.Addr.Compare)
 	return f
 }

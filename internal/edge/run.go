@@ -23,7 +23,7 @@ const (
 // again: the kernel does not notify of their changes.
 const retryInterval = 30 * time.Second
 
-// lossInterval is how often the drivers' counts of lost packets are read.
+// lossInterval is how often the counts of lost packets are read, those of drivers and the edge's own.
 const lossInterval = 10 * time.Second
 
 // Run follows the devices until ctx ends. The programs stay attached.
@@ -36,6 +36,7 @@ func (e *Edge) Run(ctx context.Context) error {
 			unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE, unix.RTNLGRP_IPV4_NETCONF)
 	}()
 	go func() { failed <- e.followPolicies(ctx) }()
+	e.countAll(time.Now())
 	var loops sync.WaitGroup
 	loops.Go(func() { e.followDevices(ctx) })
 	loops.Go(func() { e.followFilters(ctx) })
@@ -64,14 +65,23 @@ func (e *Edge) followDevices(ctx context.Context) {
 			e.rescan()
 			took = time.Since(begin)
 		case now := <-losses.C:
-			e.mu.Lock()
-			e.countLosses(now)
-			e.mu.Unlock()
+			e.countAll(now)
 		case <-retry.C:
 			if e.failing() {
 				e.rescan()
 			}
 		}
+	}
+}
+
+// countAll reads the counters whose growth is a condition.
+func (e *Edge) countAll(now time.Time) {
+	counters, err := e.config.Counters() // status reads them, too, and reports the error
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.countLosses(now)
+	if err == nil {
+		e.withheldDrops.Note(counters[droppedForXFRM], now)
 	}
 }
 

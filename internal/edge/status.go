@@ -61,11 +61,14 @@ func (e *Edge) CompleteStatus(s *Status) *Status {
 	defer e.mu.Unlock()
 	s.Mode, s.Devices, s.Problems = e.config.Mode, []DeviceStatus{}, slices.Clone(e.problems)
 	s.Problems = append(s.Problems, e.forwardingProblems(e.forwards)...)
-	s.Problems = append(s.Problems, e.withheld...)
 	s.Problems = append(s.Problems, e.bypassed...)
 	s.DSR = slices.Clone(e.dsr)
 	now := time.Now()
 	e.countLosses(now)
+	if s.Counters != nil {
+		e.withheldDrops.Note(s.Counters[droppedForXFRM], now)
+	}
+	s.Problems = append(s.Problems, e.withheldNow(now)...)
 	for _, a := range e.devices {
 		device := a.status()
 		device.Lost = a.losses.shown(now)

@@ -72,7 +72,7 @@ func (e *Edge) writePolicies() []node.XFRMPolicy {
 	policies, err := e.policies()
 	if err == nil {
 		policies = slices.DeleteFunc(policies, func(p node.XFRMPolicy) bool { return !concernsEdge(&p) })
-		err = e.datapath.XFRMPolicies().Put(0, pairsOf(policies))
+		err = e.datapath.SetXFRMPolicies(pairsOf(policies))
 	}
 	var all condition.List
 	switch {
@@ -91,6 +91,21 @@ func (e *Edge) writePolicies() []node.XFRMPolicy {
 		return nil
 	}
 	return policies
+}
+
+// droppedForXFRM is the counter of packets that were dropped for XFRM policies (enum edge_reason).
+const droppedForXFRM = "drop_xfrm"
+
+// withheldNow returns the conditions of XFRM policies: that some concern flows is a note until such flows come. The
+// caller holds the lock.
+func (e *Edge) withheldNow(now time.Time) condition.List {
+	all, drops := slices.Clone(e.withheld), &e.withheldDrops
+	for i, c := range all {
+		if c.Code == condition.EdgeWithheldByXFRM.Code && drops.Recent(now) {
+			all[i] = condition.EdgeDropsByXFRM.New("%s (%d packets so far, the last at %s)", c.Message, drops.Count, drops.Last.Format(time.TimeOnly))
+		}
+	}
+	return all
 }
 
 // concernsEdge reports whether a policy can match packets of clients and backends, which have no mark as they arrive.

@@ -36,9 +36,10 @@ type Device struct {
 	TakesTags bool
 	// DefaultRoute: a default route leads here. Routed: any route does.
 	DefaultRoute, Routed bool
-	// DefaultRoute4: an IPv4 default route of the main table leads here. Multipath: the device is one of several
-	// next hops of an IPv4 route.
-	DefaultRoute4, Multipath bool
+	// DefaultRoute4: an IPv4 default route of the main table leads here.
+	DefaultRoute4 bool
+	// NextHops: to which addresses an IPv4 route has the device as one of several next hops; nil: to none.
+	NextHops []NextHop
 	// Direct are the networks on the device itself, without a gateway.
 	Direct []netip.Prefix
 	// XDP is the id of its XDP program, 0 for none.
@@ -197,13 +198,14 @@ func readRoutes(all []Device, at map[int]int, destinations []netip.Addr) error {
 	if err != nil {
 		return fmt.Errorf("list routes: %w", err)
 	}
-	routes := routes{destinations: destinations}
+	routes, several := routes{destinations: destinations}, false
 	for _, r := range list {
 		route, ok := routeOf(&r)
 		if !ok {
 			continue
 		}
 		routes.add(route)
+		several = several || len(route.devices) > 2 && route.to.Addr().Is4()
 		if a := route.to.Addr(); a.IsLinkLocalUnicast() && route.to.Bits() > 0 {
 			continue // every device has it
 		}
@@ -215,9 +217,11 @@ func readRoutes(all []Device, at map[int]int, destinations []netip.Addr) error {
 				all[i].Routed = true
 				all[i].DefaultRoute = all[i].DefaultRoute || route.to.Bits() == 0
 				all[i].DefaultRoute4 = all[i].DefaultRoute4 || route.to.Bits() == 0 && route.to.Addr().Is4() && route.table == unix.RT_TABLE_MAIN
-				all[i].Multipath = all[i].Multipath || len(r.MultiPath) > 1 && route.to.Addr().Is4()
 			}
 		}
+	}
+	if several {
+		readNextHops(all, at, list)
 	}
 	routes.leads(func(route route) {
 		for _, index := range route.devices {
@@ -234,9 +238,23 @@ func readRoutes(all []Device, at map[int]int, destinations []netip.Addr) error {
 	return nil
 }
 
+func readNextHops(all []Device, at map[int]int, list []netlink.Route) {
+	var routes []route
+	for i := range list {
+		if route, ok := routeOf(&list[i]); ok && route.to.Addr().Is4() {
+			routes = append(routes, route)
+		}
+	}
+	for index, hops := range nextHops(routes) {
+		if i, known := at[index]; known {
+			all[i].NextHops = hops
+		}
+	}
+}
+
 // routeOf ignores routes that do not forward packets: to the node itself, broadcast and multicast.
 func routeOf(r *netlink.Route) (route route, ok bool) {
-	route.table, route.mtu = r.Table, r.MTU
+	route.table, route.metric, route.mtu = r.Table, r.Priority, r.MTU
 	switch {
 	case r.Type == unix.RTN_UNICAST:
 		route.devices = append(route.devices, r.LinkIndex)

@@ -11,6 +11,7 @@ import (
 // A route is a route to a network. Without devices it rejects packets.
 type route struct {
 	table   int
+	metric  int
 	to      netip.Prefix
 	devices []int      // indices
 	source  netip.Addr // of the node's own packets; invalid: not prescribed

@@ -11,8 +11,12 @@ import (
 
 // Each case shows by nft and the kernel which rules would drop packets that the edge forwards past them.
 func TestRulesForTheEdge(t *testing.T) {
-	devices := []Device{{Index: 101, Name: "eth0"}, {Index: 102, Name: "eth1"}}
-	backends := []netip.Addr{netip.MustParseAddr("10.10.2.2"), netip.MustParseAddr("fd00:10:2::2")}
+	subject := EdgeSubject{
+		Devices:  []Device{{Index: 101, Name: "eth0"}, {Index: 102, Name: "eth1"}},
+		Served:   []netip.Addr{netip.MustParseAddr("10.96.0.10"), netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1")},
+		Backends: []netip.Addr{netip.MustParseAddr("10.10.2.2"), netip.MustParseAddr("fd00:10:2::2")},
+		Own:      []netip.Addr{netip.MustParseAddr("198.51.100.1")},
+	}
 	for _, c := range []struct{ name, rules, want string }{
 		{"egress", "table netdev t { chain c { type filter hook egress device eth1 priority 0; ip daddr 10.10.2.2 drop; }; }", "2 rule c netdev t (handle 2): drop"},
 		{"ingress", "table netdev t { chain c { type filter hook ingress device eth0 priority 0; ip saddr 192.0.2.7 drop; }; }", "12 rule c netdev t (handle 2): drop"},
@@ -23,6 +27,15 @@ func TestRulesForTheEdge(t *testing.T) {
 		{"to others", "table ip t { chain c { type filter hook forward priority 0; ct state invalid drop; ip daddr 10.10.1.0/24 drop; }; }", ""},
 		{"accepted before", "table ip t { chain c { type filter hook forward priority 0; policy drop; ip daddr 10.10.0.0/16 accept; }; }", ""},
 		{"unknown", "table ip t { chain c { type filter hook postrouting priority 0; numgen inc mod 2 0 drop; }; }", "12 rule c ip t (handle 2): drop"},
+		{"raw", "table ip t { chain c { type filter hook prerouting priority raw; ip saddr 192.0.2.7 ip daddr 192.0.2.1 drop; }; }", "12 rule c ip t (handle 2): drop"},
+		{"mangle, a source", "table ip t { chain c { type filter hook prerouting priority mangle; ip saddr 192.0.2.7 drop; }; }", "12 rule c ip t (handle 2): drop"},
+		{"raw, a destination that is not served", "table ip t { chain c { type filter hook prerouting priority raw; ip daddr 10.10.2.2 drop; }; }", ""},
+		{"after DNAT, to a backend", "table ip6 t { chain c { type filter hook prerouting priority dstnat + 5; ip6 daddr fd00:10:2::2 drop; }; }", "12 rule c ip6 t (handle 2): drop"},
+		{"a reply", "table inet t { chain c { type filter hook prerouting priority raw; ip saddr 10.10.2.0/24 ip daddr 198.51.100.1 drop; }; }", "12 rule c inet t (handle 2): drop"},
+		{"policy of prerouting", "table ip6 t { chain c { type filter hook prerouting priority raw; policy drop; }; }", "12 policy c ip6 t: drop"},
+		{"invalid packets, and from pods' devices", "table inet t { chain c { type filter hook prerouting priority mangle; ct state invalid drop; iifname cali* drop; }; }", ""},
+		{"unknown at prerouting", "table ip t { chain c { type filter hook prerouting priority mangle; numgen inc mod 2 0 drop; }; }", "12 rule c ip t (handle 2): drop"},
+		{"kube-proxy", "table ip kube-proxy { chain c { type filter hook prerouting priority -110; ip daddr 192.0.2.1 drop; }; }", ""},
 		{"NAT, and locally received packets", "table ip t { chain c { type nat hook postrouting priority 100; masquerade; }; chain i { type filter hook input priority 0; policy drop; }; }", ""},
 	} {
 		inNamespace(t, func() {
@@ -30,13 +43,13 @@ func TestRulesForTheEdge(t *testing.T) {
 				load(t, "link add eth0 type veth peer name eth1\n", "ip", "-batch", "-")
 			}
 			load(t, strings.ReplaceAll(c.rules, "; ", "\n"), "nft", "-f", "-")
-			w, err := NewWatcher()
+			w, err := NewEdgeWatcher()
 			if err != nil {
 				t.Error(err)
 				return
 			}
 			defer w.Close()
-			all, err := w.FindForEdge(devices, backends)
+			all, err := w.FindForEdge(subject)
 			if err != nil {
 				t.Errorf("%s: %v", c.name, err)
 			}
@@ -55,11 +68,72 @@ func TestRulesForTheEdge(t *testing.T) {
 	}
 }
 
+// iptables-legacy: chains count that may drop packets, whatever their rules match; not rules that only accept, mark or
+// translate, and none of kube-proxy. The same rules in iptables-nft count where they concern the edge's packets.
+func TestIPTablesForTheEdge(t *testing.T) {
+	subject := EdgeSubject{
+		Devices: []Device{{Index: 101, Name: "eth0"}}, Served: []netip.Addr{netip.MustParseAddr("192.0.2.1")}, Backends: []netip.Addr{netip.MustParseAddr("10.10.2.2")},
+	}
+	for _, c := range []struct {
+		name, rules string
+		legacy, nft []string // tables
+	}{
+		{"raw", "*raw\n-A PREROUTING -s 192.0.2.7 -j DROP\nCOMMIT\n", []string{"raw"}, []string{"raw"}},
+		{"mangle, by a chain", "*mangle\n:deny - [0:0]\n:other - [0:0]\n-A deny -j DROP\n-A PREROUTING -j other\n-A PREROUTING -s 192.0.2.7 -g deny\nCOMMIT\n", []string{"mangle"}, []string{"mangle"}},
+		{"reject", "*filter\n-A FORWARD -d 10.10.2.2 -j REJECT\nCOMMIT\n", []string{"filter"}, []string{"filter"}},
+		{"policy", "*filter\n:FORWARD DROP [0:0]\n-A FORWARD -d 10.10.2.3 -j ACCEPT\nCOMMIT\n", []string{"filter"}, []string{"filter"}},
+		{"others", "*filter\n:deny - [0:0]\n-A INPUT -j DROP\n-A OUTPUT -j deny\n-A deny -j DROP\nCOMMIT\n", nil, nil},
+		{"marks and counts", "*mangle\n-A PREROUTING -j MARK --set-mark 7\n-A FORWARD -p tcp --syn -j TCPMSS --clamp-mss-to-pmtu\nCOMMIT\n", nil, nil},
+		{"kube-proxy", kubeProxyRules, nil, nil},
+		{"flannel and portmap", "*filter\n:FLANNEL-FWD - [0:0]\n-A FORWARD -j FLANNEL-FWD\n-A FLANNEL-FWD -s 10.10.0.0/16 -j ACCEPT\n-A FLANNEL-FWD -d 10.10.0.0/16 -j ACCEPT\nCOMMIT\n" +
+			"*nat\n:FLANNEL-POSTRTG - [0:0]\n:CNI-HOSTPORT-DNAT - [0:0]\n-A PREROUTING -m addrtype --dst-type LOCAL -j CNI-HOSTPORT-DNAT\n-A CNI-HOSTPORT-DNAT -p tcp --dport 8080 -j DNAT --to 10.10.1.9:80\n" +
+			"-A POSTROUTING -j FLANNEL-POSTRTG\n-A FLANNEL-POSTRTG -s 10.10.0.0/16 ! -d 224.0.0.0/4 -j MASQUERADE\nCOMMIT\n", nil, nil},
+		{"as Calico's without policies", "*raw\n:cali-PREROUTING - [0:0]\n:cali-rpf-skip - [0:0]\n-A PREROUTING -j cali-PREROUTING\n-A cali-PREROUTING -j MARK --set-xmark 0x0/0xf0000\n" +
+			"-A cali-PREROUTING -i cali+ -j MARK --set-xmark 0x40000/0x40000\n-A cali-PREROUTING -m mark --mark 0x40000/0x40000 -j cali-rpf-skip\n-A cali-PREROUTING -m mark --mark 0x10000/0x10000 -j ACCEPT\nCOMMIT\n" +
+			"*nat\n:cali-POSTROUTING - [0:0]\n-A POSTROUTING -j cali-POSTROUTING\n-A cali-POSTROUTING -s 10.10.0.0/16 ! -d 10.10.0.0/16 -j MASQUERADE\nCOMMIT\n", nil, nil},
+	} {
+		for _, one := range []struct {
+			program string
+			tables  []string
+		}{{"iptables-legacy", c.legacy}, {"iptables-nft", c.nft}} {
+			inNamespace(t, func() {
+				load(t, c.rules, one.program+"-restore")
+				w, err := NewEdgeWatcher()
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				defer w.Close()
+				found, err := w.FindForEdge(subject)
+				if err != nil || len(found) != len(one.tables) {
+					t.Errorf("%s, %s: %+v, %v; want one of each of %v", c.name, one.program, found, err, one.tables)
+					return
+				}
+				for i, table := range one.tables {
+					if what := found[i].What; !strings.Contains(what, "table "+table) && !strings.Contains(what, "table ip "+table) {
+						t.Errorf("%s, %s: %q, want table %s", c.name, one.program, what, table)
+					}
+				}
+			})
+		}
+	}
+}
+
+// kubeProxyRules are as those of kube-proxy in the mode iptables, with a Service that has no endpoint.
+const kubeProxyRules = "*filter\n:KUBE-FORWARD - [0:0]\n:KUBE-SERVICES - [0:0]\n:KUBE-EXTERNAL-SERVICES - [0:0]\n:KUBE-PROXY-FIREWALL - [0:0]\n:KUBE-FIREWALL - [0:0]\n" +
+	"-A INPUT -m conntrack --ctstate NEW -j KUBE-PROXY-FIREWALL\n-A INPUT -j KUBE-FIREWALL\n-A FORWARD -m conntrack --ctstate NEW -j KUBE-PROXY-FIREWALL\n-A FORWARD -j KUBE-FORWARD\n" +
+	"-A FORWARD -m conntrack --ctstate NEW -j KUBE-SERVICES\n-A FORWARD -m conntrack --ctstate NEW -j KUBE-EXTERNAL-SERVICES\n" +
+	"-A KUBE-FIREWALL ! -s 127.0.0.0/8 -d 127.0.0.0/8 -j DROP\n-A KUBE-FORWARD -m conntrack --ctstate INVALID -j DROP\n-A KUBE-PROXY-FIREWALL -d 192.0.2.1 -p tcp --dport 80 -j DROP\n" +
+	"-A KUBE-SERVICES -d 192.0.2.1 -p tcp --dport 81 -j REJECT\nCOMMIT\n" +
+	"*nat\n:KUBE-SERVICES - [0:0]\n:KUBE-POSTROUTING - [0:0]\n-A PREROUTING -j KUBE-SERVICES\n-A KUBE-SERVICES -d 192.0.2.1 -p tcp --dport 80 -j DNAT --to 10.10.2.2:80\n" +
+	"-A POSTROUTING -j KUBE-POSTROUTING\n-A KUBE-POSTROUTING -j MASQUERADE\nCOMMIT\n"
+
 // A function at a hook of which it is not known what it does may drop the edge's packets, too.
 func TestFunctionsForTheEdge(t *testing.T) {
 	backends := []netip.Addr{netip.MustParseAddr("10.10.2.2")}
 	for family, want := range map[uint8]int{familyIPv4: 1, familyIPv6: 0} {
-		found, err := findForEdge([]Device{{Index: 1, Name: "eth0"}}, backends, []base{{table: &hookFunction{"BPF program"}, family: family, hook: forward}})
+		s := EdgeSubject{Devices: []Device{{Index: 1, Name: "eth0"}}, Backends: backends}
+		found, err := s.find([]base{{table: &hookFunction{"BPF program"}, family: family, hook: forward}})
 		if err != nil || len(found) != want {
 			t.Errorf("family %d: %+v, %v; want %d", family, found, err, want)
 		}

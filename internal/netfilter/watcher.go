@@ -27,6 +27,15 @@ func NewWatcher(own ...string) (*Watcher, error) {
 	return &Watcher{own: own, events: e}, nil
 }
 
+// NewEdgeWatcher watches the rules of the caller's network namespace for the edge.
+func NewEdgeWatcher() (*Watcher, error) {
+	w, err := NewWatcher()
+	if err == nil {
+		w.finder.legacyLosses = true
+	}
+	return w, err
+}
+
 // Close ends the watch.
 func (w *Watcher) Close() {
 	if w.events != nil {

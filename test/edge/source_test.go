@@ -38,6 +38,12 @@ func TestSourceValidation(t *testing.T) {
 			several = append(several, netip.AddrFrom4([4]byte{203, 0, 113, byte(i + 1)}))
 		}
 		w.wantValidated(conn, verdicts, several...)
+		// A more specific route decides alone: a less specific one with the device among its next hops does not.
+		w.runOn("node-a", "ip", "route", "add", "203.0.113.64/26", "via", "192.168.101.254", "dev", "eth1")
+		w.runOn("node-a", "ip", "route", "add", "203.0.113.80/28", "nexthop", "via", "192.168.100.254", "dev", "eth0", "nexthop", "via", "192.168.101.254", "dev", "eth1")
+		w.runOn("node-a", "ip", "route", "add", "unreachable", "203.0.113.96/28")
+		w.awaitNextHops(5)
+		w.wantValidated(conn, verdicts, netip.MustParseAddr("203.0.113.1"), netip.MustParseAddr("203.0.113.65"), netip.MustParseAddr("203.0.113.81"), netip.MustParseAddr("203.0.113.97"))
 		if verdicts[true] < 20 || verdicts[false] < 10 {
 			t.Errorf("the stack has accepted and dropped %v", verdicts)
 		}
@@ -93,6 +99,23 @@ func (w *world) setRPFilter(value int) {
 			ok = true
 		}
 		return ok
+	})
+}
+
+// awaitNextHops waits until the edge has networks with several next hops, and those inside.
+func (w *world) awaitNextHops(want int) {
+	w.t.Helper()
+	m, err := ebpf.LoadPinnedMap(datapath.TablePath(w.agent.BPFFS(), datapath.EdgeTCMapNextHops), nil)
+	w.must(err)
+	defer m.Close()
+	w.eventually(fmt.Sprintf("the edge has %d networks with next hops", want), func() bool {
+		var key datapath.NextHopKey
+		var is uint32
+		n := 0
+		for all := m.Iterate(); all.Next(&key, &is); {
+			n++
+		}
+		return n == want
 	})
 }
 

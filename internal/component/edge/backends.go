@@ -43,6 +43,42 @@ func (f forwarded) families() (all []service.Family) {
 	return all
 }
 
+// served holds the addresses of each object's frontends at which packets arrive, sorted.
+type served map[service.Ref][]netip.Addr
+
+// note adds the frontends of a change, and reports whether addresses have changed.
+func (s served) note(d service.Delta) (changed bool) {
+	for ref, plan := range d.Plans {
+		var now []netip.Addr
+		if plan != nil {
+			for _, f := range plan.Frontends {
+				if a := f.Key.Addr; !a.IsLoopback() {
+					now = append(now, a)
+				}
+			}
+		}
+		slices.SortFunc(now, netip.Addr.Compare)
+		now = slices.Compact(now)
+		if slices.Equal(now, s[ref]) {
+			continue
+		}
+		changed = true
+		if s[ref] = now; len(now) == 0 {
+			delete(s, ref)
+		}
+	}
+	return changed
+}
+
+// addresses returns all addresses, sorted.
+func (s served) addresses() (all []netip.Addr) {
+	for _, some := range s {
+		all = append(all, some...)
+	}
+	slices.SortFunc(all, netip.Addr.Compare)
+	return slices.Compact(all)
+}
+
 // remoteBackends returns the addresses of a change's backends on other nodes, and of those nodes.
 func remoteBackends(d service.Delta) (all []netip.Addr) {
 	for _, plan := range d.Plans {

@@ -59,6 +59,7 @@ type running struct {
 	conntrack *conntrack.Collector
 	traffic   *traffic
 	forwarded forwarded
+	served    served
 	// udpRemoved: backends of UDP Services may have been removed.
 	udpRemoved wakeup.Signal
 }
@@ -71,12 +72,14 @@ func (c *config) run(env component.Env) (*component.Instance, error) {
 	if err := env.Syncer.AcceptTunnels(c.acceptsTunnels() != ""); err != nil {
 		return nil, err
 	}
-	r := &running{config: c, env: env, forwarded: forwarded{}, udpRemoved: wakeup.NewSignal()}
+	r := &running{config: c, env: env, forwarded: forwarded{}, served: served{}, udpRemoved: wakeup.NewSignal()}
 	if c.off() {
 		return r.instanceOff(), nil
 	}
 	config := c.edge
 	config.Destinations, config.Log = env.Syncer, env.Log
+	counters := func() (map[string]uint64, error) { return datapath.ReadEdgeCounters(env.BPFFS) }
+	config.Counters = counters
 	tables := conntrack.TablesOf(env.Datapath.ConntrackMaps())
 	r.traffic = &traffic{
 		counters: func() (map[uint32]datapath.ServiceCounters, error) { return datapath.ReadServiceCounters(env.BPFFS) },
@@ -85,7 +88,7 @@ func (c *config) run(env component.Env) (*component.Instance, error) {
 	r.edge = edge.New(env.Datapath, tables, config)
 	r.conntrack = conntrack.NewCollector(tables, env.Datapath.WaitForReaders, conntrack.Config{
 		Timeouts: c.timeouts, Serves: env.Serves, Log: env.Log,
-		Counters:   func() (map[string]uint64, error) { return datapath.ReadEdgeCounters(env.BPFFS) },
+		Counters:   counters,
 		Reconciled: func(took time.Duration, deleted conntrack.Deleted) { env.Metrics.Reconciled(took, deleted) },
 		Wanted:     env.Datapath.Prefilter().Wanted(),
 	}, env.Syncer.PrefilterRebuild(), env.Syncer.SlotGC(c.establishedTimeout), r.edge.FlowRefs(), r.traffic)
@@ -111,6 +114,9 @@ func (r *running) prepare(change component.Change) {
 func (r *running) apply(change component.Change) {
 	r.forwarded.note(change.Delta, change.Addresses)
 	r.edge.Forward(r.forwarded.families())
+	if r.served.note(change.Delta) {
+		r.edge.SetServed(r.served.addresses())
+	}
 	r.edge.DSRChanged(goesByDSR(change.Delta))
 }
 

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package netdev
+
+import (
+	"cmp"
+	"net/netip"
+	"slices"
+)
+
+// A NextHop says whether a device is one of the next hops to a network.
+type NextHop struct {
+	To netip.Prefix
+	Is bool
+}
+
+// nextHops returns, for each device that is one of several next hops of a route, the networks by which it can be told
+// whether it is one of those to any address: the longest network that has the address decides. Which table applies
+// to a packet may depend on more than its destination, so a network has the next hops of all tables.
+func nextHops(all []route) map[int][]NextHop {
+	slices.SortFunc(all, func(a, b route) int { // a network before those inside
+		return cmp.Or(a.to.Addr().Compare(b.to.Addr()), cmp.Compare(a.to.Bits(), b.to.Bits()), cmp.Compare(a.table, b.table), cmp.Compare(a.metric, b.metric))
+	})
+	several := map[int][]NextHop{}
+	around := map[int][]NextHop{} // those of several that are around the present network
+	var known []int               // devices
+	for len(all) > 0 {
+		to := all[0].to
+		n := slices.IndexFunc(all, func(r route) bool { return r.to != to })
+		if n < 0 {
+			n = len(all)
+		}
+		devices := devicesOf(all[:n])
+		all = all[n:]
+		if len(devices) > 1 {
+			known = append(known, devices...)
+			slices.Sort(known)
+			known = slices.Compact(known)
+		}
+		for _, d := range known {
+			stack := around[d]
+			for len(stack) > 0 && !stack[len(stack)-1].To.Contains(to.Addr()) {
+				stack = stack[:len(stack)-1]
+			}
+			is := slices.Contains(devices, d)
+			if len(stack) == 0 && len(devices) > 1 && is || len(stack) > 0 && stack[len(stack)-1].Is != is {
+				hop := NextHop{to, is}
+				several[d], stack = append(several[d], hop), append(stack, hop)
+			}
+			around[d] = stack
+		}
+	}
+	return several
+}
+
+// devicesOf returns the next hops of routes to one network, in the order of tables and metrics: in each table the lowest
+// metric decides.
+func devicesOf(routes []route) (devices []int) {
+	table, lowest := -1, 0
+	for _, r := range routes {
+		if r.table != table {
+			table, lowest = r.table, r.metric
+		}
+		if r.metric == lowest {
+			devices = append(devices, r.devices...)
+		}
+	}
+	slices.Sort(devices)
+	return slices.DeleteFunc(slices.Compact(devices), func(d int) bool { return d == 0 })
+}
