@@ -103,8 +103,8 @@ func (c change) in(where func(*layout) bool) change {
 
 func podRoutes(l *layout) bool     { return l.shape.Pods != lab.PodsBridge }
 func bridged(l *layout) bool       { return l.shape.Pods == lab.PodsBridge }
-func nodesRouted(l *layout) bool   { return l.shape.Network == lab.NetworkRouted }
-func plainlyRouted(l *layout) bool { return nodesRouted(l) && l.shape.Pods == lab.PodsRouted }
+func nodesRouted(l *layout) bool   { return l.shape.Network == "" } // the default of shapes, as below
+func plainlyRouted(l *layout) bool { return nodesRouted(l) && l.shape.Pods == "" }
 func twoDevices(l *layout) bool    { return l.shape.TwoNICs }
 
 // changes are all that the test makes.
@@ -148,7 +148,7 @@ var routeChanges = []change{
 }
 
 // external is a VXLAN device whose routes give tunnel and remote end, as FRR sets it up.
-const external = "ip link add twin0 type vxlan external dstport 8472 nolearning udpcsum udp6zerocsumrx"
+const external = "ip link add twin0 address 02:00:00:00:11:02 type vxlan external dstport 8472 nolearning udpcsum udp6zerocsumrx"
 
 // withRule adds a routing rule.
 func (c change) withRule(text string) change {
@@ -263,7 +263,7 @@ var deviceChanges = []change{
 		undo: append([]string{"ip link set a2 up", "ip addr replace fe80::1/64 dev a2"}, both("ip <-4|-6> route replace <{a2}|{a2.6}> dev a2 src <{node}|{node.6}>")...),
 	},
 	{
-		name: "a pod's device down without an agent", follows: soon, where: plainlyRouted, do: []string{"ip link set a2 down"}, ended: true,
+		name: "a pod's device down without an agent", follows: later, where: plainlyRouted, do: []string{"ip link set a2 down"}, ended: true,
 		undo: append([]string{"ip link set a2 up", "ip addr replace fe80::1/64 dev a2"}, both("ip <-4|-6> route replace <{a2}|{a2.6}> dev a2 src <{node}|{node.6}>")...),
 	},
 	{

@@ -252,7 +252,8 @@ func (s *side) ownHeader(p []byte) bool {
 	case unix.IPPROTO_ICMP:
 		return len(p) > header && (isError(p[header]) || p[header] == layers.ICMPv4TypeEchoReply)
 	case unix.IPPROTO_UDP:
-		return tunnelled(p) != nil
+		later := binary.BigEndian.Uint16(p[6:])&0x1fff != 0
+		return tunnelled(p) != nil || later && netip.AddrFrom4([4]byte(p[12:16])) == s.own(false)
 	case unix.IPPROTO_IPIP:
 		return netip.AddrFrom4([4]byte(p[12:16])) == s.own(false)
 	}

@@ -81,6 +81,7 @@ func (f Frame) parts() []Frame {
 	if f.Rest == 0 {
 		return []Frame{f}
 	}
+	f.Partial, f.Segment = false, 0 // no sender leaves that of fragments to the device
 	first, last := f, f
 	first.More, last.Offset = true, f.Rest
 	return []Frame{first, last}

@@ -151,7 +151,27 @@ var known = faults{
 		scenarios: []string{"a route with a locked MTU to a pod of the other node"},
 		kinds:     []string{Other},
 	},
+	{line: "ICMP errors of the edge about a device's MTU have TOS 0 and DF", layouts: []string{"balancer", "addresses of Services", "masquerade beside NodePorts"}, scenarios: []string{"a small MTU of the uplink"}, kinds: []string{Other}},
+	{
+		line:      "pods: packets that are too long for a route with a tunnel of its own get an ICMP error where the stack fragments",
+		layouts:   []string{"routed", "two NICs"},
+		scenarios: []string{"a route with a VXLAN tunnel of its own"},
+		kinds:     []string{Elsewhere},
+	},
+	{
+		line:      "edge: packets to a backend with a route that has a tunnel of its own are dropped",
+		layouts:   balancers,
+		scenarios: []string{"a route with a VXLAN tunnel of its own"},
+		kinds:     []string{Drops},
+	},
+	{
+		line:      "while no agent runs, a pod receives by a device that is down",
+		layouts:   []string{"routed", "two NICs"},
+		scenarios: []string{"a pod's device down without an agent"},
+		kinds:     []string{Passes, Elsewhere},
+	},
 	{line: "ICMP errors of the edge about the TTL have TOS 0 and DF", layouts: edges, scenarios: []string{"TTL 2"}, kinds: []string{Other}},
+	{line: "the edge looks at the TTL before the route: it answers where the route drops", layouts: edges, scenarios: []string{"TTL 2"}, kinds: []string{Passes}, elusive: true},
 	{
 		line:      "merged packets without DF get an ICMP error where the stack fragments",
 		layouts:   routedPods,
@@ -284,7 +304,13 @@ func scenarioNames() (names []string) {
 	return names
 }
 
-// Each fault names scenarios and layouts that exist.
+// has reports whether a layout has a scenario.
+func (l *layout) has(scenario string) bool {
+	return scenario == plain || slices.ContainsFunc(changesOf(l), func(c change) bool { return c.name == scenario }) ||
+		slices.ContainsFunc(kindsOf(l), func(k kind) bool { return k.name == scenario })
+}
+
+// Each fault names scenarios and layouts that exist and go together, and each change is made in some layout.
 func TestFaultsAreComplete(t *testing.T) {
 	for _, f := range slices.Concat(known, fixed, mustList(t)) {
 		for _, s := range f.scenarios {
@@ -296,6 +322,18 @@ func TestFaultsAreComplete(t *testing.T) {
 			if !slices.Contains(layoutNames(), l) {
 				t.Errorf("no layout is named %q: %s", l, f.line)
 			}
+		}
+	}
+	for _, f := range slices.Concat(known, fixed, mustList(t)) {
+		for _, s := range f.scenarios {
+			if !slices.ContainsFunc(layouts, func(l *layout) bool { return f.covers(l.name, s) && l.has(s) }) {
+				t.Errorf("%q is in none of its layouts: %s", s, f.line)
+			}
+		}
+	}
+	for _, s := range scenarioNames() {
+		if !slices.ContainsFunc(layouts, func(l *layout) bool { return l.has(s) }) {
+			t.Errorf("%q is in no layout", s)
 		}
 	}
 	for _, l := range layouts {

@@ -20,7 +20,7 @@ const threshold = 25
 
 // offload has flows of pods that the node forwards, and masquerades towards the client.
 var offload = layout{
-	name: "offload", points: veths, ends: plainEnds, took: offloaded, learns: threshold,
+	name: "offload", points: veths, ends: plainEnds, took: offloaded, learns: threshold, server: 80,
 	flags: []string{"--edge-mode=off", "--offload-devices=a1,a2,a3,eth0", "--offload-provider=cache"},
 	rules: func(s *side) string {
 		return dropInvalid + masquerade(s, "a1")

@@ -99,6 +99,9 @@ func (f Frame) combined() []string {
 	add(f.Protocol == icmp && f.Wrong == wrongLength, "ICMP longer than its frame")
 	add(f.Protocol == tcp && f.Wrong == wrongChecksum, "wrong TCP checksum")
 	add(f.Protocol == udp && f.Wrong == wrongChecksum, "wrong UDP checksum")
+	padded := f.Wrong == wrongLength && f.Padding > 0 // which belongs to the packet then
+	add(padded && f.Protocol == tcp, "wrong TCP checksum")
+	add(padded && f.Protocol == udp, "wrong UDP checksum")
 	add(f.Segment > 0 && f.DF, "merged TCP segments that are too long")
 	add(f.Segment > 0 && !f.DF, "merged TCP segments that are too long, without DF")
 	return all
