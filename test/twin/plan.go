@@ -55,7 +55,7 @@ func newPlan(l *layout, seed, round uint64) *plan {
 var lengths = []int{0, 1, 17, 100, 600, 1200, 1280, 1322, 1350, 1392, 1422, 1440, 1472}
 
 // framesOfStep are the new flows of a step.
-const framesOfStep = 8
+const framesOfStep = 16
 
 // next draws the next step. Steps do not share a generator, so that one draw more or less changes one step alone.
 func (p *plan) next() (s step) {
