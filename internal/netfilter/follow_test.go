@@ -235,6 +235,21 @@ func TestSearchesAfterChanges(t *testing.T) {
 		}
 		all := used(&Finder{})
 		used(&f)
+		w, err := NewWatcher()
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		defer w.Close()
+		uplink := []Device{{Index: 105, Name: "eth0"}}
+		usedByWatcher := func(backends ...netip.Addr) time.Duration {
+			before := processTime()
+			if _, err := w.FindForEdge(uplink, backends); err != nil {
+				t.Error(err)
+			}
+			return processTime() - before
+		}
+		usedByWatcher(netip.MustParseAddr("10.10.200.1"))
 		for _, change := range []struct {
 			name string
 			make func(turn int)
@@ -248,14 +263,26 @@ func TestSearchesAfterChanges(t *testing.T) {
 			{"an element is added", func(turn int) {
 				load(t, fmt.Sprintf("add element inet t m { 10.10.77.%d : jump x }\n", turn), "nft", "-f", "-")
 			}},
+			{"a chain of a pod comes or goes", func(turn int) {
+				if turn%2 == 0 {
+					load(t, "add chain inet t pod; add rule inet t pod ip saddr 10.10.77.3 accept; add element inet t m { 10.10.1.99 : jump pod }\n", "nft", "-f", "-")
+				} else {
+					load(t, "delete element inet t m { 10.10.1.99 }; delete chain inet t pod\n", "nft", "-f", "-")
+				}
+			}},
 			{"a pod comes", func(turn int) {
 				s.Devices = append(s.Devices, Device{Index: 400 + turn, Name: fmt.Sprintf("cali4%d", turn), Pods: []netip.Addr{netip.AddrFrom4([4]byte{10, 10, 4, byte(turn)})}})
 			}},
 		} {
-			var sum time.Duration
+			var sum, sumOfWatcher time.Duration
 			for turn := range turns {
 				change.make(turn)
 				sum += used(&f)
+				sumOfWatcher += usedByWatcher(netip.MustParseAddr("10.10.200.1"))
+			}
+			t.Logf("%s: that for the edge uses %v", change.name, sumOfWatcher/time.Duration(turns))
+			if sumOfWatcher/time.Duration(turns) > all/4 {
+				t.Errorf("%s: a search for the edge uses %v of a CPU", change.name, sumOfWatcher/time.Duration(turns))
 			}
 			if got, want := found(t, &f, s), found(t, &Finder{}, s); got != want {
 				t.Errorf("%s: found\n%s\nwant\n%s", change.name, got, want)

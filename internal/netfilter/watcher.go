@@ -9,9 +9,9 @@ import (
 
 // A Watcher searches the rules of a network namespace for flow offload, and notices when they change.
 type Watcher struct {
-	finder Finder
+	finder Finder // reads what has changed of what it has read
 	own    []string
-	events *events // nil: the kernel has no nf_tables
+	events *events // of all; nil: the kernel has no nf_tables
 
 	haveOthers    bool // iptables-legacy and functions at hooks were read
 	othersChanged bool // and have changed since Changed was called
@@ -24,7 +24,12 @@ func NewWatcher(own ...string) (*Watcher, error) {
 	if err != nil {
 		return nil, fmt.Errorf("watch the rules of nftables: %w", err)
 	}
-	return &Watcher{own: own, events: e}, nil
+	w := &Watcher{own: own, events: e}
+	if err := w.finder.Follow(); err != nil {
+		w.Close()
+		return nil, err
+	}
+	return w, nil
 }
 
 // NewEdgeWatcher watches the rules of the caller's network namespace for the edge.
@@ -38,8 +43,10 @@ func NewEdgeWatcher() (*Watcher, error) {
 
 // Close ends the watch.
 func (w *Watcher) Close() {
-	if w.events != nil {
-		w.events.close()
+	for _, e := range []*events{w.events, w.finder.nft.changes.events} {
+		if e != nil {
+			e.close()
+		}
 	}
 }
 
