@@ -141,17 +141,16 @@ func (w *world) policyDelays(change policyChange, node, from, to string, repeat 
 			w.load(node, "delete table inet engine\n"+change.before)
 		}
 		w.awaitPath(node, from, to)
-		delay, undo := w.policyDelay(change, node, from, to)
-		delays = append(delays, delay)
+		delays = append(delays, w.policyDelay(change, node, from, to))
 		if change.adds {
-			w.load(node, undo)
+			w.deleteLast(node)
 		}
 	}
 	return delays
 }
 
-// policyDelay makes the change once. undo is how the rule is deleted that was added.
-func (w *world) policyDelay(change policyChange, node, from, to string) (delay time.Duration, undo string) {
+// policyDelay makes the change once.
+func (w *world) policyDelay(change policyChange, node, from, to string) time.Duration {
 	w.t.Helper()
 	source, target := w.Host(from).Addr4, netip.AddrPortFrom(w.Host(to).Addr4, lab.PortTCP)
 	ctx, cancel := context.WithCancel(w.t.Context())
@@ -168,21 +167,26 @@ func (w *world) policyDelay(change policyChange, node, from, to string) (delay t
 	}
 	rulesOfChange := change.deny(source, target.Addr())
 	changed := time.Now()
-	printed := w.load(node, rulesOfChange)
+	w.load(node, rulesOfChange)
 	if len(rulesOfChange) > 1<<12 { // nft itself takes long
 		changed = time.Now()
 	}
 	for end := changed.Add(2 * policyDelay); time.Now().Before(end) || time.Since(d.lastMade()) < policyDelay && time.Since(changed) < patience; {
 		time.Sleep(dialInterval)
 	}
-	delay = max(d.lastMade().Sub(changed), 0)
+	delay := max(d.lastMade().Sub(changed), 0)
 	if delay > policyDelay+soon {
 		w.t.Errorf("%s: a new connection was made %v after a policy denied it", node, delay)
 	}
-	if _, handle, ok := strings.Cut(printed, "# handle "); ok {
-		undo = "delete rule inet engine forward handle " + strings.Fields(handle)[0] + "\n"
-	}
-	return delay, undo
+	return delay
+}
+
+// deleteLast deletes the last rule of the engine's chain.
+func (w *world) deleteLast(node string) {
+	w.t.Helper()
+	text := w.run(node, "nft", "-a", "list", "chain", "inet", "engine", "forward")
+	handle := strings.Fields(text[strings.LastIndex(text, "# handle ")+len("# handle "):])[0]
+	w.run(node, "nft", "delete", "rule", "inet", "engine", "forward", "handle", handle)
 }
 
 // awaitPath waits until the pods of node-a have the shortcut.
@@ -236,16 +240,12 @@ func (w *world) cpuTime(pid int) time.Duration {
 	return time.Duration(ticks) * tick
 }
 
-// load has nft read a file, which may be long, and returns what it prints: with their handles, rules that were added if
-// they are few.
-func (w *world) load(host, rules string) string {
+// load has nft read a file, which may be long.
+func (w *world) load(host, rules string) {
 	w.t.Helper()
 	file := filepath.Join(w.t.TempDir(), "rules")
 	w.must(os.WriteFile(file, []byte(rules), 0o600))
-	if len(rules) > 1<<12 {
-		return w.run(host, "nft", "-f", file)
-	}
-	return w.run(host, "nft", "-e", "-a", "-f", file)
+	w.run(host, "nft", "-f", file)
 }
 
 // hasShortcut reports whether the packets of a pod of node-a take the shortcut.
