@@ -78,6 +78,7 @@ struct nf_conn {
 enum {
 	IPS_SEEN_REPLY = 1 << 1,
 	IPS_ASSURED = 1 << 2,
+	IPS_SRC_NAT = 1 << 4,
 	IPS_DST_NAT = 1 << 5,
 	IPS_SEQ_ADJUST = 1 << 6,
 	IPS_DYING = 1 << 9,
@@ -88,6 +89,7 @@ enum {
 	TCP_CONNTRACK_SYN_RECV = 2,
 	TCP_CONNTRACK_ESTABLISHED = 3,
 	TCP_CONNTRACK_TIME_WAIT = 7,
+	TCP_CONNTRACK_CLOSE = 8,
 };
 
 /* Whether the kernel has bpf_skb_ct_lookup and bpf_xdp_ct_lookup (Linux 5.18, module nf_conntrack).

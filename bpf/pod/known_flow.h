@@ -16,20 +16,35 @@
 #include "packet/types.h"
 #include "state/scratch.h"
 
-/* Returns whether the kernel's conntrack has a flow with this tuple, in either direction. Global
- * function: the verifier checks it once. */
-__noinline int kernel_has_flow(struct __sk_buff *ctx, const struct tuple *t)
+/* Ends the entry of a TCP connection that is over and that nobody translates. Returns whether it
+ * was one. `direction` is that of the SYN that opens another one with the same tuple. conntrack
+ * itself takes such a SYN for a new connection (nf_conntrack_tcp_packet). Otherwise each connection
+ * on the stack would keep the next one with its ports there. */
+static __always_inline int end_closed_flow(struct nf_conn *ct, __u8 direction)
+{
+	__u8 state = BPF_CORE_READ(ct, proto.tcp.state);
+
+	return !direction && (state == TCP_CONNTRACK_TIME_WAIT || state == TCP_CONNTRACK_CLOSE) &&
+	       !(BPF_CORE_READ(ct, status) & (IPS_SRC_NAT | IPS_DST_NAT)) &&
+	       !bpf_ct_change_timeout(ct, 0);
+}
+
+/* Returns whether the kernel's conntrack has a flow with this tuple, in either direction. `opens`:
+ * the packet is the SYN of a connection. Global function: the verifier checks it once. */
+__noinline int kernel_has_flow(struct __sk_buff *ctx, const struct tuple *t, __u32 opens)
 {
 	struct nf_conn *ct;
 	__u8 direction;
+	int has;
 
 	if (!t)
 		return 0;
 	ct = netfilter_flow(ctx, t, &direction);
 	if (!ct)
 		return 0;
+	has = !opens || !end_closed_flow(ct, direction);
 	bpf_ct_release(ct);
-	return 1;
+	return has;
 }
 
 /* Returns whether a tuple, or its reverse, may be of a flow of the edge, or for a Service. */

@@ -228,6 +228,13 @@ static __always_inline int pod_stays(const struct scratch *w, enum pod_flow flow
 	}
 }
 
+/* Returns whether a packet is the SYN of a connection. */
+static __always_inline int pod_opens(const struct packet *p, enum parsed parsed)
+{
+	return parsed == PARSED && p->tuple.protocol == IPPROTO_TCP &&
+	       (p->tcp_flags & (TCP_SYN | TCP_ACK | TCP_RST | TCP_FIN)) == TCP_SYN;
+}
+
 /* Decides about a packet that has not been parsed as malformed. With ACTION_CONTINUE it takes the
  * shortcut of *chosen. */
 static __always_inline enum action pod_decide(struct context *ctx, struct scratch *w,
@@ -261,11 +268,12 @@ static __always_inline enum action pod_decide(struct context *ctx, struct scratc
 		may = from_node(ctx, w, to, flow, &why);
 	if (!may)
 		return pod_stack(ctx, why);
-	if (tracked && kernel_has_flow(ctx, tracked))
-		return pod_stack(ctx, POD_STACK_KERNEL_FLOW);
 	if (to)
 		withheld |= to->withheld;
 	leased = pod_lease_valid(w);
+	if (tracked && kernel_has_flow(ctx, tracked,
+				       leased && !withheld && pod_opens(&w->packet, parsed)))
+		return pod_stack(ctx, POD_STACK_KERNEL_FLOW);
 	if (flow == FLOW_OF_NOBODY && parsed == PARSED)
 		opener = pod_opener_of(leased && !withheld);
 	if (!leased || withheld) {

@@ -140,6 +140,8 @@ func lacksForPods() string {
 	case !kernelHas()[conntrackLookup]:
 		return "packets between pods take the stack: the kernel's BTF lacks bpf_skb_ct_lookup (Linux 5.18, module nf_conntrack), which tells the flows that netfilter may translate: " +
 			"load the module nf_conntrack before the agent starts"
+	case !kernelHas()[conntrackTimeout]:
+		return "packets between pods take the stack: the kernel's BTF lacks bpf_ct_change_timeout (Linux 6.0), which ends entries of connections that are over"
 	}
 	return ""
 }
