@@ -105,6 +105,7 @@ type class struct {
 	sport, dport ports // of TCP and UDP; ICMP has none
 	states       ctStates
 	protocols    protocols
+	mark         mark
 	// varying are those of its flows of which some packets may have gone elsewhere; nil: none. Only for
 	// flow offload.
 	varying *class
@@ -166,7 +167,7 @@ func (c *class) differs(other *class) (d dimensions) {
 			d |= 1 << i
 		}
 	}
-	if c.varying != other.varying {
+	if c.varying != other.varying || c.mark != other.mark {
 		d = allDimensions
 	}
 	return d
@@ -183,7 +184,7 @@ func union(a, b *class) *class {
 	return &class{
 		v6: a.v6, in: a.in.or(b.in), out: a.out.or(b.out), src: a.src.or(b.src), dst: a.dst.or(b.dst),
 		sport: a.sport.or(b.sport), dport: a.dport.or(b.dport),
-		states: a.states | b.states, protocols: a.protocols | b.protocols, varying: union(a.varying, b.varying),
+		states: a.states | b.states, protocols: a.protocols | b.protocols, mark: a.mark.or(b.mark), varying: union(a.varying, b.varying),
 	}
 }
 
@@ -204,7 +205,7 @@ func unionOf(all []*class) *class {
 	u.dport = orOf(all, func(c *class) ports { return c.dport })
 	for _, c := range all[1:] {
 		u.in, u.out = u.in.or(c.in), u.out.or(c.out)
-		u.states, u.protocols = u.states|c.states, u.protocols|c.protocols
+		u.states, u.protocols, u.mark = u.states|c.states, u.protocols|c.protocols, u.mark.or(c.mark)
 		u.varying = union(u.varying, c.varying)
 	}
 	return &u

@@ -37,7 +37,7 @@ func (s *EdgeSubject) find(bases []base) ([]Finding, error) {
 	w := &walk{subject: &Subject{Devices: s.Devices}, edge: true, onlyLosses: true, left: mostRules}
 	for _, v6 := range []bool{false, true} {
 		for i := range bases {
-			w.base = &bases[i]
+			w.base, w.markedBefore = &bases[i], w.marked
 			if !w.base.sees(v6) || w.base.nat || w.base.family == familyBridge {
 				continue
 			}

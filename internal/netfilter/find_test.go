@@ -71,6 +71,9 @@ func found(t *testing.T, f *Finder, s Subject) string {
 		for _, index := range one.Devices {
 			names += fmt.Sprint(index - 100)
 		}
+		if one.Marks != 0 {
+			names = fmt.Sprintf("%s marks %#x", names, one.Marks)
+		}
 		lines = append(lines, names+" "+strings.NewReplacer("nftables ", "", "in chain ", "", "of table ", "").Replace(one.What))
 	}
 	slices.Sort(lines)
@@ -130,7 +133,12 @@ var nftCases = []struct{ name, rules, want string }{
 	{"goto ends the chain", "ct state new,established,related,untracked goto f; drop", ""},
 	{"jump that accepts some", "iifname cali1 jump f; drop", "1234 rule c inet t: drop"},
 	{"mark that nobody sets", "meta mark 5 drop; meta mark & 0x10 == 0x10 drop; ct mark 1 drop", ""},
-	{"mark that is set", "iifname cali1 meta mark set 5; meta mark 5 drop", "1 rule c inet t: mark\n1234 rule c inet t: drop"},
+	{"mark that is set", "iifname cali1 meta mark set 5; meta mark 5 drop", "1 marks 0x5 rule c inet t: mark\n1234 rule c inet t: drop"},
+	{"mark that nobody reads", "iifname cali1 meta mark set 5; iifname cali2 meta mark set meta mark or 0x10; meta mark & 0x20 == 0x20 drop; meta mark 0x8 drop", "12 marks 0x15 rule c inet t: mark"},
+	{"mark that is reset", "meta mark set 0x10; meta mark & 0x10 == 0 drop; meta mark set meta mark and 0xf; meta mark != 0 drop", "1234 marks 0x10 rule c inet t: mark"},
+	{"mark of an earlier chain", "table inet t { chain a { type filter hook prerouting priority 0; meta mark set 0x10; }; chain c { type filter hook forward priority 0; meta mark 0x20 drop; meta mark 0x10 drop; }; }", "1234 marks 0x10 rule a inet t: mark\n1234 rule c inet t: drop"},
+	{"mark of a chain with the same priority", "table inet t { chain c { type filter hook forward priority 0; meta mark 0x10 drop; }; chain a { type filter hook forward priority 0; meta mark set 0x10; }; }", "1234 marks 0x10 rule a inet t: mark\n1234 rule c inet t: drop"},
+	{"mark of a later chain", "table inet t { chain c { type filter hook forward priority 0; meta mark 0x10 drop; }; chain a { type filter hook postrouting priority 0; meta mark set 0x10; }; }", "1234 marks 0x10 rule a inet t: mark"},
 	{"mark that is kept", "meta mark set meta mark & 0xff; ct mark set meta mark; meta mark set ct mark", ""},
 	{"local destination", "fib daddr type local drop; fib daddr type { broadcast, multicast } drop; ct status dnat drop", ""},
 	{"reverse path", "table inet t { chain c { type filter hook prerouting priority -300; iifname \"cali*\" fib saddr . iif oif 0 drop; }; }", ""},
@@ -192,63 +200,8 @@ var iptablesCases = []struct{ name, rules, want string }{
 	{"NEW", "*filter\n-A FORWARD -m conntrack --ctstate NEW -j DROP\nCOMMIT\n", "1234 rule FORWARD filter: DROP"},
 	{"not by state", "*filter\n-A FORWARD -m conntrack ! --ctstate INVALID -j ACCEPT\n-A FORWARD -j DROP\nCOMMIT\n", ""},
 	{"Docker", "*filter\n:FORWARD DROP [0:0]\n:DOCKER-USER - [0:0]\n-A FORWARD -j DOCKER-USER\n-A FORWARD -o docker0 -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT\n-A FORWARD -i docker0 ! -o docker0 -j ACCEPT\n-A DOCKER-USER -j RETURN\nCOMMIT\n", "1234 policy FORWARD filter: DROP"},
-	{"flannel with Docker", `*filter
-:FORWARD DROP [0:0]
-:FLANNEL-FWD - [0:0]
--A FORWARD -m comment --comment "flanneld forward" -j FLANNEL-FWD
--A FLANNEL-FWD -s 10.10.0.0/16 -m comment --comment "flanneld forward" -j ACCEPT
--A FLANNEL-FWD -d 10.10.0.0/16 -m comment --comment "flanneld forward" -j ACCEPT
-COMMIT
-*nat
-:FLANNEL-POSTRTG - [0:0]
--A POSTROUTING -j FLANNEL-POSTRTG
--A FLANNEL-POSTRTG -m mark --mark 0x4000/0x4000 -j RETURN
--A FLANNEL-POSTRTG -s 10.10.1.0/24 -d 10.10.0.0/16 -j RETURN
--A FLANNEL-POSTRTG -s 10.10.0.0/16 -d 10.10.1.0/24 -j RETURN
--A FLANNEL-POSTRTG ! -s 10.10.0.0/16 -d 10.10.1.0/24 -j RETURN
--A FLANNEL-POSTRTG -s 10.10.0.0/16 ! -d 224.0.0.0/4 -j MASQUERADE --random-fully
--A FLANNEL-POSTRTG ! -s 10.10.0.0/16 -d 10.10.0.0/16 -j MASQUERADE --random-fully
-COMMIT
-`, ""},
-	{"AWS VPC CNI", `*mangle
--A PREROUTING -i eth0 -m addrtype --dst-type LOCAL --limit-iface-in -j CONNMARK --set-xmark 0x80/0x80
--A PREROUTING -i cali+ -j CONNMARK --restore-mark --nfmask 0x80 --ctmask 0x80
-COMMIT
-*nat
-:AWS-SNAT-CHAIN-0 - [0:0]
--A POSTROUTING -j AWS-SNAT-CHAIN-0
--A AWS-SNAT-CHAIN-0 -d 10.0.0.0/8 -j RETURN
--A AWS-SNAT-CHAIN-0 ! -o vlan+ -m addrtype ! --dst-type LOCAL -j SNAT --to-source 192.0.2.1 --random-fully
-COMMIT
-`, ""},
-	{"Calico", `*filter
-:cali-FORWARD - [0:0]
-:cali-from-wl-dispatch - [0:0]
-:cali-fw-cali1 - [0:0]
--A FORWARD -j cali-FORWARD
--A cali-FORWARD -i cali+ -j cali-from-wl-dispatch
--A cali-from-wl-dispatch -i cali1 -g cali-fw-cali1
--A cali-from-wl-dispatch -i cali2 -j RETURN
--A cali-from-wl-dispatch -m comment --comment "Unknown interface" -j DROP
--A cali-fw-cali1 -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT
--A cali-fw-cali1 -m conntrack --ctstate INVALID -j DROP
--A cali-fw-cali1 -p tcp --dport 80 -j RETURN
--A cali-fw-cali1 -j DROP
-COMMIT
-`, "1 rule cali-fw-cali1 filter: DROP"},
-	{"kube-router", `*filter
-:KUBE-ROUTER-FORWARD - [0:0]
-:KUBE-POD-FW-X - [0:0]
--A FORWARD -j KUBE-ROUTER-FORWARD
--A KUBE-ROUTER-FORWARD -d 10.10.1.3/32 -j KUBE-POD-FW-X
--A KUBE-ROUTER-FORWARD -s 10.10.1.3/32 -j KUBE-POD-FW-X
--A KUBE-POD-FW-X -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT
--A KUBE-POD-FW-X -j REJECT --reject-with icmp-port-unreachable
-COMMIT
-`, "2 rule KUBE-POD-FW-X filter: REJECT"},
-	{"marks", "*mangle\n-A PREROUTING -i cali1 -j MARK --set-xmark 0x10/0x10\nCOMMIT\n*filter\n-A FORWARD -m mark --mark 0x10/0x10 -j DROP\nCOMMIT\n", "1 rule PREROUTING mangle: MARK\n1234 rule FORWARD filter: DROP"},
+	{"marks", "*mangle\n-A PREROUTING -i cali1 -j MARK --set-xmark 0x10/0x10\nCOMMIT\n*filter\n-A FORWARD -m mark --mark 0x10/0x10 -j DROP\nCOMMIT\n", "1 marks 0x10 rule PREROUTING mangle: MARK\n1234 rule FORWARD filter: DROP"},
 	{"cleared marks", "*raw\n-A PREROUTING -j MARK --set-xmark 0x0/0xf0000\n-A PREROUTING -m mark --mark 0x40000/0x40000 -j DROP\nCOMMIT\n", ""},
-	{"hostPorts", "*nat\n:CNI-HOSTPORT-DNAT - [0:0]\n-A PREROUTING -m addrtype --dst-type LOCAL -j CNI-HOSTPORT-DNAT\n-A CNI-HOSTPORT-DNAT -p tcp -m tcp --dport 80 -j DNAT --to-destination 10.10.1.2:80\nCOMMIT\n", ""},
 	{"protocols and unknown matches", "*filter\n-A FORWARD -p 4 -j DROP\n-A FORWARD -i cali1 -p udp -m multiport --dports 1,2 -j DROP\n-A FORWARD -i cali2 -m physdev --physdev-in x -j REJECT\nCOMMIT\n", "1 rule FORWARD filter: DROP\n2 rule FORWARD filter: REJECT"},
 	{"INVALID in raw", "*raw\n-A PREROUTING -m conntrack --ctstate INVALID -j DROP\nCOMMIT\n", "1234 rule PREROUTING raw: DROP"},
 	{"connection mark in raw", "*raw\n-A PREROUTING -m connmark --mark 0 -j ACCEPT\n-A PREROUTING -j DROP\nCOMMIT\n", "1234 rule PREROUTING raw: DROP"},

@@ -23,7 +23,7 @@ type hookFunction struct{ what string }
 
 // rules implements table.
 func (h *hookFunction) rules(string) ([]rule, error) {
-	return []rule{{steps: []step{effect{what: "what it does is not known", marks: true, marksConnection: true, unknown: true}}}}, nil
+	return []rule{{steps: []step{effect{what: "what it does is not known", marks: marksAny, marksConnection: true, unknown: true}}}}, nil
 }
 
 // title implements table.

@@ -125,7 +125,7 @@ func findForOffload(devices []Device, bases []base) (*Findings, error) {
 	// Rules may have marked a connection when it was new; its packets get the mark when a rule restores it.
 	w := &walk{subject: &Subject{Devices: devices}, offload: true, connectionsMarked: true, left: mostRules}
 	for i := range bases {
-		w.base = &bases[i]
+		w.base, w.markedBefore = &bases[i], w.marked
 		for _, v6 := range []bool{false, true} {
 			if w.base.sees(v6) {
 				w.startFlows(v6)

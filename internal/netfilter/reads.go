@@ -3,7 +3,7 @@
 package netfilter
 
 import (
-	"bytes"
+	"encoding/binary"
 	"slices"
 
 	"golang.org/x/sys/unix"
@@ -38,7 +38,7 @@ func (r *translation) meta(a attributes) {
 	switch key {
 	case unix.NFT_META_NFTRACE:
 	case unix.NFT_META_MARK:
-		r.add(effect{what: "mark", marks: true, unless: r.stillZero(a.number(unix.NFTA_META_SREG))})
+		r.add(effect{what: "mark", marks: r.marks(a.number(unix.NFTA_META_SREG)), onlyMarks: true})
 	case unix.NFT_META_PRIORITY:
 		r.add(effect{what: "priority"})
 	default:
@@ -46,21 +46,27 @@ func (r *translation) meta(a attributes) {
 	}
 }
 
-// stillZero returns whether a register that is to become a mark is zero, as marks are.
-func (r *translation) stillZero(register uint32) func(*walk) bool {
+// marks returns the mark that a register is.
+func (r *translation) marks(register uint32) func(w *walk, before mark) mark {
 	v := *r.register(register)
-	zero := bytes.Count(v.apply(make([]byte, 4)), []byte{0}) == 4
-	return func(w *walk) bool {
-		switch v.field {
-		case constant:
-			return bytes.Count(v.v4, []byte{0}) == len(v.v4)
-		case packetMark:
-			return zero && !w.marked
-		case connectionMark:
-			return zero && !w.connectionsMarked
+	mask, xor := word(v.mask, ^uint32(0)), word(v.xor, 0)
+	return func(w *walk, before mark) mark {
+		switch {
+		case v.field == constant && len(v.v4) == 4:
+			return mark{bits: binary.NativeEndian.Uint32(v.v4)}
+		case v.field == packetMark:
+			return before.with(mask, xor)
+		case v.field == connectionMark && !w.connectionsMarked:
+			return mark{}.with(mask, xor)
 		}
-		return false
+		return anyMark
 	}
+}
+
+// stillZero returns whether a register that is to become the mark of a connection is zero, as these are.
+func (r *translation) stillZero(register uint32) func(w *walk, now mark) bool {
+	marks := r.marks(register)
+	return func(w *walk, now mark) bool { return marks(w, now).may() == 0 }
 }
 
 // payload knows the addresses and protocols of IP headers, and the protocol of Ethernet frames.

@@ -45,12 +45,14 @@ func (r *rule) mayMatch(c *class) bool {
 	return true
 }
 
-// ends reports whether some packets do not go on to the next rule.
-func (r *rule) ends() bool {
+// changes reports whether some packets do not go on to the next rule, or have another mark then.
+func (r *rule) changes() bool {
 	return slices.ContainsFunc(r.steps, func(s step) bool {
-		switch s.(type) {
+		switch s := s.(type) {
 		case verdict, verdictMap:
 			return true
+		case effect:
+			return s.marks != nil
 		}
 		return false
 	})
@@ -68,13 +70,19 @@ type effect struct {
 	what string
 	// concerns are the shortcuts that it matters to.
 	concerns shortcuts
-	// marks, marksConnection: packets, or connections, may have a mark from now on.
-	marks, marksConnection bool
+	// marks returns the mark that packets have from now on; nil: as before. onlyMarks: nothing else happens to them.
+	marks     func(w *walk, before mark) mark
+	onlyMarks bool
+	// marksConnection: connections may have a mark from now on.
+	marksConnection bool
 	// unknown: it may have any effect, and drop packets.
 	unknown bool
-	// unless is a condition under which there is no effect; nil: never.
-	unless func(w *walk) bool
+	// unless is a condition under which there is no effect on packets with a mark; nil: never.
+	unless func(w *walk, now mark) bool
 }
+
+// marksAny is an effect after which packets may have any mark.
+func marksAny(*walk, mark) mark { return anyMark }
 
 // shortcuts are those for which rules are searched: that of pods takes also the first packets of flows; that of the
 // offload only flows that the stack has accepted and forwarded.
@@ -128,7 +136,7 @@ type mapped struct {
 
 // opaque is a part of a rule that is not understood: it may be a test or have any effect.
 func opaque(name string) []step {
-	return []step{effect{what: name + ", which cannot be understood", marks: true, marksConnection: true, unknown: true}, test(varying)}
+	return []step{effect{what: name + ", which cannot be understood", marks: marksAny, marksConnection: true, unknown: true}, test(varying)}
 }
 
 // quantity is a test for which the kernel counts packets, bytes or connections.
@@ -178,18 +186,15 @@ func invertIf(invert bool, t test) test {
 	}
 }
 
-// unlessMarked is a test whose result is known while no rule has marked packets (or connections).
-func unlessMarked(marked func(*walk) bool, result bool) test {
+// unlessConnectionsMarked is a test whose result is known while no rule has marked connections.
+func unlessConnectionsMarked(result bool) test {
 	return func(w *walk, c *class) (yes, no *class) {
-		if marked(w) {
+		if w.connectionsMarked {
 			return c, c
 		}
 		return certainly(result)(w, c)
 	}
 }
-
-func packetsMarked(w *walk) bool     { return w.marked }
-func connectionsMarked(w *walk) bool { return w.connectionsMarked }
 
 // testSource and testDestination are tests of addresses. Those of the other family fail.
 func testSource(s spans) test {

@@ -104,9 +104,9 @@ func (v value) testField(r ranges) test {
 			return v4(w, c)
 		}
 	case packetMark:
-		return unlessMarked(packetsMarked, r.has(v.apply(make([]byte, 4))))
+		return testMark(r, word(v.mask, ^uint32(0)), word(v.xor, 0))
 	case connectionMark:
-		return unlessMarked(connectionsMarked, r.has(v.apply(make([]byte, 4))))
+		return unlessConnectionsMarked(r.has(v.apply(make([]byte, 4))))
 	case state:
 		return testStates(v.states(r))
 	case zeros:

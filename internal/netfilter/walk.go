@@ -58,6 +58,9 @@ type Finding struct {
 	Hardware bool
 	// Legacy: it is a chain of iptables-legacy, whose rules are not read.
 	Legacy bool
+	// Marks: all that it does is to mark packets, which may set these bits, and no rule after it reads them. It is no
+	// filter unless somebody else reads marks. 0: it is one.
+	Marks uint32
 	// areas are which flows of flow offload it concerns.
 	areas []area
 }
@@ -73,13 +76,14 @@ type walk struct {
 	base       *base
 	at         string // the name of the rule
 	found      []Finding
-	// marked, connectionsMarked: a rule may have set marks. Otherwise marks of packets between pods are 0: they are
-	// so when a packet leaves its pod's network namespace.
-	marked, connectionsMarked bool
-	routes                    bool // a rule has read routes
-	left                      int  // rules until the walk is given up
-	skipped                   int  // rules that were skipped and are not in left
-	err                       error
+	// marked are the bits of marks that rules may have set. connectionsMarked: rules may have marked connections.
+	marked            uint32
+	markedBefore      uint32 // the same before the base chain
+	connectionsMarked bool
+	routes            bool // a rule has read routes
+	left              int  // rules until the walk is given up
+	skipped           int  // rules that were skipped and are not in left
+	err               error
 }
 
 // mostRules bounds the work; every evaluation of a rule counts. Of rules whose addresses a class has not, skipped count
@@ -110,13 +114,26 @@ func (w *walk) all(bases []base) {
 		w.local[v6] = w.subject.local(v6)
 	}
 	classes := append(w.subject.classes(false), w.subject.classes(true)...)
-	for i := range bases {
-		w.base = &bases[i]
-		for _, c := range classes {
-			if w.base.sees(c.v6) {
-				w.start(c)
+	for len(bases) > 0 { // by hook and priority: which of these comes first is not known
+		n := 1
+		for n < len(bases) && bases[n].hook == bases[0].hook && bases[n].priority == bases[0].priority {
+			n++
+		}
+		for marked := ^w.marked; marked != w.marked; {
+			marked = w.marked
+			for i := range n {
+				w.base, w.markedBefore = &bases[i], marked
+				for _, c := range classes {
+					if w.base.sees(c.v6) {
+						w.start(c)
+					}
+				}
+			}
+			if n == 1 {
+				break
 			}
 		}
+		bases = bases[n:]
 	}
 }
 
@@ -141,7 +158,7 @@ func (w *walk) start(c *class) {
 			c.states = withoutEntry
 		}
 	}
-	w.at = ""
+	w.at, c.mark.unknown = "", c.mark.unknown|w.markedBefore
 	rest := w.chain(b.chain, c, 0)
 	switch {
 	case w.left <= 0:
@@ -222,7 +239,7 @@ func (w *walk) chain(name string, c *class, depth int) *class {
 		}
 		w.at = r.name
 		next, returned := w.rule(name, r, c, depth)
-		if r.ends() { // otherwise all packets go on
+		if r.changes() { // otherwise all packets go on
 			c = next
 		}
 		back = union(back, returned)
@@ -242,7 +259,7 @@ func (w *walk) rule(chain string, r *rule, c *class, depth int) (next, back *cla
 			c, no = s(w, c)
 			rest.fail(before, c, no)
 		case effect:
-			w.effect(chain, s, c)
+			c = w.effect(chain, s, c)
 		case verdictMap:
 			var went *class
 			went, no, back = w.verdictMap(chain, s, c, depth)
@@ -284,7 +301,7 @@ func (r *rest) fail(all, yes, no *class) {
 	switch {
 	case r.class == nil && !no.empty():
 		r.class, r.divided, r.by = no, all, by
-	case r.class != nil && r.by != allDimensions && r.by&by == 0:
+	case r.class != nil && r.by != allDimensions && r.by&by == 0 && r.divided.mark == all.mark:
 		r.class, r.whole = r.divided, true
 	default:
 		r.add(no)
@@ -293,7 +310,7 @@ func (r *rest) fail(all, yes, no *class) {
 }
 
 func (r *rest) add(c *class) {
-	if r.whole && (c.empty() || c.varying == r.class.varying) {
+	if r.whole && (c.empty() || c.varying == r.class.varying && c.mark == r.class.mark) {
 		return
 	}
 	r.class = union(r.class, c)
@@ -345,15 +362,29 @@ func (w *walk) verdict(chain string, v verdict, c *class, depth int) (next, back
 	return nil, nil
 }
 
-func (w *walk) effect(chain string, e effect, c *class) {
-	if e.unless != nil && e.unless(w) || e.concerns == ofPods && w.offload || e.concerns == ofOffload && !w.offload {
-		return
+// effect follows a class through an effect. It returns its packets, which may have another mark.
+func (w *walk) effect(chain string, e effect, c *class) *class {
+	if e.unless != nil && e.unless(w, c.mark) || e.concerns == ofPods && w.offload || e.concerns == ofOffload && !w.offload {
+		return c
 	}
-	w.marked = w.marked || e.marks
 	w.connectionsMarked = w.connectionsMarked || e.marksConnection
-	if !w.onlyLosses || w.edge && e.unknown {
-		w.report(c, w.title(chain)+": "+e.what)
+	what, before := w.title(chain)+": "+e.what, c.mark
+	if e.marks != nil {
+		if now := e.marks(w, before); now != before {
+			all := *c
+			all.mark = now
+			c = &all
+		}
+		w.marked |= c.mark.may()
 	}
+	switch {
+	case w.onlyLosses && !(w.edge && e.unknown) || e.onlyMarks && c.mark == before:
+	case e.onlyMarks && !w.offload:
+		w.reportMarks(c, what)
+	default:
+		w.report(c, what)
+	}
+	return c
 }
 
 // title describes the rule that the walk is at.
@@ -384,9 +415,24 @@ func (w *walk) report(c *class, what string) {
 	if len(devices) == 0 {
 		return
 	}
-	if i := slices.IndexFunc(w.found, func(f Finding) bool { return f.What == what }); i >= 0 {
-		w.found[i].Devices = joined(w.found[i].Devices, devices)
-		return
+	w.add(Finding{Devices: devices, What: what})
+}
+
+// add adds a finding. One that only marks packets is another one than a filter.
+func (w *walk) add(found Finding) {
+	for i := range w.found {
+		if f := &w.found[i]; f.What == found.What && (f.Marks == 0) == (found.Marks == 0) {
+			f.Devices, f.Marks = joined(f.Devices, found.Devices), f.Marks|found.Marks
+			return
+		}
 	}
-	w.found = append(w.found, Finding{Devices: devices, What: what})
+	w.found = append(w.found, found)
+}
+
+// reportMarks adds that the packets of a class were marked.
+func (w *walk) reportMarks(c *class, what string) {
+	l := w.local[c.v6]
+	if devices := w.subject.concerned(c, &l); len(devices) > 0 && c.mark.may() != 0 {
+		w.add(Finding{Devices: devices, What: what, Marks: c.mark.may()})
+	}
 }

@@ -24,9 +24,10 @@ func xtMatch(name string, revision uint32, info []byte) []step {
 	case name == "addrtype" && len(info) >= 8:
 		return []step{readsRoutes(xtAddressType(revision, info))}
 	case name == "mark" && revision == 1 && len(info) >= 9:
-		return []step{xtMark(packetsMarked, info)}
+		return []step{invertIf(info[8] != 0, testMark(equal(info[:4]), binary.NativeEndian.Uint32(info[4:]), 0))}
 	case name == "connmark" && revision == 1 && len(info) >= 9:
-		return []step{test(hasEntry), xtMark(connectionsMarked, info)}
+		// Mark, mask, and whether it is inverted.
+		return []step{test(hasEntry), unlessConnectionsMarked((binary.NativeEndian.Uint32(info) == 0) != (info[8] != 0))}
 	case name == "iprange" && revision == 1 && len(info) >= 65:
 		return xtRange(info)
 	case name == "rpfilter" && len(info) >= 1:
@@ -138,11 +139,6 @@ func byFamily(in4, in6 test) test {
 	}
 }
 
-// xtMark: mark, mask, and whether it is inverted.
-func xtMark(marked func(*walk) bool, info []byte) test {
-	return unlessMarked(marked, (binary.NativeEndian.Uint32(info) == 0) != (info[8] != 0))
-}
-
 // xtRange: four addresses of 16 bytes, of which IPv4 uses the first 4, and flags.
 func xtRange(info []byte) (steps []step) {
 	const bySource, byDestination, notSource, notDestination = 1, 2, 16, 32
@@ -181,18 +177,18 @@ func xtTarget(name string, revision uint32, info []byte) []step {
 	case name == "NOTRACK" || name == "TRACE" || name == "CT" && isNoTrack(info):
 		return nil
 	case name == "MARK" && revision == 2 && len(info) >= 8:
-		value := binary.NativeEndian.Uint32(info)
-		return []step{effect{what: name, marks: true, unless: func(w *walk) bool { return value == 0 && !w.marked }}}
+		xor, mask := binary.NativeEndian.Uint32(info), binary.NativeEndian.Uint32(info[4:])
+		return []step{effect{what: name, onlyMarks: true, marks: func(_ *walk, before mark) mark { return before.with(^mask, xor) }}}
 	case name == "CONNMARK" && revision >= 1 && len(info) >= 13:
-		return []step{xtConnmark(info)}
+		return []step{xtConnmark(revision, info)}
 	case name == "REJECT":
 		return []step{verdict{kind: drop, what: name}}
 	case contains(xtFirst, name):
-		return []step{effect{what: name, marks: true, marksConnection: true, concerns: ofPods}}
+		return []step{effect{what: name, marks: marksAny, marksConnection: true, concerns: ofPods}}
 	case contains(xtEndings, name):
 		return []step{verdict{kind: end, what: name}}
 	}
-	return []step{effect{what: name, marks: true, marksConnection: true}}
+	return []step{effect{what: name, marks: marksAny, marksConnection: true}}
 }
 
 // isNoTrack: XT_CT_NOTRACK of struct xt_ct_target_info.
@@ -200,18 +196,28 @@ func isNoTrack(info []byte) bool {
 	return len(info) >= 2 && binary.NativeEndian.Uint16(info)&1 != 0
 }
 
-// xtConnmark: a mark that is zero stays so when it is saved or restored.
-func xtConnmark(info []byte) effect {
+// xtConnmark: a mark that is zero stays so when it is saved or restored. The bits that are restored are those of the
+// third mask; revision 2 may shift them.
+func xtConnmark(revision uint32, info []byte) effect {
 	const set, save, restore = 0, 1, 2
 	e := effect{what: "CONNMARK"}
 	switch info[12] {
 	case restore:
-		e.marks, e.unless = true, func(w *walk) bool { return !w.connectionsMarked }
+		mask := binary.NativeEndian.Uint32(info[8:])
+		e.onlyMarks, e.marks = true, func(w *walk, before mark) mark {
+			switch {
+			case !w.connectionsMarked:
+				return before.with(^mask, 0)
+			case revision != 1:
+				return anyMark
+			}
+			return mark{bits: before.bits &^ mask, unknown: before.unknown | mask}
+		}
 	case save:
-		e.marksConnection, e.unless, e.concerns = true, func(w *walk) bool { return !w.marked }, ofPods
+		e.marksConnection, e.unless, e.concerns = true, func(_ *walk, now mark) bool { return now.may() == 0 }, ofPods
 	case set:
 		value := binary.NativeEndian.Uint32(info)
-		e.marksConnection, e.unless, e.concerns = true, func(w *walk) bool { return value == 0 && !w.connectionsMarked }, ofPods
+		e.marksConnection, e.unless, e.concerns = true, func(w *walk, _ mark) bool { return value == 0 && !w.connectionsMarked }, ofPods
 	}
 	return e
 }

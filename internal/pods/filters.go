@@ -80,12 +80,18 @@ func (f *finder) find(s surroundings) ([]filter, error) {
 // netfilter finds rules of nftables and iptables.
 func (f *finder) netfilter(s surroundings) (all []filter, err error) {
 	found, err := f.rules.Find(s.subject())
+	if err != nil {
+		return nil, err
+	}
+	if found, err = f.onlyMarked(s, found); err != nil {
+		return nil, err
+	}
 	for _, one := range found {
 		for _, device := range one.Devices {
 			all = append(all, filter{device: device, what: one.What})
 		}
 	}
-	return all, err
+	return all, nil
 }
 
 // subject describes the devices in an order that only they decide.

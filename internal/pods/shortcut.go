@@ -128,7 +128,7 @@ func (s *Shortcut) Run(ctx context.Context) error {
 	var loops sync.WaitGroup
 	loops.Go(func() { s.follow(ctx) })
 	loops.Go(func() { s.followFilters(ctx) })
-	watches := []func(context.Context) error{s.watchNetwork, s.watchQueues, s.watchXFRM, s.watchLinks, s.watchRules}
+	watches := []func(context.Context) error{s.watchNetwork, s.watchQueues, s.watchXFRM, s.watchLinks, s.watchRules, s.watchRoutingRules}
 	failed := make(chan error, len(watches))
 	for _, watch := range watches {
 		go func() { failed <- watch(ctx) }()

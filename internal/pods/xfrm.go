@@ -41,8 +41,8 @@ func (s *surroundings) xfrmFilters(policies []node.XFRMPolicy) (all []filter) {
 }
 
 // isBetweenPods reports whether a policy can match packets that take the shortcut from a pod to another one. These have
-// no mark: rules that set marks are filters. To an xfrm interface the shortcut sends as the stack does, so the
-// interface applies the policies for its output; those for its input concern what arrives by it.
+// no mark: a rule that sets one which a policy reads is a filter (marks.go). To an xfrm interface the shortcut sends as
+// the stack does, so the interface applies the policies for its output; those for its input concern what arrives by it.
 func (s *surroundings) isBetweenPods(p *node.XFRMPolicy) bool {
 	if p.Direction == node.XFRMIn || !p.MatchesUnmarked() {
 		return false

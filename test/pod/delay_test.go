@@ -199,21 +199,30 @@ func (w *world) awaitPath(node, from, to string) {
 	}
 }
 
-// wantShortcutMeanwhile checks that pods of node-a have the shortcut most of the time, and logs how much of a CPU the
-// agent uses.
+// wantShortcutMeanwhile checks that pods of node-a have the shortcut most of the time once the rules have been read, and
+// logs how much of a CPU the agent uses.
 func (w *world) wantShortcutMeanwhile(names ...string) {
 	w.t.Helper()
-	const lasting, step = 4 * time.Second, 20 * time.Millisecond
-	bpffs, has, all := w.agents["node-a"].BPFFS(), 0, 0
+	const settled, lasting, step = time.Second, 4 * time.Second, 20 * time.Millisecond
+	bpffs := w.agents["node-a"].BPFFS()
+	on := func() bool {
+		rows := table[datapath.Address, datapath.Pod](w, bpffs, datapath.PodMapPods)
+		return !slices.ContainsFunc(names, func(name string) bool {
+			row, ok := rows[datapath.AddressFrom(w.Host(name).Addr4)]
+			return !ok || row.Withheld != 0
+		})
+	}
+	since := time.Now()
+	w.eventually("the pods have the shortcut for a second", func() bool {
+		if !on() {
+			since = time.Now()
+		}
+		return time.Since(since) > settled
+	})
+	has, all := 0, 0
 	used, begin := w.cpuTime(w.agents["node-a"].PID()), time.Now()
 	for ; time.Since(begin) < lasting; time.Sleep(step) {
-		rows, on := table[datapath.Address, datapath.Pod](w, bpffs, datapath.PodMapPods), true
-		for _, name := range names {
-			row, ok := rows[datapath.AddressFrom(w.Host(name).Addr4)]
-			on = on && ok && row.Withheld == 0
-		}
-		all++
-		if on {
+		if all++; on() {
 			has++
 		}
 	}

@@ -239,3 +239,33 @@ func (w *world) passing(name string, verdict int32) *ebpf.Program {
 	w.t.Cleanup(func() { p.Close() })
 	return p
 }
+
+// A rule that only marks packets is no filter, until something else on the node reads one of the bits.
+func TestMarks(t *testing.T) {
+	w := newWorld(t, lab.Shape{}, "--pod-devices=auto")
+	w.must(w.agents["node-a"].Start())
+	w.awaitPods("node-a", "a1", "a2", "a3")
+	w.rules("node-a", `table inet np {
+	chain forward {
+		type filter hook forward priority 1; policy accept;
+		ip daddr 10.10.1.11 meta mark set meta mark or 0x20000
+		meta mark & 0x10000 != 0 drop
+	}
+}`)
+	filter := func(reader string) map[string][]string {
+		return map[string][]string{"a1": {"nftables rule in chain forward of table inet np: mark, which is read by " + reader}}
+	}
+	for _, reader := range []struct{ add, remove, what string }{
+		{"ip rule add fwmark 0x20000/0x30000 lookup main", "ip rule del fwmark 0x20000/0x30000 lookup main", "the routing rule with fwmark 0x20000/0x30000"},
+		{"ip -6 rule add fwmark 0x20000 lookup main", "ip -6 rule del fwmark 0x20000 lookup main", "the routing rule with fwmark 0x20000/0xffffffff"},
+		{"tc qdisc add dev eth0 root tbf rate 1gbit burst 1mb latency 1ms", "tc qdisc del dev eth0 root", "qdisc tbf of eth0"},
+	} {
+		w.run("node-a", "sh", "-c", reader.add)
+		w.awaitFilters(filter(reader.what))
+		w.run("node-a", "sh", "-c", reader.remove)
+		w.awaitFilters(nil)
+	}
+	w.run("node-a", "ip", "rule", "add", "fwmark", "0x40000/0x40000", "lookup", "main")
+	w.rules("node-a", "add rule inet np forward meta mark 0x20000 drop") // so that a search is seen to have ended
+	w.awaitFilters(map[string][]string{"a1": {"nftables rule in chain forward of table inet np: drop"}})
+}
