@@ -53,6 +53,16 @@ struct {
 	__type(value, struct pod_lease);
 } pod_leases SEC(".maps");
 
+/* Addresses in the pod networks that are the source of packets and no row of `pods` has, and the
+ * index of the device. Behind a bridge the agent asks for them: packets that a bridge forwards do
+ * not tell the node who has which address. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 1);
+	__type(key, struct address);
+	__type(value, __u32);
+} pod_unknown SEC(".maps");
+
 /* Who opened a flow (pod/opener.h): TCP after its handshake, UDP that both ends have used for some
  * time. */
 struct {

@@ -139,6 +139,16 @@ static __always_inline enum action pod_send(struct context *ctx, struct scratch 
 	return packet_forward(ctx, &w->fib, w->fib_cached);
 }
 
+/* Notes the source of a packet that is no known pod. */
+static __always_inline void pod_note_unknown(struct context *ctx, const struct address *source)
+{
+	__u32 device = ctx->ifindex;
+
+	if (!AT_PEER_HOOK && class_of(source) == FROM_POD &&
+	    !bpf_map_lookup_elem(&pod_unknown, source))
+		bpf_map_update_elem(&pod_unknown, source, &device, BPF_ANY);
+}
+
 /* Returns whether a packet of a pod may take the shortcut. `to`: the pod of this node that it is
  * for. `reply`: the edge has to rewrite it. *routed: the stack would route it, not bridge it.
  * *withheld: the pod's new flows take the stack. */
@@ -150,6 +160,8 @@ static __always_inline int from_pod(struct context *ctx, const struct scratch *w
 	const struct pod *from = bpf_map_lookup_elem(&pods, &t->source);
 
 	*why = POD_STACK_SOURCE;
+	if (!from)
+		pod_note_unknown(ctx, &t->source);
 	if (!from || from->device != ctx->ifindex)
 		return 0;
 	*withheld |= from->withheld;

@@ -42,6 +42,8 @@ func statusPods(w io.Writer, s *pods.Status) {
 // podPath is the path of a device's packets in one word or two.
 func podPath(d *pods.DeviceStatus) string {
 	switch {
+	case d.Unknown:
+		return "no pod is known"
 	case !d.Shortcut:
 		return "stack"
 	case len(d.Filters) > 0:

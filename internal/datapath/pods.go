@@ -82,6 +82,9 @@ const podLimit = 16384
 // each. At 300,000 new flows per second the latter last for 0.2 s, more than a handshake in a cluster takes.
 const PodFlowLimit = 65536
 
+// podUnknownLimit is how many addresses wait for the agent, which looks every second.
+const podUnknownLimit = 1024
+
 var podTables = []Table{
 	{Name: PodMapPods, Kind: ConfigTable, Fixed: podLimit, Copy: CopyEntries},
 	{Name: PodMapPodDevices, Kind: ConfigTable, Fixed: podLimit, Copy: CopyEntries},
@@ -89,6 +92,7 @@ var podTables = []Table{
 	{Name: PodMapPodLeases, Kind: ConfigTable, Copy: CopyEntries, Init: initPodLease},
 	{Name: PodMapPodEstablished, Kind: StateTable, Fixed: PodFlowLimit, Copy: CopyEntries},
 	{Name: PodMapPodOpening, Kind: StateTable, Fixed: PodFlowLimit, Copy: StartEmpty},
+	{Name: PodMapPodUnknown, Kind: StateTable, Fixed: podUnknownLimit, Copy: StartEmpty},
 	{Name: PodMapPodCounts, Kind: CounterTable, Copy: StartEmpty},
 	{Name: PodMapPodFlows, Kind: ScratchTable},
 }
@@ -160,6 +164,11 @@ func (d *Datapath) PodDevices() Hash[uint32, PodDevice] {
 // device that is gone.
 func (d *Datapath) PodLinks() Hash[uint32, uint32] {
 	return kernelHash[uint32, uint32]{PodMapPodLinks, d.maps[PodMapPodLinks]}
+}
+
+// UnknownPods returns the table of addresses that send from devices of pods and are not in Pods, with the device.
+func (d *Datapath) UnknownPods() Hash[Address, uint32] {
+	return kernelHash[Address, uint32]{PodMapPodUnknown, d.maps[PodMapPodUnknown]}
 }
 
 // PodLeases returns the table whose entry 0 is the lease.

@@ -244,7 +244,7 @@ func TestSearchesAfterChanges(t *testing.T) {
 		uplink := []Device{{Index: 105, Name: "eth0"}}
 		usedByWatcher := func(backends ...netip.Addr) time.Duration {
 			before := processTime()
-			if _, err := w.FindForEdge(uplink, backends); err != nil {
+			if _, err := w.FindForEdge(EdgeSubject{Devices: uplink, Backends: backends}); err != nil {
 				t.Error(err)
 			}
 			return processTime() - before

@@ -29,6 +29,7 @@ type surroundings struct {
 	at       map[netip.Addr]place
 	uplinks  []link
 	behind   map[int][]int // devices of pods by themselves, and by their bridge or VRF
+	unknown  []int         // ports of bridges that lead to pods, behind which no pod is known
 }
 
 func newSurroundings(n *network, networks []netip.Prefix, at map[netip.Addr]place) surroundings {

@@ -160,6 +160,23 @@ func (n *network) find(networks []netip.Prefix, wanted wish) map[netip.Addr]plac
 	return at
 }
 
+// ports returns the ports of bridges that lead to pods, behind which no pod is known.
+func (s *surroundings) ports(wanted wish) (all []int) {
+	bridges := map[int]bool{}
+	for _, r := range s.network.routes {
+		if r.direct && slices.ContainsFunc(s.networks, r.to.Overlaps) && s.network.link(r.device).kind == "bridge" {
+			bridges[r.device] = true
+		}
+	}
+	for index, l := range s.network.podLinks(wanted) {
+		if bridges[l.master] && s.behind[index] == nil {
+			all = append(all, index)
+		}
+	}
+	slices.Sort(all)
+	return all
+}
+
 // deviceTo returns the device of the longest direct route to an address; 0 if there is none.
 func (n *network) deviceTo(a netip.Addr) int {
 	best, ok := n.single[a]

@@ -42,6 +42,7 @@ type Datapath interface {
 	Pods() datapath.Hash[datapath.Address, datapath.Pod]
 	PodDevices() datapath.Hash[uint32, datapath.PodDevice]
 	PodLinks() datapath.Hash[uint32, uint32]
+	UnknownPods() datapath.Hash[datapath.Address, uint32]
 	PodLeases() datapath.Hash[uint32, datapath.PodLease]
 	TrackPodFlows(ends map[netip.Addr]bool) ([]kernelct.Flow, error)
 	UntrackPodFlows(flows []kernelct.Flow) error
@@ -107,6 +108,9 @@ func (s *Shortcut) Start() {
 	s.mu.Lock()
 	s.ready = true
 	s.mu.Unlock()
+	if s.recall() {
+		time.Sleep(recallTime)
+	}
 	s.Reconcile()
 	s.searchFilters()
 }
@@ -114,7 +118,10 @@ func (s *Shortcut) Start() {
 // Changes of the network are taken over settleTime after the first one, so that several of them need one read; later
 // if a read takes long, as with many routes or neighbours. auditInterval is when filters are searched again: the
 // kernel does not notify of all their changes.
+//
+// recallTime is how long the start waits for the answers of pods that an earlier agent knew.
 const (
+	recallTime    = 100 * time.Millisecond
 	settleTime    = 20 * time.Millisecond
 	readShare     = 20 // reads take at most 1/readShare of the time
 	auditInterval = 5 * time.Second
@@ -128,6 +135,7 @@ func (s *Shortcut) Run(ctx context.Context) error {
 	var loops sync.WaitGroup
 	loops.Go(func() { s.follow(ctx) })
 	loops.Go(func() { s.followFilters(ctx) })
+	loops.Go(func() { s.followUnknown(ctx) })
 	watches := []func(context.Context) error{s.watchNetwork, s.watchQueues, s.watchXFRM, s.watchLinks, s.watchRules, s.watchRoutingRules}
 	failed := make(chan error, len(watches))
 	for _, watch := range watches {
@@ -250,6 +258,7 @@ func (s *Shortcut) surround(n *network, networks []netip.Prefix, found map[netip
 		return false
 	}
 	around := newSurroundings(n, networks, s.remember(n, found))
+	around.unknown = around.ports(s.config.Devices)
 	s.around = &around
 	if s.searched.isOutdated(s.around) {
 		s.schedule.podsChanged(time.Now())
@@ -297,7 +306,12 @@ func (s *Shortcut) wanted() *rows {
 	})
 	pods, devices := n.rows(at, uplinks)
 	if len(pods) == 0 {
-		devices = nil
+		devices = map[uint32]datapath.PodDevice{}
+	}
+	for _, l := range s.around.unknown {
+		if l := n.link(l); devices[uint32(l.index)].Role == 0 {
+			devices[uint32(l.index)] = datapath.PodDevice{Mac: n.gateway(l), Role: datapath.RolePods}
+		}
 	}
 	return &rows{n, pods, devices, n.places(devices, found)}
 }

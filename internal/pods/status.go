@@ -29,6 +29,9 @@ type DeviceStatus struct {
 	Pods []netip.Addr `json:"pods"`
 	// Waiting are addresses whose packets take the stack until packet filters have been searched for them.
 	Waiting []netip.Addr `json:"waiting,omitempty"`
+	// Unknown: no pod behind the device is known. It has sent nothing yet, or has an address that is not in the pod
+	// networks.
+	Unknown bool `json:"unknown,omitempty"`
 	// Excess is how many more addresses a bridge has learned there. Their packets take the stack.
 	Excess int `json:"excess,omitempty"`
 	// Shortcut: its packets take the shortcut, and not the stack.
@@ -61,6 +64,9 @@ func (s *Shortcut) choose(filters []filter) map[netip.Addr]place {
 			at[addr] = p
 		}
 		d.Pods = append(d.Pods, addr)
+	}
+	for _, index := range s.around.unknown {
+		status.Devices = append(status.Devices, DeviceStatus{Name: s.around.network.link(index).name, Pods: []netip.Addr{}, Unknown: true})
 	}
 	for _, l := range s.around.uplinks {
 		status.Uplinks = append(status.Uplinks, l.name)
@@ -121,6 +127,15 @@ func (s *Status) Line() string {
 	}
 	if withheld > 0 {
 		line += fmt.Sprintf("; %d take the stack", withheld)
+	}
+	unknown := 0
+	for _, d := range s.Devices {
+		if d.Unknown {
+			unknown++
+		}
+	}
+	if unknown > 0 {
+		line += fmt.Sprintf("; no pod is known behind %d devices", unknown)
 	}
 	return line
 }

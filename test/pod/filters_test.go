@@ -266,6 +266,6 @@ func TestMarks(t *testing.T) {
 		w.awaitFilters(nil)
 	}
 	w.run("node-a", "ip", "rule", "add", "fwmark", "0x40000/0x40000", "lookup", "main")
-	w.rules("node-a", "add rule inet np forward meta mark 0x20000 drop") // so that a search is seen to have ended
+	w.rules("node-a", "add rule inet np forward ip daddr 10.10.1.11 meta mark 0x20000 drop") // so that a search is seen to have ended
 	w.awaitFilters(map[string][]string{"a1": {"nftables rule in chain forward of table inet np: drop"}})
 }
