@@ -23,6 +23,10 @@ struct {
 	__type(value, __u32);
 } kernel_room SEC(".maps");
 
+/* How long the entry of a closed flow lasts at most: the kernel's conntrack has no order of eviction
+ * among assured entries, and closed flows must not take the room of open ones. */
+#define KERNEL_CLOSED_TICKS SECONDS_TO_TICKS(10)
+
 static __always_inline int kernel_has_room(struct scratch *w)
 {
 	__u32 zero = 0;
@@ -45,6 +49,7 @@ __noinline int kernel_entry_update(struct context *ctx, const struct ct_entry *c
 {
 	struct scratch *w = scratch_get();
 	struct tuple *reply;
+	__u32 timeout;
 
 	if (!w || !ct || !kernel_entries || dry_run)
 		return 0;
@@ -55,7 +60,9 @@ __noinline int kernel_entry_update(struct context *ctx, const struct ct_entry *c
 		tuple_reverse(&ct->xlate, reply);
 	if (!shares_snat_port(ct, reply))
 		return 0;
-	own_entry_keep(ctx, reply, TICKS_TO_MS(ct_timeout(reply->protocol, ct->state)),
-		       kernel_has_room(w));
+	timeout = ct_timeout(reply->protocol, ct);
+	if (ct->state == CT_CLOSED && timeout > KERNEL_CLOSED_TICKS)
+		timeout = KERNEL_CLOSED_TICKS;
+	own_entry_keep(ctx, reply, TICKS_TO_MS(timeout), kernel_has_room(w));
 	return 0;
 }

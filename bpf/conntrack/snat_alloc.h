@@ -42,7 +42,8 @@ enum evict_order {
 	EVICT_STALE,   /* not assured, and no handshake in progress */
 	EVICT_CLOSED,
 	EVICT_UNASSURED, /* not assured */
-	EVICT_IDLE,	 /* assured, except established TCP */
+	EVICT_CLOSING,	 /* closed by one side */
+	EVICT_IDLE,	 /* assured, except TCP */
 	EVICT_NEVER,
 };
 
@@ -74,7 +75,7 @@ static __always_inline enum evict_order evict_order(struct scratch *w, const str
 	*idle = 0;
 	if (!mark)
 		return EVICT_NEVER;
-	*idle = now + ct_timeout(protocol, ct->state) - mark->expires;
+	*idle = now + ct_timeout(protocol, ct) - mark->expires;
 	if ((__s32)*idle < 0)
 		*idle = 0;
 	if (eviction_expired(mark, now))
@@ -83,9 +84,11 @@ static __always_inline enum evict_order evict_order(struct scratch *w, const str
 		return EVICT_CLOSED;
 	if (at & CT_AT_UNREPLIED)
 		return *idle >= HANDSHAKE_TICKS ? EVICT_STALE : EVICT_UNASSURED;
-	if (*idle < IDLE_TICKS || (protocol != IPPROTO_UDP && ct->state == CT_ESTABLISHED))
+	if (*idle < IDLE_TICKS)
 		return EVICT_NEVER;
-	return EVICT_IDLE;
+	if (ct->state == CT_CLOSING)
+		return EVICT_CLOSING;
+	return protocol == IPPROTO_UDP ? EVICT_IDLE : EVICT_NEVER;
 }
 
 /* Evicts the flow that holds a port. */

@@ -33,8 +33,9 @@ const volatile __u32 ct_timeouts[TIMEOUTS] = {
 	[TIMEOUT_UDP_UNREPLIED] = SECONDS_TO_TICKS(30),
 	[TIMEOUT_TCP_ESTABLISHED] = SECONDS_TO_TICKS(8 * 3600),
 	[TIMEOUT_UDP_STREAM] = SECONDS_TO_TICKS(120),
-	[TIMEOUT_CLOSING] = SECONDS_TO_TICKS(60),
-	[TIMEOUT_CLOSED] = SECONDS_TO_TICKS(10),
+	[TIMEOUT_CLOSING] = SECONDS_TO_TICKS(3600),
+	[TIMEOUT_CLOSING_DSR] = SECONDS_TO_TICKS(60),
+	[TIMEOUT_CLOSED] = SECONDS_TO_TICKS(120),
 };
 
 enum ct_table {
@@ -152,32 +153,33 @@ static __always_inline struct set_eviction *ct_eviction_at(__u32 at)
 	return &set->evictions.evictions[place];
 }
 
-/* Returns the timeout of a flow in a state, in ticks. */
-static __always_inline __u32 ct_timeout(__u8 protocol, enum ct_state state)
+/* Returns the timeout of a flow, in ticks. */
+static __always_inline __u32 ct_timeout(__u8 protocol, const struct ct_entry *ct)
 {
 	int udp = protocol == IPPROTO_UDP;
 
-	switch (state) {
+	switch (ct->state) {
 	case CT_NEW:
 	case CT_REPLIED:
 		return ct_timeouts[udp ? TIMEOUT_UDP_UNREPLIED : TIMEOUT_TCP_UNREPLIED];
 	case CT_ESTABLISHED:
 		return ct_timeouts[udp ? TIMEOUT_UDP_STREAM : TIMEOUT_TCP_ESTABLISHED];
 	case CT_CLOSING:
-		return ct_timeouts[TIMEOUT_CLOSING];
+		return ct_timeouts[ct->dsr ? TIMEOUT_CLOSING_DSR : TIMEOUT_CLOSING];
 	default:
 		return ct_timeouts[TIMEOUT_CLOSED];
 	}
 }
 
-/* Returns the rank of an entry. A half-closed connection may continue for long in the other
- * direction: it has the rank of an open one, and a shorter timeout. */
+/* Returns the rank of an entry. */
 static __always_inline enum set_rank ct_rank(__u8 protocol, enum ct_state state, int unreplied)
 {
 	if (state == CT_CLOSED)
 		return SET_RANK_CLOSED;
 	if (unreplied)
 		return SET_RANK_UNASSURED;
+	if (state == CT_CLOSING)
+		return SET_RANK_CLOSING;
 	return protocol == IPPROTO_UDP ? SET_RANK_ASSURED : SET_RANK_TCP;
 }
 
@@ -191,7 +193,7 @@ static __always_inline struct set_eviction ct_eviction_of(struct scratch *w, __u
 {
 	__u32 slack = unreplied ? 0 : SECONDS_TO_TICKS(MARK_SECONDS);
 	struct set_eviction mark = {
-		.expires = tick_of(w) + ct_timeout(protocol, ct->state) + slack,
+		.expires = tick_of(w) + ct_timeout(protocol, ct) + slack,
 		.owner = eviction_owner(ct->lb.service, ct_rank(protocol, ct->state, unreplied)),
 	};
 

@@ -95,6 +95,7 @@ enum ct_timeout {
 	TIMEOUT_TCP_ESTABLISHED,
 	TIMEOUT_UDP_STREAM,
 	TIMEOUT_CLOSING,
+	TIMEOUT_CLOSING_DSR, /* only the client's FIN is seen */
 	TIMEOUT_CLOSED,
 	TIMEOUTS,
 };

@@ -208,19 +208,25 @@ __noinline int ct_reply_valid(const struct ct_entry *ct)
 /* Notes that a backend on this node did not reply to the client's SYN, but sent a packet of another
  * connection from the client's port: a direct one, or one that the Service's flow has ended and the
  * backend's stack has not (RFC 9293 section 3.5.1: it acknowledges what it has received, and does
- * not accept the SYN). Such a packet passes unchanged, because a SYN can be forged. */
+ * not accept the SYN). Returns whether the packet is such an acknowledgment of the SYN: the client
+ * has asked a Service, and must not get it from the backend's address. All others pass unchanged,
+ * because a SYN can be forged, and the client may have a direct connection: of that a forged SYN
+ * costs one acknowledgment without data. */
 __noinline int ct_set_port_taken(const struct ct_entry *ct)
 {
 	struct scratch *w = scratch_get();
 	struct ct_entry *other;
+	int first;
 
-	if (!w || !ct || dry_run || !(w->packet.tcp_flags & TCP_ACK) ||
-	    w->packet.tcp_flags & TCP_RST)
+	if (!w || !ct || !(w->packet.tcp_flags & TCP_ACK) || w->packet.tcp_flags & TCP_RST)
 		return 0;
 	other = ct_reverse_of(w, ct);
-	if (other && other->state == CT_NEW && !other->acked) /* it began with a SYN */
+	if (!other || other->state != CT_NEW || other->acked) /* it did not begin with a SYN */
+		return 0;
+	first = !(other->flags & CT_PORT_TAKEN);
+	if (!dry_run)
 		other->flags |= CT_PORT_TAKEN;
-	return 0;
+	return first && !w->packet.payload && !(w->packet.tcp_flags & TCP_FIN);
 }
 
 /* Returns whether a packet may change the device by which the client's packets arrive and replies

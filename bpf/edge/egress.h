@@ -252,7 +252,8 @@ static __always_inline enum action edge_egress(struct context *ctx)
 			return packet_pass(ctx);
 		}
 		if (unreplied && !ct_reply_valid(ct)) {
-			ct_set_port_taken(ct);
+			if (ct_set_port_taken(ct))
+				return drop(ctx, w, EDGE_DROP_OTHER_CONNECTION);
 			return packet_pass(ctx);
 		}
 		return egress_local_reply(ctx, w, ct, unreplied);

@@ -5,8 +5,12 @@
  * eviction data decides which entry is evicted when the set is full:
  *
  *   1. one that has expired or is closed
- *   2. of the Service with most entries in the set, the new one included: the entry of the
- *      highest rank, and among these the one that expires first
+ *   2. one that one side has closed
+ *   3. of the Service with most entries in the set, the new one included: the entry of the
+ *      highest rank
+ *
+ * Among equals: in 1 the one that expires first; in 2 one of the Service with most entries in the
+ * set, and of these the one that expires first; likewise in 3.
  *
  * So a flood of one Service evicts that Service's own entries (longest queue drop), and entries
  * of a better rank are not evicted for new ones. This works without the agent.
@@ -149,14 +153,16 @@ static __always_inline __u64 set_score(const struct set_tags *tags,
 	__u64 rank = eviction_rank(mark), newcomer = owner & ((1 << SET_RANK_BITS) - 1);
 	__u32 since_expiry = now - mark->expires, live = since_expiry >> 31;
 	/* The entry that expires first has the highest age; never 0. */
-	__u64 age = (since_expiry ^ 0x80000000) + 1ull, dead, stays;
+	__u64 age = (since_expiry ^ 0x80000000) + 1ull, dead, stays, closing;
 
 	barrier_var(live);
 	barrier_var(rank);
+	closing = same_number(rank, SET_RANK_CLOSING);
 	dead = (live ^ 1) | same_number(rank, SET_RANK_CLOSED);
 	stays = tag_at(tags, place) >> 31 | (less_number(rank, newcomer) & ~dead);
 
-	return (dead << 63 | (weight << 48 | rank << 40) * (dead ^ 1) | age) * ((stays & 1) ^ 1);
+	return (dead << 63 | (closing << 62 | weight << 48 | rank << 40) * (dead ^ 1) | age) *
+	       ((stays & 1) ^ 1);
 }
 
 /* Returns whether the entry in a place may be evicted for one of an owner. Global function: the

@@ -51,6 +51,9 @@ enum edge_reason {
 	 * or an address of the node itself. */
 	EDGE_DROP_REVERSE_PATH,
 	EDGE_DROP_XFRM, /* an XFRM policy concerns the flow, which would pass in clear */
+	/* A backend of this node acknowledges another connection from the client's port than the
+	 * one that the client opens by a Service. */
+	EDGE_DROP_OTHER_CONNECTION,
 	EDGE_REASONS,
 };
 

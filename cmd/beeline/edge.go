@@ -37,7 +37,7 @@ func statusEdge(w io.Writer, s *inspect.Status) {
 	for _, d := range e.DSR {
 		fmt.Fprintln(w, d)
 	}
-	fmt.Fprintf(w, "Flows: %d conntrack entries in %d places (twice --max-flows), %d in %d places half open", e.Flows.Entries, e.Flows.Limit, e.Flows.HalfOpen, e.Flows.HalfOpenLimit)
+	fmt.Fprintf(w, "Flows: %d conntrack entries in %d places (twice --max-flows), %d of closed connections, %d in %d places half open", e.Flows.Entries, e.Flows.Limit, e.Flows.Spare, e.Flows.HalfOpen, e.Flows.HalfOpenLimit)
 	if s.Answered {
 		fmt.Fprintf(w, "; last GC pass %s; %d flows expired, %d ended because their backend was removed", ago(e.Flows.LastGC), e.Flows.Expired, e.Flows.Ended)
 	}

@@ -39,7 +39,7 @@ func statusSummary(w io.Writer, s *inspect.Status) {
 	if e := s.Edge; e != nil {
 		line("Devices", "%s", devicesText(e))
 		if e.Mode != edge.Off {
-			line("Flows", "%d conntrack entries in %d places", e.Flows.Entries, e.Flows.Limit)
+			line("Flows", "%d conntrack entries in %d places, %d of closed connections", e.Flows.Entries, e.Flows.Limit, e.Flows.Spare)
 		}
 	}
 	if s.Pods != nil {

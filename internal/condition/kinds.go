@@ -264,7 +264,7 @@ var (
 		"Garbage collection of the conntrack table failed. Expired entries occupy it longer than they should.",
 		"see the reason in the message; the agent retries")
 	FlowsNearlyFull = register("FlowsNearlyFull", Warning,
-		"The conntrack table is more than 90 percent full. Where there is no room, entries of the Service that has most are evicted, and their connections may break.",
+		"The conntrack table is more than 90 percent full, closed connections not counted. Where there is no room, entries of half-closed connections are evicted, then those of the Service that has most, and their connections may break.",
 		"raise --max-flows")
 	SNATPortsExhausted = register("SNATPortsExhausted", Error,
 		"New flows to backends on other nodes found no free SNAT port in the last ten minutes, and were dropped.",

@@ -21,9 +21,12 @@ type EntryClass struct {
 // Census counts the entries that a GC pass found, including those that it deleted.
 type Census struct {
 	Entries map[EntryClass]int
+	// Spare are the entries in Tables.Assured that give way to any new flow, and whose loss is of no consequence.
+	Spare int
 	// SNATFlows are the flows with a SNAT port.
 	SNATFlows map[service.Protocol]int
-	// SNATPorts is the number of such flows of one protocol to the port of the backend that has most.
+	// SNATPorts is the number of such flows of one protocol to the port of the backend that has most, without those
+	// that are closed: their ports are taken for new flows.
 	SNATPorts int
 }
 
@@ -33,6 +36,7 @@ type censusTaker struct {
 	// remote has the flows with SNAT ports by their backend's ID, those of UDP apart.
 	remote [2][]int32
 	snat   [256]int
+	spare  int
 }
 
 // note counts an entry.
@@ -44,11 +48,17 @@ func (c *censusTaker) note(assured bool, key Tuple, e *Entry) {
 	if int(e.State) < len(c.entries[0][0]) {
 		c.entries[table][key.Protocol][e.State]++
 	}
+	if assured && isSpare(e) {
+		c.spare++
+	}
 	// The reply's entry is the one that holds the port.
 	if !e.IsReply() || e.IsLocal() || e.IsOneSided() {
 		return
 	}
 	c.snat[key.Protocol]++
+	if State(e.State) == datapath.ConntrackClosed {
+		return
+	}
 	other := 0
 	if key.Protocol == unix.IPPROTO_UDP {
 		other = 1
@@ -66,7 +76,7 @@ const maxBackendID = 1 << 20
 
 // result returns the counts.
 func (c *censusTaker) result() Census {
-	all := Census{Entries: map[EntryClass]int{}, SNATFlows: map[service.Protocol]int{}}
+	all := Census{Spare: c.spare, Entries: map[EntryClass]int{}, SNATFlows: map[service.Protocol]int{}}
 	for table := range c.entries {
 		for protocol := range c.entries[table] {
 			for state, n := range c.entries[table][protocol] {
@@ -89,9 +99,15 @@ func (c *censusTaker) result() Census {
 	return all
 }
 
+// isSpare reports whether an entry is of a closed connection, or of one by DSR whose client has sent a FIN: nearly all
+// of these are closed, too.
+func isSpare(e *Entry) bool {
+	return State(e.State) == datapath.ConntrackClosed || State(e.State) == datapath.ConntrackClosing && e.IsOneSided()
+}
+
 // Status returns the fill of the tables at the last pass, without a walk.
 func (p *Passes) Status() Status {
-	s := Status{Limit: p.Assured, HalfOpenLimit: p.Unreplied}
+	s := Status{Limit: p.Assured, HalfOpenLimit: p.Unreplied, Spare: p.Census.Spare}
 	for class, n := range p.Census.Entries {
 		if class.Assured {
 			s.Entries += n

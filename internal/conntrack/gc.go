@@ -22,7 +22,7 @@ func CollectGarbage(tables *Tables, timeouts Timeouts, now uint32, visit func(as
 			see = func(key Tuple, e *Entry) { visit(i > 0, key, e) }
 		}
 		n, err := deleteFlows(table, see, nil, func(key Tuple, e *Entry) bool {
-			if idle(e.LastSeen, now) < timeouts.shortest(key.Protocol, State(e.State)) {
+			if idle(e.LastSeen, now) < timeouts.shortest(key.Protocol, e) {
 				return false
 			}
 			other, err := otherEntry(table, key, e)

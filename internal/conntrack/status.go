@@ -13,6 +13,7 @@ import (
 // entries.
 type Status struct {
 	Entries       int       `json:"entries"` // of assured flows
+	Spare         int       `json:"spare"`   // of these, entries of closed connections, which give way to any other
 	Limit         uint32    `json:"limit"`
 	HalfOpen      int       `json:"halfOpen"` // entries of all other flows
 	HalfOpenLimit uint32    `json:"halfOpenLimit"`
@@ -25,13 +26,16 @@ type Status struct {
 // Count counts the entries of the tables.
 func Count(tables *Tables) (s Status, err error) {
 	s.Limit, s.HalfOpenLimit = tables.Assured.Max(), tables.Unreplied.Max()
-	count := func(n *int) func(Tuple, *Entry) bool {
-		return func(Tuple, *Entry) bool { *n++; return true }
-	}
-	if err := tables.Assured.Walk(count(&s.Entries)); err != nil {
+	if err := tables.Assured.Walk(func(_ Tuple, e *Entry) bool {
+		s.Entries++
+		if isSpare(e) {
+			s.Spare++
+		}
+		return true
+	}); err != nil {
 		return s, err
 	}
-	return s, tables.Unreplied.Walk(count(&s.HalfOpen))
+	return s, tables.Unreplied.Walk(func(Tuple, *Entry) bool { s.HalfOpen++; return true })
 }
 
 // CompleteStatus adds to s what only the agent knows, and returns the conditions of the collector and
@@ -59,8 +63,8 @@ const nearlyFull = 0.9
 
 // Conditions returns the conditions of the fill of the tables.
 func (s *Status) Conditions() (all condition.List) {
-	if float64(s.Entries) > nearlyFull*float64(s.Limit) && s.Limit > 0 {
-		all = append(all, condition.FlowsNearlyFull.New("the conntrack table is nearly full (%d entries in %d places): where there is no room, flows of the Service that has most are evicted", s.Entries, s.Limit))
+	if used := s.Entries - s.Spare; float64(used) > nearlyFull*float64(s.Limit) && s.Limit > 0 {
+		all = append(all, condition.FlowsNearlyFull.New("the conntrack table is nearly full (%d entries of open connections in %d places): where there is no room, half-closed connections are evicted, and then flows of the Service that has most", used, s.Limit))
 	}
 	return all
 }

@@ -16,19 +16,23 @@ import (
 type Timeouts struct {
 	TCPUnreplied   time.Duration // before the handshake is complete
 	TCPEstablished time.Duration
-	TCPCloseWait   time.Duration // after a FIN of one side; with DSR only the client's is seen
+	TCPCloseWait   time.Duration // after a FIN of one side
+	TCPCloseDSR    time.Duration // after the client's FIN, if only the client's packets are seen
 	TCPClose       time.Duration // after a RST, or a FIN of each side
 	UDPUnreplied   time.Duration // before both sides have sent for two seconds
 	UDPStream      time.Duration
 }
 
 // DefaultTimeouts are those of Linux (net.netfilter.nf_conntrack_*_timeout_*), except for TCP: established
-// connections outlive the first TCP keepalive probe, which is sent after two hours.
+// connections outlive the first TCP keepalive probe, which is sent after two hours; half-closed ones are tracked for an
+// hour, as by kube-proxy, while the other side prepares its answer; closed ones for as long as Linux' conntrack tracks
+// TIME_WAIT, twice as long as a backend on Linux is in that state.
 var DefaultTimeouts = Timeouts{
 	TCPUnreplied:   60 * time.Second,
 	TCPEstablished: 8 * time.Hour,
-	TCPCloseWait:   60 * time.Second,
-	TCPClose:       10 * time.Second,
+	TCPCloseWait:   time.Hour,
+	TCPCloseDSR:    60 * time.Second,
+	TCPClose:       2 * time.Minute,
 	UDPUnreplied:   30 * time.Second,
 	UDPStream:      2 * time.Minute,
 }
@@ -53,6 +57,7 @@ func (t *Timeouts) flags() []timeoutFlag {
 		{"conntrack-tcp-timeout-unreplied", &t.TCPUnreplied, "conntrack timeout of a TCP connection whose handshake is not complete"},
 		{"conntrack-tcp-timeout-established", &t.TCPEstablished, "conntrack timeout of an established TCP connection: how long an idle connection of a client is kept"},
 		{"conntrack-tcp-timeout-close-wait", &t.TCPCloseWait, "conntrack timeout of a TCP connection after a FIN of one side"},
+		{"conntrack-tcp-timeout-close-wait-dsr", &t.TCPCloseDSR, "conntrack timeout of a TCP connection by DSR after the client's FIN: the backend's packets are not seen"},
 		{"conntrack-tcp-timeout-close", &t.TCPClose, "conntrack timeout of a TCP connection after a RST, or a FIN of each side"},
 		{"conntrack-udp-timeout", &t.UDPUnreplied, "conntrack timeout of a UDP flow that is not a stream: unreplied, or younger than two seconds"},
 		{"conntrack-udp-timeout-stream", &t.UDPStream, "conntrack timeout of a UDP stream: a flow with packets in both directions for two seconds"},
@@ -93,6 +98,7 @@ func (t *Timeouts) Datapath() *datapath.ConntrackTimeouts {
 		datapath.EdgeTCCtTimeoutTIMEOUT_TCP_UNREPLIED:   t.TCPUnreplied,
 		datapath.EdgeTCCtTimeoutTIMEOUT_TCP_ESTABLISHED: t.TCPEstablished,
 		datapath.EdgeTCCtTimeoutTIMEOUT_CLOSING:         t.TCPCloseWait,
+		datapath.EdgeTCCtTimeoutTIMEOUT_CLOSING_DSR:     t.TCPCloseDSR,
 		datapath.EdgeTCCtTimeoutTIMEOUT_CLOSED:          t.TCPClose,
 		datapath.EdgeTCCtTimeoutTIMEOUT_UDP_UNREPLIED:   t.UDPUnreplied,
 		datapath.EdgeTCCtTimeoutTIMEOUT_UDP_STREAM:      t.UDPStream,
@@ -102,12 +108,15 @@ func (t *Timeouts) Datapath() *datapath.ConntrackTimeouts {
 	return &ticks
 }
 
-// of returns the timeout of a flow in a state.
-func (t *Timeouts) of(protocol uint8, state State) time.Duration {
+// of returns the timeout of a flow in a state. oneSided: it is a flow by DSR, of which only the client's packets are
+// seen.
+func (t *Timeouts) of(protocol uint8, state State, oneSided bool) time.Duration {
 	tcp := protocol != unix.IPPROTO_UDP
 	switch {
 	case state == datapath.ConntrackClosed:
 		return t.TCPClose
+	case state == datapath.ConntrackClosing && oneSided:
+		return t.TCPCloseDSR
 	case state == datapath.ConntrackClosing:
 		return t.TCPCloseWait
 	case state <= datapath.ConntrackReplied && tcp:
@@ -122,21 +131,22 @@ func (t *Timeouts) of(protocol uint8, state State) time.Duration {
 
 // shortest returns the shortest possible timeout of a flow with a known entry: if the other entry has a
 // FIN, too, the flow is closed.
-func (t *Timeouts) shortest(protocol uint8, state State) time.Duration {
-	if state == datapath.ConntrackClosing {
-		return min(t.TCPCloseWait, t.TCPClose)
+func (t *Timeouts) shortest(protocol uint8, e *Entry) time.Duration {
+	timeout := t.of(protocol, State(e.State), e.IsOneSided())
+	if State(e.State) == datapath.ConntrackClosing && !e.IsOneSided() {
+		return min(timeout, t.TCPClose)
 	}
-	return t.of(protocol, state)
+	return timeout
 }
 
 // Established returns the timeout of an established flow of a protocol.
 func (t *Timeouts) Established(protocol uint8) time.Duration {
-	return t.of(protocol, datapath.ConntrackEstablished)
+	return t.of(protocol, datapath.ConntrackEstablished, false)
 }
 
 // expired reports whether a flow has timed out; now is in seconds of CLOCK_MONOTONIC.
 func (t *Timeouts) expired(key Tuple, one, other *Entry, now uint32) bool {
-	return idle(lastSeen(one, other), now) >= t.of(key.Protocol, StateOf(one, other))
+	return idle(lastSeen(one, other), now) >= t.of(key.Protocol, StateOf(one, other), one.IsOneSided())
 }
 
 // StateOf returns the state of a flow by its two entries; other is nil if it is lost.

@@ -20,15 +20,17 @@ func TestTimeoutFlags(t *testing.T) {
 		index    datapath.EdgeTCCtTimeout
 		protocol uint8
 		state    State
+		oneSided bool
 	}{
-		{"conntrack-tcp-timeout-unreplied", datapath.EdgeTCCtTimeoutTIMEOUT_TCP_UNREPLIED, unix.IPPROTO_SCTP, datapath.ConntrackNew},
-		{"conntrack-tcp-timeout-established", datapath.EdgeTCCtTimeoutTIMEOUT_TCP_ESTABLISHED, tcp, datapath.ConntrackEstablished},
-		{"conntrack-tcp-timeout-close-wait", datapath.EdgeTCCtTimeoutTIMEOUT_CLOSING, tcp, datapath.ConntrackClosing},
-		{"conntrack-tcp-timeout-close", datapath.EdgeTCCtTimeoutTIMEOUT_CLOSED, tcp, datapath.ConntrackClosed},
-		{"conntrack-udp-timeout", datapath.EdgeTCCtTimeoutTIMEOUT_UDP_UNREPLIED, udp, datapath.ConntrackReplied},
-		{"conntrack-udp-timeout-stream", datapath.EdgeTCCtTimeoutTIMEOUT_UDP_STREAM, udp, datapath.ConntrackEstablished},
-		{"flow-timeout-tcp", datapath.EdgeTCCtTimeoutTIMEOUT_TCP_ESTABLISHED, tcp, datapath.ConntrackEstablished},
-		{"flow-timeout-udp", datapath.EdgeTCCtTimeoutTIMEOUT_UDP_STREAM, udp, datapath.ConntrackEstablished},
+		{"conntrack-tcp-timeout-unreplied", datapath.EdgeTCCtTimeoutTIMEOUT_TCP_UNREPLIED, unix.IPPROTO_SCTP, datapath.ConntrackNew, false},
+		{"conntrack-tcp-timeout-established", datapath.EdgeTCCtTimeoutTIMEOUT_TCP_ESTABLISHED, tcp, datapath.ConntrackEstablished, false},
+		{"conntrack-tcp-timeout-close-wait", datapath.EdgeTCCtTimeoutTIMEOUT_CLOSING, tcp, datapath.ConntrackClosing, false},
+		{"conntrack-tcp-timeout-close-wait-dsr", datapath.EdgeTCCtTimeoutTIMEOUT_CLOSING_DSR, tcp, datapath.ConntrackClosing, true},
+		{"conntrack-tcp-timeout-close", datapath.EdgeTCCtTimeoutTIMEOUT_CLOSED, tcp, datapath.ConntrackClosed, false},
+		{"conntrack-udp-timeout", datapath.EdgeTCCtTimeoutTIMEOUT_UDP_UNREPLIED, udp, datapath.ConntrackReplied, false},
+		{"conntrack-udp-timeout-stream", datapath.EdgeTCCtTimeoutTIMEOUT_UDP_STREAM, udp, datapath.ConntrackEstablished, false},
+		{"flow-timeout-tcp", datapath.EdgeTCCtTimeoutTIMEOUT_TCP_ESTABLISHED, tcp, datapath.ConntrackEstablished, false},
+		{"flow-timeout-udp", datapath.EdgeTCCtTimeoutTIMEOUT_UDP_STREAM, udp, datapath.ConntrackEstablished, false},
 	} {
 		timeouts := DefaultTimeouts
 		fs := pflag.NewFlagSet("", pflag.ContinueOnError)
@@ -42,7 +44,7 @@ func TestTimeoutFlags(t *testing.T) {
 		if got := *timeouts.Datapath(); got != want {
 			t.Errorf("--%s: the programs have %v, want %v", c.flag, got, want)
 		}
-		if got := timeouts.of(c.protocol, c.state); got != 17*time.Minute {
+		if got := timeouts.of(c.protocol, c.state, c.oneSided); got != 17*time.Minute {
 			t.Errorf("--%s: garbage collection has %v", c.flag, got)
 		}
 	}

@@ -10,11 +10,12 @@ import (
 
 // The compiler compares what package settable knows of sets with bpf/set_table/types.h.
 var (
-	_ [SockSetTableSizeSET_PLACES]byte = [settable.Places]byte{}
-	_ [SockSetMixSET_MIX_HIGH]struct{} = [settable.Mix >> 32]struct{}{}
-	_ [SockSetMixSET_MIX_LOW]struct{}  = [settable.Mix & 0xffffffff]struct{}{}
-	_ [SockSetRankSET_RANK_BITS]byte   = [settable.RankBits]byte{}
-	_ [SockSetRankSET_RANK_CLOSED]byte = [settable.RankClosed]byte{}
+	_ [SockSetTableSizeSET_PLACES]byte  = [settable.Places]byte{}
+	_ [SockSetMixSET_MIX_HIGH]struct{}  = [settable.Mix >> 32]struct{}{}
+	_ [SockSetMixSET_MIX_LOW]struct{}   = [settable.Mix & 0xffffffff]struct{}{}
+	_ [SockSetRankSET_RANK_BITS]byte    = [settable.RankBits]byte{}
+	_ [SockSetRankSET_RANK_CLOSING]byte = [settable.RankClosing]byte{}
+	_ [SockSetRankSET_RANK_CLOSED]byte  = [settable.RankClosed]byte{}
 
 	_ [unsafe.Sizeof(EdgeTCSetTags{})]byte           = [unsafe.Sizeof(settable.SetTags{})]byte{}
 	_ [unsafe.Offsetof(EdgeTCSetTags{}.Tags)]byte    = [unsafe.Offsetof(settable.SetTags{}.Tags)]byte{}

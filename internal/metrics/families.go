@@ -117,7 +117,7 @@ var groups = []group{
 		{"beeline_conntrack_gc_timestamp_seconds", gaugeKind, nil, "When the last pass began, in seconds since 1970.", nil},
 		{"beeline_conntrack_gc_duration_seconds", gaugeKind, nil, "Duration of the last pass.", nil},
 		{"beeline_snat_flows", gaugeKind, []string{"protocol"}, "Flows with a SNAT port at the last pass.", nil},
-		{"beeline_snat_ports_used_max", gaugeKind, nil, "SNAT ports in use at the last pass to the port of the backend that has most.", nil},
+		{"beeline_snat_ports_used_max", gaugeKind, nil, "SNAT ports in use at the last pass to the port of the backend that has most, without those of closed connections.", nil},
 		{"beeline_snat_ports_limit", gaugeKind, nil, "SNAT ports for the flows to one port of a backend, for each address of the node and each protocol.", nil},
 	}},
 	{"Traffic of Services at devices", "Of clients outside the cluster, and others whose packets the edge handles. Counted by a pass of garbage collection, every 10 to 60 seconds. A Service has series from its first flow on. Packets and bytes of flows that are evicted between two passes are not counted.", []Family{

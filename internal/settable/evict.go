@@ -32,6 +32,7 @@ type Victim struct {
 	Found, Dead bool // Dead: it has expired or is closed
 	Place       int
 	tag         uint32
+	order       int // 2: dead, 1: closed by one side, 0: open
 	weight      int // the more entries of its Service are in the set
 	rank        uint32
 	age         int32 // ticks since it expired; negative: until then
@@ -47,15 +48,16 @@ func PickVictim(tags *SetTags, marks *Evictions, mark Eviction, now uint32) (bes
 		if v.tag == 0 || v.tag&Claimed != 0 || v.rank < mark.rank() && !v.Dead {
 			continue
 		}
+		v.order = btoi(v.rank == RankClosing)
 		switch service := m.service(); {
 		case v.Dead:
-			v.weight, v.rank = 3*Places, 0
+			v.order, v.weight, v.rank = 2, 0, 0
 		case largest >= 0:
 			v.weight = btoi(service == uint32(largest))
 		default:
 			v.weight = 2*marks.entriesOf(service) + 3*btoi(service == mark.service())
 		}
-		if !best.Found || cmp.Or(cmp.Compare(v.weight, best.weight), cmp.Compare(v.rank, best.rank), cmp.Compare(v.age, best.age)) > 0 {
+		if !best.Found || cmp.Or(cmp.Compare(v.order, best.order), cmp.Compare(v.weight, best.weight), cmp.Compare(v.rank, best.rank), cmp.Compare(v.age, best.age)) > 0 {
 			best = v
 		}
 	}

@@ -47,6 +47,7 @@ type Secret struct {
 // The rank of an entry is in the low bits of the owner in its mark, the Service's ID in the others. Entries of a
 // high rank are evicted first.
 const (
-	RankBits   = 3
-	RankClosed = 3
+	RankBits    = 3
+	RankClosing = 2
+	RankClosed  = 4
 )

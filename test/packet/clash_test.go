@@ -5,6 +5,7 @@ package packet
 import (
 	"net/netip"
 	"testing"
+	"time"
 
 	"beeline.io/beeline/test/packet/model"
 )
@@ -49,6 +50,52 @@ func TestClash(t *testing.T) {
 		table := map[uint8]string{tcp: tracks, udp: halfOpen}[protocol]
 		if n := len(w.records(t, table)); n != 4 {
 			t.Errorf("%d conntrack entries of two flows, want 4", n)
+		}
+	})
+}
+
+// A client comes back to a backend from one port by another Service's address, after the backend has closed their first
+// connection. The backend may remember that (TIME_WAIT) for a minute, and would not accept the SYN: it sees another port
+// for two minutes.
+func TestPortOfClosedConnection(t *testing.T) {
+	w := newScene(t)
+	tables := w.scene()
+	for _, f := range families {
+		tables.Frontends[model.FrontendKey{Address: f.own, Port: 30081, Protocol: tcp}] =
+			tables.Frontends[model.FrontendKey{Address: f.vip, Port: toLocal, Protocol: tcp}]
+	}
+	w.apply(t, tables)
+	w.eachFamily(t, func(t *testing.T, at hook, f family) {
+		for _, c := range []struct {
+			after time.Duration
+			own   bool
+		}{{0, false}, {110 * time.Second, false}, {130 * time.Second, true}} {
+			w.forget(t)
+			first, second := f.question(tcp, toLocal), f.question(tcp, toLocal)
+			second.to = on(f.own, 30081)
+			backend := on(f.local, targetPort)
+			answer := reply(backend, first.from, tcp)
+			asks := func(flags byte) {
+				first.flags = flags
+				sequence(&first, clientISN, backendISN)
+				w.passes(t, at, first.frame(t), first.translated(first.from, backend))
+			}
+			says := func(flags byte) {
+				answer.flags, answer.tcpOptions = flags, nil
+				sequence(&answer, backendISN, clientISN)
+				w.passes(t, atEgress, answer.frame(t), answer.translated(first.to, first.from))
+			}
+			asks(syn)
+			says(syn | ack)
+			asks(ack)
+			says(fin | ack)
+			asks(fin | ack)
+			w.pass(t, c.after)
+			if c.own {
+				w.passes(t, at, second.frame(t), second.translated(second.from, backend))
+			} else if port := w.seen(t, at, second, backend); port == second.from.Port() {
+				t.Errorf("after %v the backend sees the client's port again", c.after)
+			}
 		}
 	})
 }
@@ -129,8 +176,10 @@ func TestClashFindsItsPortAgain(t *testing.T) {
 }
 
 // A backend of this node does not reply to a SYN, but acknowledges an earlier connection from the client's port
-// that it has not ended (RFC 9293 section 3.5.1), which the client made directly or whose entries are gone. The
-// acknowledgement keeps its source. The SYN, repeated, reaches the backend from another port.
+// that it has not ended (RFC 9293 section 3.5.1), which the client made directly or whose entries are gone. The client
+// has not asked the backend's address: it does not get the acknowledgement from there. The SYN, repeated, reaches the
+// backend from another port. All else keeps its source, and so do later acknowledgements: of a direct connection of the
+// client a forged SYN costs one of these.
 func TestPortIsTakenAtTheBackend(t *testing.T) {
 	w := newScene(t)
 	w.eachFamily(t, func(t *testing.T, at hook, f family) {
@@ -139,6 +188,7 @@ func TestPortIsTakenAtTheBackend(t *testing.T) {
 		w.passes(t, at, question.frame(t), question.translated(question.from, backend)) // repeated before a reply
 		of := reply(backend, question.from, tcp)
 		of.flags, of.seq, of.ack, of.tcpOptions = ack, 1<<30, 1<<31, nil
+		w.drops(t, atEgress, of.frame(t), model.DropOtherConnection)
 		w.ignores(t, atEgress, of.frame(t))
 		other := w.seen(t, at, question, backend)
 		w.ignores(t, atEgress, of.frame(t))

@@ -198,7 +198,7 @@ func (w *world) idleAt(t testing.TB, tick uint32, fl *flow, d time.Duration) {
 					continue
 				}
 				timeout := map[model.State]time.Duration{model.StateNew: time.Minute, model.StateReplied: time.Minute,
-					model.StateEstablished: 8 * time.Hour, model.StateClosing: time.Minute, model.StateClosed: 10 * time.Second}
+					model.StateEstablished: 8 * time.Hour, model.StateClosing: time.Hour, model.StateClosed: 2 * time.Minute}
 				set.Evictions.Evictions[place].Expires = tick + ticks(timeout[model.State(set.Entries[place].Ct.State)]-d)
 			}
 		})

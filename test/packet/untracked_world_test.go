@@ -25,7 +25,7 @@ import (
 // How long idle flows are remembered in TestJustEnough.
 var idleTimes = func() conntrack.Timeouts {
 	t := conntrack.DefaultTimeouts
-	t.TCPEstablished, t.UDPStream = 1000*time.Second, 500*time.Second
+	t.TCPEstablished, t.TCPCloseWait, t.UDPStream = 1000*time.Second, 500*time.Second, 500*time.Second
 	return t
 }()
 

@@ -44,6 +44,7 @@ const (
 	KernelSocket
 	DropReversePath
 	DropXFRM
+	DropOtherConnection
 	Reasons
 )
 
@@ -264,7 +265,9 @@ func (e *Edge) Egress(device uint32, frame []byte) Result {
 		return untouched
 	}
 	if half && !v.answers(track) {
-		v.notePortTaken(track)
+		if v.notePortTaken(track) {
+			return v.drop(DropOtherConnection)
+		}
 		return untouched
 	}
 	return v.follow(track, half)

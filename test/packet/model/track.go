@@ -184,12 +184,16 @@ func (v *visit) answers(track *Track) bool {
 }
 
 // notePortTaken notes that a packet of a backend here, which is no reply to the flow's SYN, shows another
-// connection from the client's port.
-func (v *visit) notePortTaken(track *Track) {
+// connection from the client's port. It reports whether the packet only acknowledges something, as the first such
+// packet: that is the backend's answer to the SYN.
+func (v *visit) notePortTaken(track *Track) bool {
 	other := v.otherOf(track)
-	if v.flags&(ack|rst) == ack && other != nil && other.State == StateNew && other.Acked == 0 {
-		other.PortTaken = true
+	if v.flags&(ack|rst) != ack || other == nil || other.State != StateNew || other.Acked != 0 {
+		return false
 	}
+	first := !other.PortTaken
+	other.PortTaken = true
+	return first && v.payload == 0 && v.flags&fin == 0
 }
 
 func (t *Track) portIsTaken() bool { return t.PortTaken && t.State == StateNew }
