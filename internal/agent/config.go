@@ -102,7 +102,7 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 	fs.Uint32Var(&c.Service.TableSize, "maglev-table-size", maglev.DefaultSize, "slots of each Maglev table: a prime number, at least 100 times the number of endpoints of a Service")
 	fs.DurationVar(&c.AuditInterval, "audit-interval", time.Minute, "interval at which the tables are compared with the expected state and repaired; 0 for never")
 	fs.StringVar(&c.Service.ServiceProxyName, "service-proxy-name", "", "also serve Services with this value of the label service.kubernetes.io/service-proxy-name")
-	fs.StringSliceVar(&c.nodePortAddresses, "nodeport-addresses", nil, "networks of this node's addresses that serve NodePorts (default: the node's primary address of each family)")
+	fs.StringSliceVar(&c.nodePortAddresses, "nodeport-addresses", nil, "networks of this node's addresses that serve NodePorts, and keywords: primary (the node's primary address of each family, the default), localhost (only loopback), all")
 	fs.BoolVar(&c.Service.LocalhostNodePorts, "localhost-nodeports", c.Service.LocalhostNodePorts, "serve NodePorts on 127.0.0.1 and ::1 to processes in the node's own network namespace")
 	fs.BoolVar(&c.Service.MasqueradeAll, "masquerade-all", false, "send what pods send to Service addresses with this node's address as source to backends on other nodes; pods' packets are then translated one by one at the edge instead of once at the socket")
 	fs.BoolVar(&c.Service.RefuseForeignExternalIPs, "refuse-foreign-external-ips", false, "ignore external IPs for pods and the node, and for all clients if one is an address of a Node or of the API server; otherwise anyone who may create a Service can intercept traffic to any address")
@@ -132,12 +132,8 @@ func (c *Config) Complete(fs *pflag.FlagSet) error {
 	if err := c.completeShares(); err != nil {
 		return err
 	}
-	for _, text := range c.nodePortAddresses {
-		p, err := netip.ParsePrefix(strings.TrimSpace(text))
-		if err != nil {
-			return fmt.Errorf("--nodeport-addresses: %q is not a network such as 192.0.2.0/24", text)
-		}
-		c.Service.NodePortAddresses = append(c.Service.NodePortAddresses, p.Masked())
+	if err := c.completeNodePortAddresses(); err != nil {
+		return err
 	}
 	switch {
 	case c.Manifests != "" && c.Kubeconfig != "":
@@ -163,6 +159,38 @@ func (c *Config) Complete(fs *pflag.FlagSet) error {
 		return fmt.Errorf("--maglev-table-size: %w", err)
 	}
 	return c.Limits.Check()
+}
+
+// nodePortNetworks are the networks of the keywords of --nodeport-addresses.
+var nodePortNetworks = map[string][]netip.Prefix{
+	"primary":   nil,
+	"localhost": {netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("::1/128")},
+	"all":       {netip.MustParsePrefix("0.0.0.0/0"), netip.MustParsePrefix("::/0")},
+}
+
+// completeNodePortAddresses reads --nodeport-addresses, a list of networks and keywords like kube-proxy's.
+func (c *Config) completeNodePortAddresses() error {
+	seen := map[string]bool{}
+	for _, text := range c.nodePortAddresses {
+		text = strings.TrimSpace(text)
+		networks, keyword := nodePortNetworks[text]
+		switch {
+		case keyword && seen[text]:
+			return fmt.Errorf("--nodeport-addresses has %s twice", text)
+		case text == "localhost" && !c.Service.LocalhostNodePorts:
+			return errors.New("--nodeport-addresses=localhost contradicts --localhost-nodeports=false: remove one of them")
+		case !keyword:
+			p, err := netip.ParsePrefix(text)
+			if err != nil {
+				return fmt.Errorf("--nodeport-addresses: %q is neither a network such as 192.0.2.0/24, nor primary, localhost or all", text)
+			}
+			networks = []netip.Prefix{p.Masked()}
+		}
+		seen[text] = true
+		c.Service.PrimaryNodePorts = c.Service.PrimaryNodePorts || text == "primary"
+		c.Service.NodePortAddresses = append(c.Service.NodePortAddresses, networks...)
+	}
+	return nil
 }
 
 // PlainValue replaces pflag's error about an invalid value, which names a Go function, with one that says what

@@ -131,6 +131,32 @@ func TestEdgeFlags(t *testing.T) {
 	}
 }
 
+// --nodeport-addresses takes networks and keywords in any combination.
+func TestNodePortAddresses(t *testing.T) {
+	for args, want := range map[string]string{
+		"":                                "[] false",
+		"--nodeport-addresses=primary":    "[] true",
+		"--nodeport-addresses=localhost":  "[127.0.0.0/8 ::1/128] false",
+		"--nodeport-addresses=all":        "[0.0.0.0/0 ::/0] false",
+		"--nodeport-addresses=10.1.2.3/8": "[10.0.0.0/8] false",
+		"--nodeport-addresses=localhost,primary --nodeport-addresses=10.0.0.0/8": "[127.0.0.0/8 ::1/128 10.0.0.0/8] true",
+	} {
+		c := wantComplete(t, "--manifests /m "+args, "").Service
+		if got := fmt.Sprint(c.NodePortAddresses, c.PrimaryNodePorts); got != want {
+			t.Errorf("%s: %s, want %s", args, got, want)
+		}
+	}
+	for args, want := range map[string]string{
+		"--nodeport-addresses=Primary":                                  "\"Primary\" is neither a network such as 192.0.2.0/24, nor primary, localhost or all",
+		"--nodeport-addresses=primary,all,primary":                      "--nodeport-addresses has primary twice",
+		"--nodeport-addresses=localhost --localhost-nodeports=false":    "contradicts --localhost-nodeports=false",
+		"--nodeport-addresses=127.0.0.1 --localhost-nodeports=false":    "is neither a network",
+		"--nodeport-addresses=127.0.0.1/32 --localhost-nodeports=false": "",
+	} {
+		wantComplete(t, "--manifests /m "+args, want)
+	}
+}
+
 // TestShares: the default shares of one object and one namespace depend on the source.
 func TestShares(t *testing.T) {
 	for args, want := range map[string]reconcile.Shares{

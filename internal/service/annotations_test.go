@@ -38,7 +38,7 @@ func TestWithoutAnnotations(t *testing.T) {
 	}
 	changes := func(objects []Object) (all []Change) {
 		for _, o := range objects {
-			all = append(all, Change{o.Ref(), o})
+			all = append(all, Change{Ref: o.Ref(), Object: o})
 		}
 		return append(all, Change{Ref: Ref{KindService, "default", "gone"}})
 	}

@@ -25,8 +25,9 @@ type Config struct {
 	// value (R1). If empty, only Services without the label are admitted.
 	ServiceProxyName string
 	// NodePortAddresses selects, by prefix, the addresses of this node that serve NodePorts. In a family
-	// without a prefix, the node's primary address does (R22).
+	// without a prefix, the node's primary address does; with PrimaryNodePorts it does in any case (R22).
 	NodePortAddresses []netip.Prefix
+	PrimaryNodePorts  bool
 	// LocalhostNodePorts serves NodePorts on 127.0.0.1 and ::1 to clients in the
 	// node's own network namespace (R22).
 	LocalhostNodePorts bool

@@ -46,7 +46,7 @@ func newNodeFacts(config *Config, objects map[string]*Node, interfaces []netip.A
 		}
 	}
 	f.local = sortedAddrs(all)
-	f.nodePorts = f.selectNodePorts(config.NodePortAddresses)
+	f.nodePorts = f.selectNodePorts(config.NodePortAddresses, config.PrimaryNodePorts)
 	return f
 }
 
@@ -78,16 +78,16 @@ func (n *Node) addressOf(family Family) netip.Addr {
 }
 
 // selectNodePorts returns the addresses that the prefixes select, and the primary address of each family
-// without a prefix.
-func (f *nodeFacts) selectNodePorts(prefixes []netip.Prefix) []netip.Addr {
+// without a prefix, or of each if primary is set.
+func (f *nodeFacts) selectNodePorts(prefixes []netip.Prefix, primary bool) []netip.Addr {
 	var selected []netip.Addr
 	for _, a := range f.primary {
-		if !slices.ContainsFunc(prefixes, func(p netip.Prefix) bool { return familyOfPrefix(p) == FamilyOf(a) }) {
+		if primary || !slices.ContainsFunc(prefixes, func(p netip.Prefix) bool { return familyOfPrefix(p) == FamilyOf(a) }) {
 			selected = append(selected, a)
 		}
 	}
 	for _, a := range f.local {
-		if slices.ContainsFunc(prefixes, func(p netip.Prefix) bool { return p.Contains(a) }) {
+		if slices.ContainsFunc(prefixes, func(p netip.Prefix) bool { return p.Contains(a) }) && !slices.Contains(selected, a) {
 			selected = append(selected, a)
 		}
 	}

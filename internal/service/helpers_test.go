@@ -43,7 +43,7 @@ func cluster(config Config, objects ...Object) *Cluster {
 func changes(objects ...Object) []Change {
 	cs := make([]Change, len(objects))
 	for i, o := range objects {
-		cs[i] = Change{o.Ref(), o}
+		cs[i] = Change{Ref: o.Ref(), Object: o}
 	}
 	return cs
 }

@@ -29,6 +29,15 @@ func TestR39TheOwnNodeIsDeleted(t *testing.T) {
 		check(t, table, served)
 	}
 
+	// What changed before the deletion, in the same batch, counts.
+	last := *own
+	last.Zone = "west"
+	table.Apply([]Change{{Ref: own.Ref(), Last: &last}})
+	check(t, table, expect{nodeHTTP: "all b masq", webHTTP: everywhere("b"), hereIP + ":80": "all b masq"})
+	if !table.OwnNodeDeleted() {
+		t.Error("the Node changed and was deleted, and does not count as deleted")
+	}
+
 	// A new Node object replaces it, with only its own address.
 	table.Apply(changes(&Node{Name: "here", Zone: "west", Addresses: addrs("192.0.2.9")}))
 	check(t, table, expect{nodeHTTP: "none", "192.0.2.9:30080": "all b masq", webHTTP: everywhere("b")})

@@ -28,6 +28,14 @@ func TestR22NodePortAddresses(t *testing.T) {
 			expect{nodeHTTP: "none", second + ":30080": served, "[2001:db8::1]:30080": served6, "[2001:db8:2::1]:30080": "none"}},
 		{"all of both families", addressesOf("0.0.0.0/0", "::/0"),
 			expect{nodeHTTP: served, second + ":30080": served, "[2001:db8::1]:30080": served6, "[2001:db8:2::1]:30080": served6}},
+		{"the primary of each family, and a prefix", func(c *Config) { addressesOf("198.51.100.0/24")(c); c.PrimaryNodePorts = true },
+			expect{nodeHTTP: served, second + ":30080": served, "[2001:db8::1]:30080": served6, "[2001:db8:2::1]:30080": "none"}},
+		{"the primary of each family, and loopback", func(c *Config) { addressesOf("127.0.0.0/8", "::1/128")(c); c.PrimaryNodePorts = true },
+			expect{nodeHTTP: served, second + ":30080": "none", "[2001:db8::1]:30080": served6, "[2001:db8:2::1]:30080": "none"}},
+		{"loopback", addressesOf("127.0.0.0/8", "::1/128"),
+			expect{nodeHTTP: "none", second + ":30080": "none", "[2001:db8::1]:30080": "none", "[2001:db8:2::1]:30080": "none"}},
+		{"the primary, and a prefix that has it", func(c *Config) { addressesOf("0.0.0.0/0")(c); c.PrimaryNodePorts = true },
+			expect{nodeHTTP: served, second + ":30080": served, "[2001:db8::1]:30080": served6, "[2001:db8:2::1]:30080": "none"}},
 		{"a prefix that has none of the addresses", addressesOf("10.9.0.0/16"), expect{nodeHTTP: "none", second + ":30080": "none"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -25,9 +25,12 @@ func (t *Cluster) SetLocalAddresses(addrs []netip.Addr) Delta {
 func (t *Cluster) setNode(b *batch, c Change) {
 	old := t.nodes[c.Ref.Name]
 	if c.Ref.Name == t.config.NodeName {
-		t.ownDeleted = c.Object == nil && old != nil
-		if t.ownDeleted {
+		t.ownDeleted = c.Object == nil && (old != nil || c.Last != nil)
+		if t.ownDeleted && c.Last == nil {
 			return // R39
+		}
+		if t.ownDeleted {
+			c.Object = c.Last
 		}
 	}
 	set(t.nodes, c.Ref.Name, c.Object)

@@ -17,6 +17,8 @@ type Object interface {
 type Change struct {
 	Ref    Ref
 	Object Object
+	// Last is the last state of a removed Node if it changed after the change before; else nil.
+	Last Object
 }
 
 // Service holds the fields of a v1 Service that the rules use.

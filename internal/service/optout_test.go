@@ -127,13 +127,13 @@ func TestOptOutChanges(t *testing.T) {
 		want   bool
 		uids   string
 	}{
-		{Change{pod.Ref(), pod}, false, ""},
-		{Change{Ref{KindNamespace, "", "shop"}, &Namespace{"shop", ""}}, false, ""},
-		{Change{Ref{KindNamespace, "", "shop"}, &Namespace{"shop", ShortcutOff}}, true, "uid-a"},
-		{Change{Ref{KindService, "shop", "web"}, &Service{Namespace: "shop", Name: "web"}}, false, "uid-a"},
-		{Change{pod.Ref(), uid2}, true, "uid-2"},
+		{Change{Ref: pod.Ref(), Object: pod}, false, ""},
+		{Change{Ref: Ref{KindNamespace, "", "shop"}, Object: &Namespace{"shop", ""}}, false, ""},
+		{Change{Ref: Ref{KindNamespace, "", "shop"}, Object: &Namespace{"shop", ShortcutOff}}, true, "uid-a"},
+		{Change{Ref: Ref{KindService, "shop", "web"}, Object: &Service{Namespace: "shop", Name: "web"}}, false, "uid-a"},
+		{Change{Ref: pod.Ref(), Object: uid2}, true, "uid-2"},
 		{gone(&Namespace{Name: "shop"}), true, ""},
-		{Change{pod.Ref(), optOutPod("a", ShortcutOff)}, true, "uid-a"},
+		{Change{Ref: pod.Ref(), Object: optOutPod("a", ShortcutOff)}, true, "uid-a"},
 		{gone(pod), true, ""},
 		{gone(pod), false, ""},
 	} {
@@ -172,7 +172,7 @@ func TestOptOutInAnyOrder(t *testing.T) {
 				o.Apply([]Change{gone(object)})
 			} else {
 				state[object.Ref()] = object
-				o.Apply([]Change{{object.Ref(), object}})
+				o.Apply([]Change{{Ref: object.Ref(), Object: object}})
 			}
 		}
 		var objects []Object

@@ -93,7 +93,7 @@ func TestStrays(t *testing.T) {
 			t.Errorf("%s: %q, want %q", s.Object, s.Problem.Message, reason)
 		}
 	}
-	table.Apply([]Change{{Ref{KindService, "default", "wbe"}, service("wbe", clusterIP("10.0.0.9"))}})
+	table.Apply([]Change{{Ref: Ref{KindService, "default", "wbe"}, Object: service("wbe", clusterIP("10.0.0.9"))}})
 	if n := len(table.OrphanSlices()); n != len(want)-1 {
 		t.Errorf("%d orphan slices after their Service was added", n)
 	}

@@ -24,7 +24,9 @@ type state struct {
 	kinds map[service.Kind]*content
 	order []service.Kind
 	// before holds the receiver's version of each object that changed since the last event; nil for none.
-	before   map[service.Ref]service.Object
+	before map[service.Ref]service.Object
+	// last holds the last state of Nodes that were removed since: it counts for this node (R39).
+	last     map[service.Ref]service.Object
 	synced   bool // an event has had Synced set
 	problems source.Problems
 	lastSeen time.Time
@@ -47,6 +49,7 @@ func newState(kinds []kind) *state {
 		dirty:  wakeup.NewSignal(),
 		kinds:  map[service.Kind]*content{},
 		before: map[service.Ref]service.Object{},
+		last:   map[service.Ref]service.Object{},
 	}
 	for _, k := range kinds {
 		s.order = append(s.order, k.name)
@@ -77,6 +80,9 @@ func (s *state) set(ref service.Ref, object service.Object, err error) {
 	}
 	if c.objects[ref] = object; object == nil {
 		delete(c.objects, ref)
+		if ref.Kind == service.KindNode {
+			s.last[ref] = old
+		}
 	}
 	s.dirty.Send()
 }
@@ -198,11 +204,15 @@ func (s *state) next() (source.Event, bool) {
 	ev.Changes = make([]service.Change, 0, len(s.before))
 	for ref, old := range s.before {
 		// An object that changed twice may be back to its old value.
-		if object := s.kinds[ref.Kind].objects[ref]; !reflect.DeepEqual(old, object) {
-			ev.Changes = append(ev.Changes, service.Change{Ref: ref, Object: object})
+		change := service.Change{Ref: ref, Object: s.kinds[ref.Kind].objects[ref]}
+		if last := s.last[ref]; change.Object == nil && !reflect.DeepEqual(old, last) {
+			change.Last = last
+		}
+		if change.Last != nil || !reflect.DeepEqual(old, change.Object) {
+			ev.Changes = append(ev.Changes, change)
 		}
 	}
-	s.before = map[service.Ref]service.Object{}
+	s.before, s.last = map[service.Ref]service.Object{}, map[service.Ref]service.Object{}
 	slices.SortFunc(ev.Changes, func(a, b service.Change) int { return a.Ref.Compare(b.Ref) })
 	changed = changed || !s.synced || len(ev.Changes) > 0
 	s.synced = true

@@ -31,6 +31,7 @@ var proxyConfigs = map[string]proxyConfig{
 	"node ports v6":       {networks: "fd00:100::/64", kinds: kindsOf("unnamed", "primary")},
 	"node ports second":   {networks: "203.0.113.0/24,2001:db8:a::/64", kinds: kindsOf("second", "second")},
 	"node ports all":      {networks: "0.0.0.0/0,::/0", kinds: kindsOf("all", "all")},
+	"node ports primary":  {networks: "primary", kinds: kindsOf("primary", "primary")},
 	"node ports loopback": {networks: "127.0.0.0/8,192.168.100.1/32,::1/128,fd00:100::1/128", kinds: kindsOf("loopback", "loopback")},
 	"not on loopback":     {flags: []string{"--localhost-nodeports=false"}, kinds: kindsOf("off", "off")},
 	"masquerade all":      {flags: []string{"--masquerade-all"}, masqAll: true, kinds: kindsOf("primary", "primary")},
