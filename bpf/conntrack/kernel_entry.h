@@ -23,8 +23,8 @@ struct {
 	__type(value, __u32);
 } kernel_room SEC(".maps");
 
-/* How long the entry of a closed flow lasts at most: the kernel's conntrack has no order of eviction
- * among assured entries, and closed flows must not take the room of open ones. */
+/* How long the entry of a closed flow lasts at most: the kernel's conntrack has no order of
+ * eviction among assured entries, and closed flows must not take the room of open ones. */
 #define KERNEL_CLOSED_TICKS SECONDS_TO_TICKS(10)
 
 static __always_inline int kernel_has_room(struct scratch *w)

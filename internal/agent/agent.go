@@ -41,17 +41,18 @@ type Agent struct {
 	datapath *datapath.Datapath
 	syncer   *reconcile.Syncer
 	// addresses of this node's interfaces. Only the loop uses it.
-	addresses  []netip.Addr
-	cluster    *service.Cluster
-	optOuts    *service.OptOuts
-	sidecars   *service.Sidecars
-	components component.Running
-	prober     *healthcheck.Prober
-	listeners  listeners
-	health     *nodehealth.Tracker
-	nodePorts  *nodehealth.NodePorts
-	probe      *selfprobe.Probe    // nil without --self-probe
-	recorder   *kubeevent.Recorder // nil with manifests
+	addresses   []netip.Addr
+	nodeSockets nodeSockets
+	cluster     *service.Cluster
+	optOuts     *service.OptOuts
+	sidecars    *service.Sidecars
+	components  component.Running
+	prober      *healthcheck.Prober
+	listeners   listeners
+	health      *nodehealth.Tracker
+	nodePorts   *nodehealth.NodePorts
+	probe       *selfprobe.Probe    // nil without --self-probe
+	recorder    *kubeevent.Recorder // nil with manifests
 	// objectsChanged: the conditions of objects may differ from the last ones that became Events.
 	objectsChanged atomic.Bool
 	metrics        *metrics.Metrics

@@ -86,6 +86,10 @@ func wait(group *gosync.WaitGroup) {
 // collectInterval is how long freed table space waits for its grace period, so that many updates share one.
 const collectInterval = time.Second
 
+// nodeSocketsInterval is how often sockets of the node are looked for that serve a Service's address: the kernel does
+// not report sockets that are bound.
+const nodeSocketsInterval = time.Second
+
 // loop is the only goroutine that changes the plan and the tables, except for garbage collection, which runs
 // beside it.
 func (a *Agent) loop(ctx context.Context, events <-chan source.Event, health <-chan []healthcheck.Change, addresses <-chan struct{}) error {
@@ -107,7 +111,10 @@ func (a *Agent) loop(ctx context.Context, events <-chan source.Event, health <-c
 	}
 	repair := time.NewTicker(repairInterval)
 	defer repair.Stop()
+	nodeSockets := time.NewTicker(nodeSocketsInterval)
+	defer nodeSockets.Stop()
 	a.updateAddresses()
+	a.updateNodeSockets()
 	for {
 		a.health.Beat() // at least once a second, because of the tickers
 		select {
@@ -124,6 +131,10 @@ func (a *Agent) loop(ctx context.Context, events <-chan source.Event, health <-c
 		case <-addresses:
 			a.updateAddresses()
 			retry.Reset(0)
+		case <-nodeSockets.C:
+			if a.updateNodeSockets() {
+				retry.Reset(0)
+			}
 		case now := <-retry.C:
 			next, err := a.syncer.Retry(now)
 			a.noteRemoved()

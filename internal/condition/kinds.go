@@ -102,6 +102,9 @@ var (
 	EndpointsIndistinct = register("EndpointsIndistinct", Warning,
 		"Two endpoints on another node differ only in their ports, and the Service uses DSR with ipip, which carries no port. One of them gets the packets of both.",
 		"set the annotation beeline.io/dsr to geneve or opt, or give the endpoints the same port")
+	ClusterIPLeftToNode = register("ClusterIPLeftToNode", Info,
+		"A rule of this node (notrack, in nftables or table raw of iptables) exempts a ClusterIP from conntrack, and a socket of the node has bound it, as with NodeLocal DNSCache. Clients of this node reach that socket, as with kube-proxy. When the socket or the rule is gone they reach the Service again.",
+		"nothing, if a cache on the node is to answer; otherwise remove the rule")
 	AnnotationWithoutEffect = register("AnnotationWithoutEffect", Warning,
 		"An annotation conflicts with other settings of the Service. It has no effect.",
 		"change the annotation or the setting that the message names")

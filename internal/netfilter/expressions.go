@@ -80,9 +80,8 @@ var unknownReaders = map[string]uint16{
 
 var steadyReaders = []string{"rt", "xfrm"}
 
-// Expressions without an effect on packets on their way: they count, speed up flows that conntrack has, or exempt
-// packets from conntrack.
-var harmless = []string{"counter", "last", "flow_offload", "notrack"}
+// Expressions without an effect on packets on their way: they count, or speed up flows that conntrack has.
+var harmless = []string{"counter", "last", "flow_offload"}
 
 // Expressions that are true for some packets, by how much came before.
 var quantities = []string{"limit", "quota", "connlimit"}
@@ -99,6 +98,8 @@ func (r *translation) other(name string, a attributes) {
 	case contains(harmless, name):
 	case contains(quantities, name):
 		r.add(quantity(name)...)
+	case name == "notrack":
+		r.add(effect{what: name, noTrack: true})
 	case name == "dynset":
 		r.add(quantity("update of set " + a.text(unix.NFTA_DYNSET_SET_NAME))...)
 	case name == "objref":

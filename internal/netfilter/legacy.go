@@ -24,13 +24,15 @@ type legacyFamily struct {
 	domain, level  int
 	names, program string
 	verdict        int // offset of the verdict in a policy
+	// Offsets in an entry: of those of its target and of the next entry, and of the flags that invert matches.
+	offsets, inversions int
 }
 
 // A policy is an entry: what it matches (struct ipt_ip, ip6t_ip6), nfcache, the offsets of its target and of the next
 // entry, comefrom, and, aligned to 8 bytes, two counters; then its target: a header of 32 bytes and the verdict.
 var legacyFamilies = []*legacyFamily{
-	{familyIPv4, unix.AF_INET, unix.SOL_IP, "/proc/thread-self/net/ip_tables_names", "iptables-legacy", 96 + 16 + 32},
-	{familyIPv6, unix.AF_INET6, unix.SOL_IPV6, "/proc/thread-self/net/ip6_tables_names", "ip6tables-legacy", 152 + 16 + 32},
+	{familyIPv4, unix.AF_INET, unix.SOL_IP, "/proc/thread-self/net/ip_tables_names", "iptables-legacy", 96 + 16 + 32, 84 + 4, 83},
+	{familyIPv6, unix.AF_INET6, unix.SOL_IPV6, "/proc/thread-self/net/ip6_tables_names", "ip6tables-legacy", 152 + 16 + 32, 136 + 4, 132},
 }
 
 // Options of getsockopt, the same for both families.

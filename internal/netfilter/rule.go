@@ -77,6 +77,8 @@ type effect struct {
 	marksConnection bool
 	// unknown: it may have any effect, and drop packets.
 	unknown bool
+	// noTrack: packets are exempt from conntrack, which concerns no shortcut.
+	noTrack bool
 	// unless is a condition under which there is no effect on packets with a mark; nil: never.
 	unless func(w *walk, now mark) bool
 }

@@ -84,6 +84,8 @@ type walk struct {
 	left              int  // rules until the walk is given up
 	skipped           int  // rules that were skipped and are not in left
 	err               error
+	// noTrack is called with packets that a rule exempts from conntrack; nil: nobody asks.
+	noTrack func(*class)
 }
 
 // mostRules bounds the work; every evaluation of a rule counts. Of rules whose addresses a class has not, skipped count
@@ -364,6 +366,12 @@ func (w *walk) verdict(chain string, v verdict, c *class, depth int) (next, back
 
 // effect follows a class through an effect. It returns its packets, which may have another mark.
 func (w *walk) effect(chain string, e effect, c *class) *class {
+	if e.noTrack {
+		if w.noTrack != nil {
+			w.noTrack(c)
+		}
+		return c
+	}
 	if e.unless != nil && e.unless(w, c.mark) || e.concerns == ofPods && w.offload || e.concerns == ofOffload && !w.offload {
 		return c
 	}

@@ -174,8 +174,10 @@ var xtFirst = []string{"CT", "TCPMSS", "CONNSECMARK", "CONNLABEL"}
 // xtTarget returns the steps that a target is. One that is not known here may change packets.
 func xtTarget(name string, revision uint32, info []byte) []step {
 	switch {
-	case name == "NOTRACK" || name == "TRACE" || name == "CT" && isNoTrack(info):
+	case name == "TRACE":
 		return nil
+	case name == "NOTRACK" || name == "CT" && isNoTrack(info):
+		return []step{effect{what: name, noTrack: true}}
 	case name == "MARK" && revision == 2 && len(info) >= 8:
 		xor, mask := binary.NativeEndian.Uint32(info), binary.NativeEndian.Uint32(info[4:])
 		return []step{effect{what: name, onlyMarks: true, marks: func(_ *walk, before mark) mark { return before.with(^mask, xor) }}}

@@ -37,6 +37,7 @@ type Cluster struct {
 	// interfaces are the addresses of the last SetLocalAddresses. nodeAddrs counts the Nodes and interfaces
 	// with each address. node combines both for resolving.
 	interfaces []netip.Addr
+	sockets    map[FrontendKey]bool // of the last SetNodeSockets
 	nodeAddrs  map[netip.Addr]int
 	protected  protectedAddrs
 	node       nodeFacts

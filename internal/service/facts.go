@@ -26,6 +26,8 @@ type nodeFacts struct {
 	objects map[string]*Node
 	// protected holds the addresses that RefuseForeignExternalIPs ignores as externalIPs.
 	protected protectedAddrs
+	// sockets holds the destinations that are left to sockets of this node (Cluster.SetNodeSockets).
+	sockets map[FrontendKey]bool
 }
 
 // newNodeFacts combines the state of this node. The Node object may not exist.

@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+
+	"beeline.io/beeline/internal/condition"
 )
 
 func TestR22NodePortAddresses(t *testing.T) {
@@ -123,4 +125,44 @@ func TestR23NoNodePortWithoutANumber(t *testing.T) {
 	}
 	// The API: "requests for specific NodePorts will be respected, regardless".
 	check(t, cluster(testConfig(), service("web", loadBalancer(vip), unallocated, asked), both), expect{nodeHTTP: "all a b masq"})
+}
+
+// R41: a ClusterIP's port that a socket of this node serves is left to it, of one protocol and family; the Service keeps
+// its other addresses and ports, and gets it back.
+func TestR41NodeSockets(t *testing.T) {
+	table := cluster(testConfig(), service("web", dualStack, nodePort(30080)), both, slice("web-6", []string{"c there"}, ipv6), service("plain", clusterIP("10.0.0.2")))
+	table.SetLocalAddresses(addrs(hereIP, webIP, webIP6))
+	served := expect{webHTTP: everywhere("a b"), "[" + webIP6 + "]:80": everywhere("c"), nodeHTTP: "all a b masq"}
+	check(t, table, served)
+	key := func(ip string, protocol Protocol) map[FrontendKey]bool {
+		return map[FrontendKey]bool{{addrs(ip)[0], 80, protocol}: true}
+	}
+	if d := table.SetNodeSockets(key(webIP, UDP)); len(d.Plans) > 0 {
+		t.Errorf("a socket of another protocol: %v", d.Plans)
+	}
+	check(t, table, served)
+	if d := table.SetNodeSockets(key(webIP, TCP)); d.Resolved != 1 || len(d.Plans) != 1 {
+		t.Errorf("a socket: resolved %d, changed %v; want one Service", d.Resolved, d.Plans)
+	}
+	check(t, table, expect{webHTTP: "none", "[" + webIP6 + "]:80": everywhere("c"), nodeHTTP: "all a b masq"})
+	if all := table.Plan(web).Problems; len(all) != 1 || all[0].Code != condition.ClusterIPLeftToNode.Code {
+		t.Errorf("problems: %v", all)
+	}
+	// What is known of sockets outlives changes of the node and of the Service.
+	table.SetLocalAddresses(addrs(hereIP, "192.0.2.9", webIP, webIP6))
+	table.Apply(changes(service("web", dualStack, nodePort(30081))))
+	check(t, table, expect{webHTTP: "none", "192.0.2.1:30081": "all a b masq"})
+	table.SetNodeSockets(nil)
+	check(t, table, expect{webHTTP: everywhere("a b"), "192.0.2.1:30081": "all a b masq"})
+	if all := table.Plan(web).Problems; len(all) != 0 {
+		t.Errorf("problems: %v", all)
+	}
+
+	// Of a Service without any other address the note stays.
+	table.SetLocalAddresses(addrs(hereIP, "10.0.0.2"))
+	table.SetNodeSockets(key("10.0.0.2", TCP))
+	check(t, table, expect{"10.0.0.2:80": "none"})
+	if p := table.Plan(Ref{KindService, "default", "plain"}); p == nil || len(p.Frontends) != 0 || len(p.Problems) != 1 {
+		t.Errorf("plan: %+v", p)
+	}
 }

@@ -22,6 +22,26 @@ func (t *Cluster) SetLocalAddresses(addrs []netip.Addr) Delta {
 	return t.commit(b)
 }
 
+// SetNodeSockets sets the destinations that sockets of this node have bound and that packets reach without the rules of
+// a proxy, because a rule exempts them from conntrack. No frontend has them: Services leave them to these sockets, as
+// NodeLocal DNSCache needs it.
+func (t *Cluster) SetNodeSockets(keys map[FrontendKey]bool) Delta {
+	b := newBatch()
+	changed := func(a netip.Addr, p ServicePort) bool {
+		key := FrontendKey{a, p.Port, p.Protocol}
+		return keys[key] != t.node.sockets[key]
+	}
+	for ref, s := range t.services {
+		if t.owners[ref] != nil && slices.ContainsFunc(s.Ports, func(p ServicePort) bool {
+			return changed(s.clusterIP(IPv4), p) || changed(s.clusterIP(IPv6), p)
+		}) {
+			b.dirty[ref] = struct{}{}
+		}
+	}
+	t.sockets = keys
+	return t.commit(b)
+}
+
 func (t *Cluster) setNode(b *batch, c Change) {
 	old := t.nodes[c.Ref.Name]
 	if c.Ref.Name == t.config.NodeName {
@@ -76,7 +96,7 @@ func (t *Cluster) updateNode(b *batch) {
 	if b.thisNode {
 		t.node = newNodeFacts(&t.config, t.nodes, t.interfaces, t.nodeAddrs)
 	}
-	t.node.protected = t.protected
+	t.node.protected, t.node.sockets = t.protected, t.sockets
 	moved := map[netip.Addr]bool{}
 	counts(t.nodeAddrs).moved(b.before, moved)
 	t.protected.nodes.moved(b.protected, moved)

@@ -40,6 +40,7 @@ type servicePlan struct {
 	slices []*EndpointSlice
 	health *serviceHealth
 	plan   *Plan
+	left   bool // an address is left to a socket of this node
 }
 
 // resolveService computes the plan of a Service as if no other object existed; nil if the Service is not
@@ -48,7 +49,7 @@ func resolveService(s *Service, endpointSlices []*EndpointSlice, config *Config,
 	if !proxied(s, config) {
 		return nil
 	}
-	p := servicePlan{config, node, s, endpointSlices, health, &Plan{Problems: checkProblems(s, health != nil)}}
+	p := servicePlan{config: config, node: node, svc: s, slices: endpointSlices, health: health, plan: &Plan{Problems: checkProblems(s, health != nil)}}
 	if cmp.Or(s.Algorithm, config.Algorithm) == Maglev {
 		p.plan.TableSize = config.TableSize
 	}
@@ -59,7 +60,7 @@ func resolveService(s *Service, endpointSlices []*EndpointSlice, config *Config,
 			p.addHealthPorts(family)
 		}
 	}
-	if len(p.plan.Frontends) == 0 {
+	if len(p.plan.Frontends) == 0 && !p.left {
 		return nil
 	}
 	p.plan.finish()
@@ -132,9 +133,16 @@ type portPlan struct {
 
 // add appends a frontend.
 func (p *portPlan) add(kind FrontendKind, addr netip.Addr, port uint16, ds [SourceClasses]Decision, ranges []netip.Prefix) {
+	key := FrontendKey{addr, port, p.port.Protocol}
+	if p.node.sockets[key] {
+		if p.left = true; kind == ClusterIP {
+			p.plan.problem(condition.ClusterIPLeftToNode.New("%s is left to the socket of this node that has bound it, because a rule of this node exempts it from conntrack", key))
+		}
+		return
+	}
 	dsr := p.dsr(kind, addr)
 	p.plan.Frontends = append(p.plan.Frontends, Frontend{
-		Key:          FrontendKey{addr, port, p.port.Protocol},
+		Key:          key,
 		Kind:         kind,
 		Port:         p.port,
 		Decisions:    ds,

@@ -54,9 +54,9 @@ func TestClash(t *testing.T) {
 	})
 }
 
-// A client comes back to a backend from one port by another Service's address, after the backend has closed their first
-// connection. The backend may remember that (TIME_WAIT) for a minute, and would not accept the SYN: it sees another port
-// for two minutes.
+// A client comes back to a backend from one port by another Service's address, after the backend has closed their
+// first connection. The backend may remember that (TIME_WAIT) for a minute, and would not accept the SYN: it sees
+// another port for two minutes.
 func TestPortOfClosedConnection(t *testing.T) {
 	w := newScene(t)
 	tables := w.scene()

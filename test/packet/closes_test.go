@@ -201,9 +201,9 @@ func TestExpiryOfClosing(t *testing.T) {
 	})
 }
 
-// Half-closed connections give way to others, before open ones of whichever Service, and after closed ones; those of
-// the Service that has most first, and of these the one that expires first.
-func TestHalfClosedGiveWay(t *testing.T) {
+// Half-closed connections are evicted for others, before open ones of whichever Service, and after closed ones; those
+// of the Service that has most first, and of these the one that expires first.
+func TestHalfClosedAreEvicted(t *testing.T) {
 	w := newShared(t)
 	w.eachFamily(t, func(t *testing.T, at hook, f family) {
 		var open, half []*flow
