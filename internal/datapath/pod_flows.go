@@ -161,6 +161,9 @@ func (d *Datapath) UntrackPodFlows(flows []kernelct.Flow) error {
 	return kernel.Delete(back...)
 }
 
+// HandedPodFlows returns the flows of the kernel's conntrack that TrackPodFlows may have made.
+func (d *Datapath) HandedPodFlows() ([]kernelct.Flow, error) { return kernelct.Handed() }
+
 // EndPodShortcut hands over all flows of the pod shortcut to the kernel's conntrack, before the programs are detached.
 func EndPodShortcut(bpffs string) error {
 	leases, err := ebpf.LoadPinnedMap(TablePath(bpffs, PodMapPodLeases), nil)

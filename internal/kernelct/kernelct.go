@@ -265,6 +265,36 @@ func isOpen(f Flow, m syscall.NetlinkMessage) (bool, error) {
 	return f.Protocol != unix.IPPROTO_TCP || e.ProtoInfo.TCP != nil && e.ProtoInfo.TCP.State == tcpEstablished, nil
 }
 
+// Handed returns the established flows of the kernel's conntrack that may have been handed to it: without NAT, mark and
+// helper, TCP whose sequence numbers do not matter, and UDP. Entries of UDP do not tell.
+func Handed() (flows []Flow, err error) {
+	c, err := conntrack.Dial(nil)
+	if err != nil {
+		return nil, fmt.Errorf("open a socket to the kernel's conntrack: %w", err)
+	}
+	defer c.Close()
+	all, err := c.Dump(nil)
+	if err != nil {
+		return nil, fmt.Errorf("list the kernel's conntrack: %w", err)
+	}
+	for i := range all {
+		e := &all[i]
+		there, back := flowOf(&e.TupleOrig), flowOf(&e.TupleReply)
+		if e.Zone != 0 || e.Mark != 0 || e.Helper.Name != "" || back != there.Reverse() || e.Status&conntrack.StatusAssured == 0 ||
+			e.Status&(conntrack.StatusNATMask|conntrack.StatusOffload|conntrack.StatusHelper) != 0 {
+			continue
+		}
+		tcp := e.ProtoInfo.TCP
+		if there.Protocol == unix.IPPROTO_UDP || tcp != nil && tcp.State == tcpEstablished && isLiberal(tcp.OriginalFlags) && isLiberal(tcp.ReplyFlags) {
+			flows = append(flows, there)
+		}
+	}
+	return flows, nil
+}
+
+// isLiberal reads flags and their mask.
+func isLiberal(flags uint16) bool { return flags>>8&tcpBeLiberal != 0 }
+
 func flowOf(t *conntrack.Tuple) Flow {
 	return Flow{
 		Source:      netip.AddrPortFrom(t.IP.SourceAddress.Unmap(), t.Proto.SourcePort),

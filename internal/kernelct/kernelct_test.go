@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"os"
 	"runtime"
+	"slices"
 	"testing"
 	"time"
 
@@ -58,6 +59,9 @@ func TestEntries(t *testing.T) {
 				}
 				open("created", f, true)
 				open("created", f.Reverse(), false)
+				if flows, err := Handed(); err != nil || !slices.Contains(flows, f) {
+					t.Errorf("%v was handed to conntrack, which has %v: %v", f, flows, err)
+				}
 				if err := table.SetLiberal(f); err != nil {
 					t.Errorf("flags of %v: %v", f, err)
 				}
@@ -72,8 +76,8 @@ func TestEntries(t *testing.T) {
 	})
 }
 
-// Thousands of entries are made, found and deleted, more than one message has; one that is there, or is not, is no error
-// for the others.
+// Thousands of entries are made, found and deleted, more than one message has; one that is there, or is not, is no
+// error for the others.
 func TestManyEntries(t *testing.T) {
 	inNamespace(t, func() {
 		table, err := Open()

@@ -33,8 +33,8 @@ func (c *chainChange) add(reread bool, edits ...edit) {
 // apply returns the rules of a chain after a change; ok: they are known. Edits that the rules have already are no
 // change: the rules may have been read after them.
 //
-// The kernel does not tell where a rule was added that was the first or the last one then. Only a rule that has replaced
-// the first one looks as if it was added at the end (nf_tables_rule_notify).
+// The kernel does not tell where a rule was added that was the first or the last one then. Only a rule that has
+// replaced the first one looks as if it was added at the end (nf_tables_rule_notify).
 func (c *chainChange) apply(before []rule) (rules []rule, ok bool) {
 	if c.reread {
 		return nil, false

@@ -130,8 +130,8 @@ var destroyed = map[uint8]uint8{
 	30: unix.NFT_MSG_DELSETELEM, 31: unix.NFT_MSG_DELOBJ, 32: unix.NFT_MSG_DELFLOWTABLE,
 }
 
-// eachEvent calls a function with the kind (NFT_MSG_*), the flags and the content of each event of nf_tables. whole: all
-// could be parsed.
+// eachEvent calls a function with the kind (NFT_MSG_*), the flags and the content of each event of nf_tables. whole:
+// all could be parsed.
 func eachEvent(messages []byte, handle func(what uint8, flags uint16, body []byte)) (whole bool) {
 	return eachMessage(messages, func(h unix.NlMsghdr, body []byte) {
 		if h.Type>>8 == unix.NFNL_SUBSYS_NFTABLES {

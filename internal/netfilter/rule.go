@@ -70,7 +70,8 @@ type effect struct {
 	what string
 	// concerns are the shortcuts that it matters to.
 	concerns shortcuts
-	// marks returns the mark that packets have from now on; nil: as before. onlyMarks: nothing else happens to them.
+	// marks returns the mark that packets have from now on; nil: as before. onlyMarks: nothing else happens to
+	// them.
 	marks     func(w *walk, before mark) mark
 	onlyMarks bool
 	// marksConnection: connections may have a mark from now on.

@@ -58,8 +58,8 @@ type Finding struct {
 	Hardware bool
 	// Legacy: it is a chain of iptables-legacy, whose rules are not read.
 	Legacy bool
-	// Marks: all that it does is to mark packets, which may set these bits, and no rule after it reads them. It is no
-	// filter unless somebody else reads marks. 0: it is one.
+	// Marks: all that it does is to mark packets, which may set these bits, and no rule after it reads them. It is
+	// no filter unless somebody else reads marks. 0: it is one.
 	Marks uint32
 	// areas are which flows of flow offload it concerns.
 	areas []area

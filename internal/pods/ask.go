@@ -20,8 +20,8 @@ import (
 // So the program notes the addresses that send from there, and the agent has the kernel ask who has them. What answers
 // is found like any other neighbour.
 
-// askInterval is how often the noted addresses are read, and mostAsked how many of them are asked for at a device: a pod
-// may send from any address.
+// askInterval is how often the noted addresses are read, and mostAsked how many of them are asked for at a device: a
+// pod may send from any address.
 const (
 	askInterval = time.Second
 	mostAsked   = 16
@@ -69,13 +69,17 @@ func (s *surroundings) bridgesOf(noted map[datapath.Address]uint32) (all []bridg
 		addr := address.Addr()
 		_, known := s.at[addr]
 		bridge := s.network.link(int(device)).master
-		in := slices.ContainsFunc(s.networks, func(p netip.Prefix) bool { return p.Contains(addr) })
-		if !known && in && !s.network.own[addr] && bridge != 0 && s.network.deviceTo(addr) == bridge && asked[device] < mostAsked {
+		if !known && s.isOfPods(addr) && !s.network.own[addr] && bridge != 0 && s.network.deviceTo(addr) == bridge && asked[device] < mostAsked {
 			asked[device]++
 			all = append(all, bridgedAddress{addr, bridge})
 		}
 	}
 	return all
+}
+
+// isOfPods reports whether an address is in the pod networks.
+func (s *surroundings) isOfPods(addr netip.Addr) bool {
+	return slices.ContainsFunc(s.networks, func(p netip.Prefix) bool { return p.Contains(addr) })
 }
 
 // ask has the kernel resolve addresses. Those that nobody has fail, as they do for any other sender.

@@ -51,6 +51,7 @@ func (d *fakeDatapath) UnknownPods() datapath.Hash[datapath.Address, uint32]  { 
 func (d *fakeDatapath) PodLeases() datapath.Hash[uint32, datapath.PodLease]   { return d.leases }
 func (d *fakeDatapath) WaitForReaders() error                                 { return nil }
 func (d *fakeDatapath) UntrackPodFlows([]kernelct.Flow) error                 { return nil }
+func (d *fakeDatapath) HandedPodFlows() ([]kernelct.Flow, error)              { return nil, nil }
 func (d *fakeDatapath) TrackPodFlows(map[netip.Addr]bool) ([]kernelct.Flow, error) {
 	if d.track != nil {
 		d.track()

@@ -222,8 +222,8 @@ func TestLateSearch(t *testing.T) {
 	b.want("when it has ended", []int{1}, 10)
 }
 
-// While conntrack gets the flows of a pod that leaves the shortcut, which may be tens of thousands, changes are noted and
-// searched, and the status is there.
+// While conntrack gets the flows of a pod that leaves the shortcut, which may be tens of thousands, changes are noted
+// and searched, and the status is there.
 func TestSearchesWhileFlowsAreTracked(t *testing.T) {
 	b := newBench(t)
 	b.set([]int{1, 2})

@@ -46,6 +46,7 @@ type Datapath interface {
 	PodLeases() datapath.Hash[uint32, datapath.PodLease]
 	TrackPodFlows(ends map[netip.Addr]bool) ([]kernelct.Flow, error)
 	UntrackPodFlows(flows []kernelct.Flow) error
+	HandedPodFlows() ([]kernelct.Flow, error)
 	WaitForReaders() error
 	ForeignProgram(id uint32) (name string, foreign bool)
 }
@@ -112,6 +113,9 @@ func (s *Shortcut) Start() {
 		time.Sleep(recallTime)
 	}
 	s.Reconcile()
+	if err := s.adopt(); err != nil {
+		s.config.Log.Warn("flows that an earlier agent has handed to conntrack stay on the stack", "error", err)
+	}
 	s.searchFilters()
 }
 

@@ -57,6 +57,30 @@ func (s *Shortcut) track(ends map[netip.Addr]bool) error {
 	return err
 }
 
+// adopt has flows return that an earlier agent has handed over, when their pods may.
+func (s *Shortcut) adopt() error {
+	flows, err := s.datapath.HandedPodFlows()
+	if err != nil {
+		return err
+	}
+	s.writing.Lock()
+	defer s.writing.Unlock()
+	s.mu.Lock()
+	around := s.around
+	s.mu.Unlock()
+	if around == nil {
+		return nil
+	}
+	for _, f := range flows {
+		_, source := around.at[f.Source.Addr()]
+		_, destination := around.at[f.Destination.Addr()]
+		if (source || destination) && around.isOfPods(f.Source.Addr()) && around.isOfPods(f.Destination.Addr()) && len(s.tracked) < mostTracked {
+			s.tracked = append(s.tracked, trackedFlow{f, source, destination})
+		}
+	}
+	return nil
+}
+
 // untrack has the flows that were handed over take the shortcut again whose pods may.
 func (s *Shortcut) untrack(pods map[datapath.Address]datapath.Pod) error {
 	has := func(end netip.AddrPort) bool {

@@ -66,6 +66,30 @@ func TestPolicyKeepsConnections(t *testing.T) {
 	}
 }
 
+// Flows that were handed over return although the agent has restarted meanwhile.
+func TestFlowsReturnAfterRestart(t *testing.T) {
+	w := startWorld(t, lab.Shape{})
+	w.noPickup()
+	flows := w.openFlows()
+	w.wantOnShortcut(flows)
+	w.rules("node-a", denyIngress)
+	w.awaitWithheld("a1")
+	w.wantOnStack(flows)
+	w.must(w.agents["node-a"].Stop())
+	w.must(w.agents["node-a"].Start())
+	w.awaitWithheld("a1")
+	w.wantAlive(flows, "after the restart")
+	w.wantOnStack(flows)
+	w.run("node-a", "nft", "delete", "table", "inet", "np")
+	w.awaitFilters(nil)
+	w.wantAlive(flows, "returned")
+	w.wantOnShortcut(flows)
+	w.finishFlows(flows)
+	if n := w.invalid("node-a") + w.invalid("node-b"); n > 0 {
+		t.Errorf("%d packets were dropped as invalid", n)
+	}
+}
+
 // The same for connections of clients outside through a Service, and of a pod without socket hooks: with an agent,
 // without one, and when the shortcut is switched off.
 func TestPolicyKeepsServiceFlows(t *testing.T) {

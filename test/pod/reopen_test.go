@@ -14,8 +14,8 @@ import (
 	"beeline.io/beeline/test/lab"
 )
 
-// A connection on the stack that is over does not keep the next one with its ports there: conntrack forgets it after two
-// minutes only, and busy clients use their ports again sooner.
+// A connection on the stack that is over does not keep the next one with its ports there: conntrack forgets it after
+// two minutes only, and busy clients use their ports again sooner.
 func TestReopenedConnections(t *testing.T) {
 	w := newWorld(t, lab.Shape{}, "--pod-devices=auto")
 	w.run("a1", "sysctl", "-w", "net.ipv4.tcp_tw_reuse=1")
