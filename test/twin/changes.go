@@ -356,17 +356,23 @@ func (w *world) make(c change) {
 		w.must(w.sides[0].agent.Kill())
 	}
 	w.commands(c.do)
-	if slices.ContainsFunc(policyChanges, c.is) { // the edge ends flows
-		for _, s := range w.sides {
-			s.endFlows()
+	w.endFlows(c, true)
+	w.changes = append(w.changes, c.name)
+}
+
+// endFlows is for XFRM policies: the edge deletes flows that one concerns.
+func (w *world) endFlows(c change, inForce bool) {
+	for _, s := range w.sides {
+		if slices.ContainsFunc(policyChanges, c.is) {
+			s.endFlows(inForce)
 		}
 	}
-	w.changes = append(w.changes, c.name)
 }
 
 func (w *world) unmake(c change) {
 	w.t.Helper()
 	w.commands(c.undo)
+	w.endFlows(c, false)
 	if c.ended {
 		w.must(w.sides[0].agent.Start())
 	}

@@ -67,8 +67,8 @@ func (w *world) wantChange(c change) {
 		}
 	}
 	for _, f := range mustList(w.t) {
-		if f.condition != "" && f.covers(w.layout.name, c.name) {
-			w.wantNoCondition(f.condition)
+		if f.conditions != nil && f.covers(w.layout.name, c.name) {
+			w.wantNoCondition(f.conditions)
 		}
 	}
 	w.make(c)

@@ -91,7 +91,7 @@ func TestNormalise(t *testing.T) {
 	} {
 		var got [2]seen
 		for i, frame := range [][]byte{c.a, c.b} {
-			s := &side{Lab: &lab.Lab{}, layout: c.layout, addresses: pairOf(node, "fd00:100::1"), names: map[string]string{}, snat: snat{map[snatFlow]uint16{}, map[snatPort]uint16{}, map[snatFlow]bool{}}}
+			s := &side{Lab: &lab.Lab{}, layout: c.layout, addresses: pairOf(node, "fd00:100::1"), names: map[string]string{}, snat: newSNAT()}
 			for n := range byte(4) {
 				s.names[string(mac(n))] = fmt.Sprint("device ", n)
 			}

@@ -102,8 +102,8 @@ func parseListedRow(line string) (f fault, err error) {
 		}
 		f.kinds = append(f.kinds, differenceKinds[word])
 	}
-	if len(result["condition"]) > 0 {
-		f.condition = condition.Code(result["condition"][0])
+	for _, code := range result["condition"] {
+		f.conditions = append(f.conditions, condition.Code(code))
 	}
 	return f, f.excusable()
 }
@@ -123,7 +123,7 @@ func named(dashed, known []string) (names []string, err error) {
 // excusable is why a row may not excuse anything: a packet that the stack drops, or has elsewhere, and the shortcut
 // delivers, has to be announced by a condition of the node.
 func (f *fault) excusable() error {
-	if f.condition == "" && (slices.Contains(f.kinds, Passes) || slices.Contains(f.kinds, Elsewhere)) {
+	if f.conditions == nil && (slices.Contains(f.kinds, Passes) || slices.Contains(f.kinds, Elsewhere)) {
 		return errors.New("a row may excuse what the stack drops only with the condition that the node has meanwhile")
 	}
 	return nil
@@ -164,23 +164,23 @@ func excuses(t testing.TB) faults {
 	return slices.Concat(known, mustList(t))
 }
 
-// wantCondition waits until the node with the shortcut has a condition; wantNoCondition fails if it has.
-func (w *world) wantCondition(code condition.Code) {
+// wantCondition waits until the node with the shortcut has one of some conditions; wantNoCondition fails if it has.
+func (w *world) wantCondition(codes []condition.Code) {
 	w.t.Helper()
-	w.must(w.sides[0].agent.WaitFor("aware of "+string(code), func(s *inspect.Status) bool { return has(s, code) }))
+	w.must(w.sides[0].agent.WaitFor(fmt.Sprintf("aware of %s", codes), func(s *inspect.Status) bool { return hasOne(s, codes) }))
 }
 
-func (w *world) wantNoCondition(code condition.Code) {
+func (w *world) wantNoCondition(codes []condition.Code) {
 	w.t.Helper()
 	s, err := w.sides[0].agent.Status()
 	w.must(err)
-	if has(s, code) {
-		w.t.Errorf("the node has condition %s before the change, so that it says nothing about it", code)
+	if hasOne(s, codes) {
+		w.t.Errorf("the node has one of the conditions %s before the change, so that it says nothing about it", codes)
 	}
 }
 
-func has(s *inspect.Status, code condition.Code) bool {
-	return slices.ContainsFunc(s.Conditions, func(c condition.Condition) bool { return c.Code == code })
+func hasOne(s *inspect.Status, codes []condition.Code) bool {
+	return slices.ContainsFunc(s.Conditions, func(c condition.Condition) bool { return slices.Contains(codes, c.Code) })
 }
 
 // A row of differences.md cannot excuse that the stack drops a packet and a shortcut delivers it, unless it names a

@@ -20,6 +20,7 @@ type snat struct {
 	ports   map[snatFlow]uint16
 	clients map[snatPort]uint16
 	ended   map[snatFlow]bool // flows that may get another port: a change has ended them, or a frame of their client's port
+	ending  bool              // a change is in force that ends flows
 }
 
 // A snatFlow is a client's flow, a snatPort the port that it was translated to.
@@ -35,6 +36,10 @@ type (
 		port     uint16
 	}
 )
+
+func newSNAT() snat {
+	return snat{ports: map[snatFlow]uint16{}, clients: map[snatPort]uint16{}, ended: map[snatFlow]bool{}}
+}
 
 // translate returns the frame as the server sends it to the port that a lab's node has given to its flow.
 func (s *side) translate(f Frame) Frame {
@@ -63,13 +68,15 @@ func (s *side) learn(sent Frame, a arrival) error {
 		return nil
 	}
 	flow, port := snatFlow{t.source, t.destination, t.protocol, sent.Ports[0]}, snatPort{t.source, t.protocol, t.from}
-	if old, ok := s.snat.ports[flow]; ok && old != t.from && !s.snat.ended[flow] {
+	if old, ok := s.snat.ports[flow]; ok && old != t.from && !s.snat.ended[flow] && !s.snat.ending {
 		return fmt.Errorf("%s: the flow of %s had port %d, and has %d", s.name, sent, old, t.from)
 	}
 	if old, ok := s.snat.clients[port]; ok && old != sent.Ports[0] && recent(old, sent.Ports[0]) {
 		return fmt.Errorf("%s: port %d is of client %d and of %s", s.name, t.from, old, sent)
 	}
-	delete(s.snat.ended, flow)
+	if !s.snat.ending {
+		delete(s.snat.ended, flow)
+	}
 	s.snat.ports[flow], s.snat.clients[port] = t.from, sent.Ports[0]
 	return nil
 }
@@ -77,8 +84,9 @@ func (s *side) learn(sent Frame, a arrival) error {
 // recent reports whether a client's port was drawn so shortly before another one that both flows are in use.
 func recent(old, client uint16) bool { return (client-old)%15000 < 40 }
 
-// endFlows notes that all flows may have ended; endFlow that a frame may end its flow.
-func (s *side) endFlows() {
+// endFlows notes that a change may end all flows, or has done so; endFlow that a frame may end its flow.
+func (s *side) endFlows(inForce bool) {
+	s.snat.ending = inForce
 	for flow := range s.snat.ports {
 		s.snat.ended[flow] = true
 	}

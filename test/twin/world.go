@@ -51,7 +51,7 @@ func newWorld(t testing.TB, l *layout) *world {
 	}
 	w := &world{t: t, layout: l, tally: &tally{}, numbers: &numbers{}, buffer: make([]byte, longest), cpu: int(lastCPU.Add(1)) % runtime.NumCPU()}
 	for i, name := range sides {
-		s := &side{Lab: lab.NewOf(t, l.shape), name: name, layout: l, snat: snat{map[snatFlow]uint16{}, map[snatPort]uint16{}, map[snatFlow]bool{}}}
+		s := &side{Lab: lab.NewOf(t, l.shape), name: name, layout: l, snat: newSNAT()}
 		s.addresses = addressesOf(s, nodeA)
 		w.sides[i] = s
 		t.Cleanup(s.close)
