@@ -156,8 +156,14 @@ var known = faults{
 	{
 		line:      "edge: packets to a backend with a route that has a tunnel of its own are dropped",
 		layouts:   balancers,
-		scenarios: []string{"a route with a VXLAN tunnel of its own"},
+		scenarios: []string{"a route with a VXLAN tunnel of its own", "an MPLS route to a pod of the other node"},
 		kinds:     []string{Drops},
+	},
+	{
+		line:      "pods of one node are delivered although the device of one is in a VRF",
+		layouts:   []string{"routed"},
+		scenarios: []string{"a pod's device in a VRF"},
+		kinds:     []string{Passes, Elsewhere},
 	},
 	{
 		line:      "while no agent runs, a pod receives by a device that is down",

@@ -164,7 +164,8 @@ func excuses(t testing.TB) faults {
 	return slices.Concat(known, mustList(t))
 }
 
-// wantCondition waits until the node with the shortcut has one of some conditions; wantNoCondition fails if it has.
+// wantCondition waits until the node with the shortcut has one of some conditions; wantNoCondition waits
+// until it has none, so that the condition says something about the change that is made then.
 func (w *world) wantCondition(codes []condition.Code) {
 	w.t.Helper()
 	w.must(w.sides[0].agent.WaitFor(fmt.Sprintf("aware of %s", codes), func(s *inspect.Status) bool { return hasOne(s, codes) }))
@@ -172,11 +173,7 @@ func (w *world) wantCondition(codes []condition.Code) {
 
 func (w *world) wantNoCondition(codes []condition.Code) {
 	w.t.Helper()
-	s, err := w.sides[0].agent.Status()
-	w.must(err)
-	if hasOne(s, codes) {
-		w.t.Errorf("the node has one of the conditions %s before the change, so that it says nothing about it", codes)
-	}
+	w.must(w.sides[0].agent.WaitFor(fmt.Sprintf("without any of %s", codes), func(s *inspect.Status) bool { return !hasOne(s, codes) }))
 }
 
 func hasOne(s *inspect.Status, codes []condition.Code) bool {
