@@ -294,3 +294,23 @@ func TestMultipathTCP(t *testing.T) {
 		}
 	})
 }
+
+// A listed difference: two sockets of a pod that are bound to one port, and connect to two Services with the same only
+// backend, would be one connection to the backend. The kernel refuses the second, as it does without Services.
+// kube-proxy translates its port.
+func TestOnePortToTwoServices(t *testing.T) {
+	w := startConnectWorld(t)
+	w.apply("again", objects(w.web("again", 5, "b1"))...)
+	port := uint16(23456)
+	inEachFamily(t, func(t *testing.T, f family) {
+		first, second := f.socket(t, w.Host("a1"), 0), f.socket(t, w.Host("a1"), 0)
+		port++ // earlier connections may be in TIME_WAIT
+		w.must(first.bindReused(f.everywhere(port)))
+		w.must(second.bindReused(f.everywhere(port)))
+		first.reach(f.clusterIP(1))
+		if err := second.connect(f.clusterIP(5)); err != unix.EADDRNOTAVAIL {
+			t.Errorf("connect to the second Service: %v, want EADDRNOTAVAIL", err)
+		}
+		second.reach(f.clusterIP(2)) // another backend
+	})
+}
