@@ -17,14 +17,22 @@ import (
 type flowRefs struct {
 	backends map[netip.Addr]struct{}
 	devices  map[int]struct{}
+	now      uint32 // when the walk began, in seconds of CLOCK_MONOTONIC
 }
 
+// afterClose is for how long the last segments of a closed connection may be repeated, in seconds. Its entries last
+// longer, to keep others from its ports.
+const afterClose = 10
+
 func newFlowRefs() *flowRefs {
-	return &flowRefs{map[netip.Addr]struct{}{}, map[int]struct{}{}}
+	return &flowRefs{map[netip.Addr]struct{}{}, map[int]struct{}{}, datapath.Now()}
 }
 
 // note handles a conntrack entry.
 func (f *flowRefs) note(key conntrack.Tuple, t *conntrack.Entry) {
+	if t.State == uint8(datapath.ConntrackClosed) && int32(f.now-t.LastSeen) > afterClose {
+		return
+	}
 	if addr, ok := flowBackend(key, t); ok {
 		f.backends[addr] = struct{}{}
 	}

@@ -65,6 +65,7 @@ func TestDeviceStaysForFlows(t *testing.T) {
 		"begun where it left":        {[2]int{conntracktest.Both, conntracktest.Both}, uint8(datapath.ConntrackOutbound), false},
 		"no flow":                    {[2]int{conntracktest.Lost, conntracktest.Lost}, 0, false},
 		"closing, with both entries": {[2]int{conntracktest.Closing, conntracktest.Closing}, 0, true},
+		"closed just now":            {[2]int{conntracktest.Closed, conntracktest.Closed}, 0, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newPodWorld(t, Config{Mode: TC})
@@ -90,6 +91,27 @@ func TestDeviceStaysForFlows(t *testing.T) {
 			w.walk()
 			w.wantAttached("without flows", withoutPods)
 		})
+	}
+}
+
+// The entries of a closed connection last for minutes, to keep others from its ports: that long it needs no device.
+func TestDeviceDoesNotStayForClosedConnections(t *testing.T) {
+	w := newPodWorld(t, Config{Mode: TC})
+	w.Start()
+	w.SetPods(prefixes("10.10.1.11/32"))
+	w.walk()
+	w.putPodFlow([2]int{conntracktest.Closed, conntracktest.Closed}, 0)
+	for key, t := range w.kernel.assured {
+		t.LastSeen -= afterClose + 2
+		w.kernel.assured[key] = t
+	}
+	w.SetPods(nil)
+	for range 2 {
+		w.walk()
+	}
+	w.wantAttached("after a walk", withoutPods)
+	if len(w.kernel.assured) != 2 {
+		t.Errorf("the connection has %d entries, want both", len(w.kernel.assured))
 	}
 }
 
