@@ -4,6 +4,7 @@ package netfilter
 
 import (
 	"errors"
+	"math"
 	"os"
 	"slices"
 	"syscall"
@@ -57,7 +58,7 @@ const largestEvents = 1 << 16
 
 // take gives all events that have arrived to a function. lost: the kernel has dropped some.
 func (e *events) take(handle func(messages []byte)) (lost bool, err error) {
-	failed := e.conn.Control(func(fd uintptr) { _, lost, err = receive(int(fd), handle) })
+	failed := e.conn.Control(func(fd uintptr) { _, lost, err = receive(int(fd), math.MaxInt, handle) })
 	return lost, errors.Join(failed, err)
 }
 
@@ -66,11 +67,15 @@ func (e *events) arm() error { return e.file.SetReadDeadline(time.Time{}) }
 
 func (e *events) interrupt() { _ = e.file.SetReadDeadline(time.Unix(1, 0)) }
 
-// wait is like take, but waits until something arrives, unless it was interrupted after arm was called.
+// mostAtOnce is how many messages wait takes: its caller is to learn of the first of thousands at once.
+const mostAtOnce = 8
+
+// wait is like take, but waits until something arrives, unless it was interrupted after arm was called. It may leave
+// some.
 func (e *events) wait(handle func(messages []byte)) (lost bool, err error) {
 	failed := e.conn.Read(func(fd uintptr) (done bool) {
 		var some bool
-		some, lost, err = receive(int(fd), handle)
+		some, lost, err = receive(int(fd), mostAtOnce, handle)
 		return some || lost || err != nil
 	})
 	if errors.Is(failed, os.ErrDeadlineExceeded) {
@@ -79,10 +84,10 @@ func (e *events) wait(handle func(messages []byte)) (lost bool, err error) {
 	return lost, errors.Join(failed, err)
 }
 
-// receive takes messages until there are no more.
-func receive(fd int, handle func(messages []byte)) (some, lost bool, err error) {
+// receive takes messages until there are no more, or as many as it may.
+func receive(fd, most int, handle func(messages []byte)) (some, lost bool, err error) {
 	buffer := make([]byte, largestEvents)
-	for {
+	for taken := 0; taken < most; taken++ {
 		n, _, err := unix.Recvfrom(fd, buffer, unix.MSG_TRUNC|unix.MSG_DONTWAIT)
 		switch {
 		case errors.Is(err, unix.EAGAIN):
@@ -99,6 +104,7 @@ func receive(fd int, handle func(messages []byte)) (some, lost bool, err error) 
 			handle(buffer[:n])
 		}
 	}
+	return some, lost, nil
 }
 
 // changed takes all events, and reports whether one is of a table that is not own, or the first own table is gone.
