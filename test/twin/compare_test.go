@@ -108,6 +108,12 @@ func TestNormalise(t *testing.T) {
 			t.Errorf("%s: different is %t:\n%s\n%s", c.what, !c.different, got[0], got[1])
 		}
 	}
+	for _, status := range []uint32{unix.TP_STATUS_CSUMNOTREADY, unix.TP_STATUS_CSUM_VALID, unix.TP_STATUS_GSO_TCP, unix.TP_STATUS_VLAN_VALID} {
+		p, _ := (&side{Lab: &lab.Lab{}, layout: &layout{}}).normalise(arrival{status: status, vlan: 7, frame: mpls(1)})
+		if p.status != status || status == unix.TP_STATUS_VLAN_VALID && p.tag != 7 {
+			t.Errorf("status %#x of an arrival is compared as %#x with tag %d", status, p.status, p.tag)
+		}
+	}
 	arp := append(ethernetHead(1, 2, 0x0806), make([]byte, 28)...)
 	if _, ok := (&side{Lab: &lab.Lab{}, layout: &layout{}}).normalise(arrival{frame: arp}); ok {
 		t.Error("ARP is compared")
