@@ -80,8 +80,25 @@ enum reply_result {
 	REPLY_NO_TAILROOM,  /* the packet is unchanged, because it cannot be made longer */
 };
 
+/* The TOS of an ICMP error: that of the packet in question with precedence "internetwork control"
+ * (RFC 1812 section 4.3.2.5), as the stack has it (icmp_send). */
+#define TOS_MASK    0x1e
+#define TOS_CONTROL 0xc0
+
+/* Completes the IPv4 header of a reply as the stack writes it: an ICMP error may be fragmented, and
+ * a segment may not. What may not needs no identification (RFC 6864). */
+static __always_inline void reply_v4_kind(const struct packet *p, struct iphdr *ip)
+{
+	if (ip->protocol == IPPROTO_ICMP) {
+		ip->tos = (p->tos & TOS_MASK) | TOS_CONTROL;
+		ip->id = bpf_get_prandom_u32();
+	} else {
+		ip->frag_off = bpf_htons(IP_DONT_FRAGMENT);
+	}
+}
+
 /* Writes the IP header of a reply. Returns the sum of the pseudo header (RFC 9293 section 3.1, RFC
- * 8200 section 8.1). An unfragmented datagram needs no identification (RFC 6864). */
+ * 8200 section 8.1). */
 static __always_inline __s64 reply_v4(const struct packet *p, void *at,
 				      const struct address *source, __u8 protocol, __u32 length)
 {
@@ -92,9 +109,9 @@ static __always_inline __s64 reply_v4(const struct packet *p, void *at,
 	ip->version = 4;
 	ip->ihl = 5;
 	ip->tot_len = bpf_htons(sizeof(*ip) + length);
-	ip->frag_off = bpf_htons(IP_DONT_FRAGMENT);
 	ip->ttl = REPLY_TTL;
 	ip->protocol = protocol;
+	reply_v4_kind(p, ip);
 	ip->saddr = address_to_v4(source);
 	ip->daddr = address_to_v4(&p->tuple.source);
 	ip->check = checksum_of(bpf_csum_diff(0, 0, (__be32 *)ip, sizeof(*ip), 0));

@@ -122,6 +122,8 @@ struct packet {
 	__u8 fragment;	/* enum fragment_kind */
 	__u8 tcp_flags; /* SCTP: the equivalent flags (sctp_flags) */
 	__u8 hops;	/* TTL or hop limit */
+	__u8 tos;	/* IPv6: the traffic class */
+	__u8 reserved[3];
 };
 
 enum parsed {

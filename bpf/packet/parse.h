@@ -57,6 +57,7 @@ static __always_inline enum parsed parse_v4(struct context *ctx, struct packet *
 	address_put_v4(&p->tuple.destination, ip->daddr);
 	p->tuple.protocol = ip->protocol;
 	p->hops = ip->ttl;
+	p->tos = ip->tos;
 	p->length = length_of_header(ctx, p, bpf_ntohs(ip->tot_len), 0);
 	p->l4 = p->l3 + ip->ihl * 4;
 	if (p->length < ip->ihl * 4)
@@ -143,6 +144,7 @@ static __always_inline enum parsed parse_v6(struct context *ctx, struct packet *
 		return PARSED_OTHER;
 	p->is_v6 = 1;
 	p->hops = ip->hop_limit;
+	p->tos = ip->priority << 4 | ip->flow_lbl[0] >> 4;
 	p->length = length_of_header(ctx, p, bpf_ntohs(ip->payload_len), sizeof(*ip));
 	p->l4 = p->l3 + sizeof(*ip);
 	next = ip->nexthdr;

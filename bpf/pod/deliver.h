@@ -94,32 +94,51 @@ static __always_inline int frame_for_pod(struct context *ctx, const struct pod *
 		return -1;
 	if (!LINK_HEADER)
 		eth->h_proto = ctx->protocol;
-	if (mac_is_known(to->mac) || to->l3)
-		mac_copy(eth->h_dest, to->mac);
+	mac_copy(eth->h_dest, to->mac);
 	mac_copy(eth->h_source, to->gateway);
 	return 0;
 }
 
-/* Sends a frame of frame_for_pod by the pod's device. If the pod's MAC address is not known, the
- * kernel finds it; behind a bridge it is known. */
-static __always_inline enum action pod_transmit(const struct pod *to)
+/* Returns whether a bridge would forward a frame otherwise than the shortcut: it keeps a tag, and
+ * what follows the packet. */
+static __always_inline int is_odd_for_bridge(const struct context *ctx, const struct packet *p)
 {
-	if (to->l3 || mac_is_known(to->mac))
-		return bpf_redirect(to->device, 0);
-	return bpf_redirect_neigh(to->device, 0, 0, 0);
+	return ctx->vlan_present || packet_length(ctx) > p->l3 + p->length;
 }
 
-/* Puts a packet into the namespace of a pod. `routed`: the stack would route it, not bridge it. */
-static __always_inline enum action pod_redirect(struct context *ctx, const struct pod *to,
-						int routed, enum pod_path path)
+/* Removes what follows a packet in its frame, as the stack does. */
+static __always_inline int pod_trim(struct context *ctx, const struct packet *p)
 {
+	__u32 end = p->l3 + p->length;
+
+	if (packet_length(ctx) <= end)
+		return 0;
+	return packet_segment(ctx) || packet_trim(ctx, end);
+}
+
+/* Returns whether the kernel has to find the MAC address of a pod, or of a next hop. */
+static __always_inline int is_unresolved(const struct pod *to)
+{
+	return !to->l3 && !mac_is_known(to->mac);
+}
+
+/* Puts a packet into the namespace of a pod. `routed`: the stack would route it, not bridge it. If
+ * the pod's MAC address is not known, the packet waits for it by the route in the scratch area. */
+static __always_inline enum action pod_redirect(struct context *ctx, const struct scratch *w,
+						const struct pod *to, int routed,
+						enum pod_path path)
+{
+	if (routed && is_unresolved(to)) {
+		pod_count(path);
+		return packet_forward(ctx, &w->fib, 0);
+	}
 	if ((routed || !LINK_HEADER) && frame_for_pod(ctx, to))
 		return packet_drop(ctx);
 	packet_untag(ctx);
 	if (ctx->pkt_type != PACKET_HOST && bpf_skb_change_type(ctx, PACKET_HOST))
 		return packet_drop(ctx);
 	pod_count(path);
-	return AT_PEER_HOOK ? pod_transmit(to) : bpf_redirect_peer(to->device, 0);
+	return AT_PEER_HOOK ? bpf_redirect(to->device, 0) : bpf_redirect_peer(to->device, 0);
 }
 
 /* Delivers a packet to a pod of this node. */
@@ -130,5 +149,5 @@ static __always_inline enum action pod_deliver(struct context *ctx, const struct
 		return pod_stack(ctx, POD_STACK_ROUTE);
 	if (routed && !packet_decrement_ttl(ctx, &w->packet))
 		return packet_drop(ctx);
-	return pod_redirect(ctx, to, routed, path);
+	return pod_redirect(ctx, w, to, routed, path);
 }

@@ -1,16 +1,22 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Recent decisions to let a flow take the shortcut. The decision takes lookups in half a dozen
- * tables, which cost more than all else that is done for a packet. Entries expire quickly, so that
- * a change of the tables, or of the kernel's conntrack, takes effect. Packets that open or close a
- * connection are always decided (pod/opener.h). */
+/* Recent decisions to let a flow take the shortcut, and the routes that they have found. The
+ * decision takes lookups in half a dozen tables, which cost more than all else that is done for a
+ * packet. Entries expire quickly, so that a change of the tables, of routes and neighbours, or of
+ * the kernel's conntrack, takes effect. Packets that open or close a connection are always decided
+ * (pod/opener.h). */
 #pragma once
 
 #include <linux/bpf.h>
+#include <linux/if_ether.h>
 #include <bpf/bpf_helpers.h>
 
+#include "packet/access.h"
+#include "packet/header_sum.h"
 #include "packet/packet.h"
 #include "packet/tuple.h"
 #include "packet/types.h"
+#include "pod/deliver.h"
+#include "pod/route.h"
 #include "pod/types.h"
 #include "state/scratch.h"
 
@@ -18,15 +24,26 @@
 /* Lifetime in ticks (set_table/set_table.h): 50 ms. */
 #define POD_FLOW_EXPIRY 48
 
+/* The bits of the TOS, or traffic class, that are not ECN (RFC 3168 section 5). */
+#define TOS_DSCP	0xfc
+
+/* What an entry has. */
+enum pod_flow_known {
+	POD_FLOW_ROUTE = 1,	/* `to` is where the stack would send the packets */
+	POD_FLOW_DECISION = 2,	/* they take the shortcut */
+};
+
 struct pod_flow_entry {
 	struct tuple tuple;
-	__u32 since;   /* tick of the decision */
-	__u32 device;  /* input device; 0: the entry is empty */
-	struct pod to; /* device 0: to another node */
-	__u8 routed;   /* the stack would route the packets, not bridge them */
-	__u8 path;     /* enum pod_path */
-	__u8 role;     /* enum pod_role of the input device */
-	__u8 reserved;
+	__u32 since;	/* tick of the lookups */
+	__u32 device;	/* input device */
+	struct pod to;	/* or the next hop (pod/route.h) */
+	__u8 known;	/* enum pod_flow_known */
+	__u8 routed;	/* the stack would route the packets, not bridge them */
+	__u8 path;	/* enum pod_path */
+	__u8 tos;	/* routing rules may match it */
+	__u8 frame_to[ETH_ALEN]; /* the destination of the frame */
+	__u8 reserved[2];
 };
 
 struct {
@@ -45,10 +62,73 @@ static __always_inline struct pod_flow_entry *pod_flow_place(const struct packet
 	return bpf_map_lookup_elem(&pod_flows, &slot);
 }
 
-static __always_inline int pod_flow_valid(struct scratch *w, const struct pod_flow_entry *entry,
-					  __u32 device)
+/* Returns whether an entry is of packets like this one. DSCP may change within a flow, and so may
+ * the frame's destination; ECN changes with congestion, and no rule matches it. */
+static __always_inline int pod_flow_same(struct context *ctx, struct scratch *w,
+					 const struct pod_flow_entry *entry)
 {
-	return entry->device == device && !(w->packet.tcp_flags & (TCP_SYN | TCP_FIN | TCP_RST)) &&
-	       tuple_same(&entry->tuple, &w->packet.tuple) &&
+	return entry->device == ctx->ifindex && tuple_same(&entry->tuple, &w->packet.tuple) &&
+	       !((entry->tos ^ w->packet.tos) & TOS_DSCP) &&
+	       (!LINK_HEADER || frame_is_for(ctx, entry->frame_to)) &&
 	       tick_of(w) - entry->since < POD_FLOW_EXPIRY;
+}
+
+/* Returns whether a packet takes the shortcut without another decision. A bridge keeps a tag. */
+static __always_inline int pod_flow_valid(struct context *ctx, struct scratch *w,
+					  const struct pod_flow_entry *entry)
+{
+	return entry->known & POD_FLOW_DECISION &&
+	       !(w->packet.tcp_flags & (TCP_SYN | TCP_FIN | TCP_RST)) &&
+	       (entry->routed || !is_odd_for_bridge(ctx, &w->packet)) &&
+	       pod_flow_same(ctx, w, entry) && header_sum_is_right(ctx, &w->packet);
+}
+
+/* Notes of what packets an entry is. */
+static __always_inline void pod_flow_set(struct context *ctx, struct scratch *w,
+					 struct pod_flow_entry *entry, int routed,
+					 enum pod_path path)
+{
+	const struct ethhdr *eth = linear_bytes(ctx, 0, sizeof(*eth));
+
+	entry->tuple = w->packet.tuple;
+	entry->since = tick_of(w);
+	entry->device = ctx->ifindex;
+	entry->routed = routed;
+	entry->path = path;
+	entry->tos = w->packet.tos;
+	entry->known = is_unresolved(&entry->to) ? 0 : POD_FLOW_ROUTE;
+	if (!LINK_HEADER)
+		return;
+	if (eth)
+		mac_copy(entry->frame_to, eth->h_dest);
+	else
+		entry->known = 0;
+}
+
+/* Finds where the stack would send the packet in the scratch area: to a pod of this node, or, if
+ * `to` is 0, to other nodes. `t` is its tuple after translation of the destination. Returns whether
+ * it has the shortcut; then entry->to is set. */
+static __always_inline int pod_flow_route(struct context *ctx, struct scratch *w,
+					  const struct tuple *t, const struct pod *to, int routed,
+					  struct pod_flow_entry *entry, enum pod_path path)
+{
+	if (entry->known && entry->routed == routed && entry->path == path &&
+	    pod_flow_same(ctx, w, entry) && (!to || entry->to.device == to->device)) {
+		w->fib_cached = 1;
+		return 1;
+	}
+	entry->known = 0;
+	if (!to) {
+		if (!pod_route_out(ctx, w, &entry->to))
+			return 0;
+	} else if (routed) {
+		if (!pod_route_local(ctx, w, t, to, &entry->to))
+			return 0;
+	} else {
+		if (is_unresolved(to))
+			return 0;
+		entry->to = *to;
+	}
+	pod_flow_set(ctx, w, entry, routed, path);
+	return 1;
 }

@@ -39,6 +39,16 @@ struct {
 	__type(value, __u32);
 } pod_links SEC(".maps");
 
+/* The bridge above a device of pods, by index: the stack receives and sends their packets by it. An
+ * entry is there before that of `pods`. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u32);
+} pod_bridges SEC(".maps");
+
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, 1);

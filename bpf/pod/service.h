@@ -16,7 +16,9 @@
 #include "packet/tuple.h"
 #include "packet/types.h"
 #include "pod/deliver.h"
+#include "pod/flow_cache.h"
 #include "pod/known_flow.h"
+#include "pod/route.h"
 #include "pod/types.h"
 #include "route/fib.h"
 #include "route/redirect.h"
@@ -76,9 +78,10 @@ static __always_inline enum pod_flow error_flow_of(struct scratch *w, const stru
 }
 
 /* Rewrites a reply and sends it to the client: a pod of this node, or by the device that the
- * client's packets arrived by. `path`: to a pod. */
+ * client's packets arrived by. `bridged`, `path`: to a pod. */
 static __always_inline enum action pod_reply(struct context *ctx, struct scratch *w,
-					     struct ct_entry *ct, int unreplied, enum pod_path path)
+					     struct ct_entry *ct, int unreplied, int bridged,
+					     struct pod_flow_entry *flow, enum pod_path path)
 {
 	const struct pod *client = pod_with(&w->to.destination);
 	const struct pod_device *out;
@@ -88,7 +91,13 @@ static __always_inline enum action pod_reply(struct context *ctx, struct scratch
 	if (!device || w->packet.hops <= 1)
 		return pod_stack(ctx, POD_STACK_SERVICE);
 	if (client) {
-		if (client->device != device || wire_length(ctx, &w->packet) > client->mtu)
+		w->reverse_key = w->packet.tuple;
+		w->reverse_key.destination = w->to.destination;
+		w->reverse_key.destination_port = w->to.destination_port;
+		if (client->device != device ||
+		    !pod_flow_route(ctx, w, &w->reverse_key, client, !bridged, flow,
+				    path) ||
+		    wire_length(ctx, &w->packet) > flow->to.mtu)
 			return pod_stack(ctx, POD_STACK_SERVICE);
 	} else {
 		out = pod_device_at(device);
@@ -104,7 +113,7 @@ static __always_inline enum action pod_reply(struct context *ctx, struct scratch
 	if (rewrite(ctx, w, 1, EDGE_REPLY))
 		return drop(ctx, w, EDGE_DROP_REWRITE_FAILED);
 	if (client)
-		return pod_redirect(ctx, client, 1, path);
+		return pod_redirect(ctx, w, &flow->to, 1, path);
 	pod_count(POD_PATH_OUT);
 	return packet_forward(ctx, &w->fib, w->fib_cached);
 }
@@ -113,7 +122,8 @@ static __always_inline enum action pod_reply(struct context *ctx, struct scratch
  * receiver is: there the edge translates what the error quotes, if it has not yet. `to`: the
  * receiver is a pod of this node. */
 static __always_inline enum action pod_error(struct context *ctx, struct scratch *w,
-					     const struct pod *to, enum pod_path path)
+					     const struct pod *to, int routed,
+					     struct pod_flow_entry *flow, enum pod_path path)
 {
 	__u32 device = w->ct.device;
 	const struct pod_device *out = pod_device_at(device);
@@ -121,6 +131,8 @@ static __always_inline enum action pod_error(struct context *ctx, struct scratch
 	if (w->packet.hops <= 1 || (!to && (!out || out->role != POD_ROLE_NODES)))
 		return pod_stack(ctx, POD_STACK_SERVICE);
 	w->to = w->packet.tuple;
+	if (to && !pod_flow_route(ctx, w, &w->packet.tuple, to, routed, flow, path))
+		return pod_stack(ctx, POD_STACK_SERVICE);
 	if (!to && (fib_lookup_cached(ctx, w, &w->to, device, BPF_FIB_LOOKUP_OUTPUT) != ROUTED ||
 		    w->fib.ifindex != device))
 		return pod_stack(ctx, POD_STACK_SERVICE);
@@ -129,8 +141,10 @@ static __always_inline enum action pod_error(struct context *ctx, struct scratch
 	pod_count(path);
 	if (!to)
 		return packet_forward(ctx, &w->fib, w->fib_cached);
-	if (frame_for_pod(ctx, to))
+	if (is_unresolved(&flow->to))
+		return packet_forward(ctx, &w->fib, 0);
+	if (frame_for_pod(ctx, &flow->to))
 		return packet_drop(ctx);
 	packet_untag(ctx);
-	return pod_transmit(to);
+	return bpf_redirect(flow->to.device, 0);
 }

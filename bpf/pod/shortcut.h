@@ -29,6 +29,7 @@
 #include "pod/known_flow.h"
 #include "pod/maps.h"
 #include "pod/opener.h"
+#include "pod/route.h"
 #include "pod/service.h"
 #include "pod/source.h"
 #include "pod/types.h"
@@ -61,13 +62,14 @@ static __always_inline const struct tuple *tracked_tuple(struct context *ctx, st
 	__u8 type;
 
 	*may = 0;
-	if (p->fragment || parsed == PARSED_MALFORMED || has_options(p))
+	if (p->fragment || parsed == PARSED_MALFORMED || has_options(p) || !p->l4 ||
+	    !packet_reaches(ctx, p->l3 + p->length) || !header_sum_is_right(ctx, p))
 		return 0;
 	if (parsed == PARSED) {
 		*may = p->tuple.protocol != IPPROTO_SCTP; /* no lookup in the kernel's conntrack */
 		return &p->tuple;
 	}
-	if (!p->l4 || !is_icmp(p))
+	if (!is_icmp(p))
 		return 0;
 	icmp = packet_bytes(ctx, p->l4, sizeof(*icmp));
 	if (!icmp)
@@ -101,42 +103,63 @@ static __always_inline int is_from_pod_network(const struct scratch *w)
 	       class_of(&quoted->tuple.destination) == FROM_POD;
 }
 
+/* Returns whether the stack would send an ICMP error about the packet to the device by which it
+ * came: the error has a route of its own. */
+static __always_inline int has_route_back(struct context *ctx, struct scratch *w,
+					  const struct address *own)
+{
+	struct tuple *back = &w->reverse_key;
+
+	__builtin_memset(back, 0, sizeof(*back));
+	back->source = *own;
+	back->destination = w->packet.tuple.source;
+	back->protocol = w->packet.is_v6 ? IPPROTO_ICMPV6 : IPPROTO_ICMP;
+	return pod_route(ctx, w, back) != NOT_ROUTED &&
+	       w->fib.ifindex == stack_device_of(packet_device(ctx));
+}
+
 /* Replies to a packet that exceeds the MTU to another node. The stack would reply, too, but its
- * conntrack would see the flow. */
-static __always_inline enum action pod_too_big(struct context *ctx, struct scratch *w)
+ * conntrack would see the flow. It fragments what may be fragmented, also each segment of merged
+ * packets. */
+static __always_inline enum action pod_too_big(struct context *ctx, struct scratch *w, __u32 mtu)
 {
 	const struct packet *p = &w->packet;
-	const struct address *own = address_on(w->fib.ifindex, p->is_v6);
+	const struct address *own = address_on(packet_device(ctx), p->is_v6);
 
-	if (!own || may_fragment(ctx, p))
+	if (!own || !(p->is_v6 || dont_fragment(ctx, p)) || !has_route_back(ctx, w, own))
 		return pod_stack(ctx, POD_STACK_ROUTE);
 	pod_count(POD_PATH_TOO_BIG);
-	if (reply_icmp_error(ctx, p, own, ICMP_TOO_BIG, w->fib.mtu_result) != REPLY_SENT)
+	if (reply_icmp_error(ctx, p, own, ICMP_TOO_BIG, mtu) != REPLY_SENT)
 		return packet_drop(ctx);
 	return packet_bounce(ctx);
 }
 
-/* Sends a packet of a pod to another node. */
-static __always_inline enum action pod_send(struct context *ctx, struct scratch *w)
+/* Sends a packet of a pod to the next hop on the way to another node. */
+static __always_inline enum action pod_send(struct context *ctx, struct scratch *w,
+					    const struct pod *hop)
 {
-	const struct pod_device *out;
-	enum routed routed;
-
 	if (w->packet.hops <= 1)
 		return pod_stack(ctx, POD_STACK_ROUTE);
-	w->to = w->packet.tuple;
-	routed = route(ctx, w, &w->to);
-	if (routed == ROUTED_TOO_BIG)
-		return pod_too_big(ctx, w);
-	if (routed != ROUTED && routed != ROUTED_BY_TC)
-		return pod_stack(ctx, POD_STACK_ROUTE);
-	out = pod_device_at(w->fib.ifindex);
-	if (!out || out->role != POD_ROLE_NODES)
-		return pod_stack(ctx, POD_STACK_ROUTE);
+	if (wire_length(ctx, &w->packet) > hop->mtu)
+		return pod_too_big(ctx, w, hop->mtu);
 	if (!packet_decrement_ttl(ctx, &w->packet))
 		return packet_drop(ctx);
 	pod_count(POD_PATH_OUT);
-	return packet_forward(ctx, &w->fib, w->fib_cached);
+	if (w->fib_cached) {
+		w->fib.ifindex = hop->device;
+		mac_copy(w->fib.smac, hop->gateway);
+		mac_copy(w->fib.dmac, hop->mac);
+	}
+	return packet_forward(ctx, &w->fib, w->fib_cached && !hop->l3);
+}
+
+/* Returns whether two devices are ports of one bridge. */
+static __always_inline int are_at_one_bridge(__u32 a, __u32 b)
+{
+	const __u32 *of_a = bpf_map_lookup_elem(&pod_bridges, &a);
+	const __u32 *of_b = bpf_map_lookup_elem(&pod_bridges, &b);
+
+	return of_a && of_b && *of_a == *of_b;
 }
 
 /* Notes the source of a packet that is no known pod. */
@@ -170,7 +193,9 @@ static __always_inline int from_pod(struct context *ctx, const struct scratch *w
 		return 0;
 	*why = POD_STACK_OTHER;
 	*routed = frame_is_for(ctx, device->mac);
-	return *routed || (to && mac_is_known(to->mac) && frame_is_for(ctx, to->mac));
+	return *routed || (to && mac_is_known(to->mac) && frame_is_for(ctx, to->mac) &&
+			   are_at_one_bridge(ctx->ifindex, to->device) &&
+			   !is_odd_for_bridge(ctx, &w->packet));
 }
 
 /* Returns whether a packet from another node may take the shortcut. `flow`: whose it is. One that
@@ -209,12 +234,12 @@ static __always_inline enum pod_path pod_path_of(const struct pod_device *device
 	return device->role == POD_ROLE_PODS ? POD_PATH_LOCAL : POD_PATH_IN;
 }
 
-/* Sends a packet that takes the shortcut. */
+/* Sends a packet that takes the shortcut. `to`: the pod, or the next hop. */
 static __always_inline enum action pod_forward(struct context *ctx, struct scratch *w,
 					       const struct pod *to, int routed, enum pod_path path)
 {
 	if (path == POD_PATH_OUT)
-		return pod_send(ctx, w);
+		return pod_send(ctx, w, to);
 	return pod_deliver(ctx, w, to, routed,
 			   path == POD_PATH_LOCAL ? POD_PATH_LOCAL : POD_PATH_IN);
 }
@@ -260,6 +285,7 @@ static __always_inline enum action pod_decide(struct context *ctx, struct scratc
 	const struct tuple *tracked;
 	struct ct_entry *ct = 0;
 	const struct pod *to;
+	enum pod_path path;
 
 	tracked = tracked_tuple(ctx, w, parsed, &may);
 	if (!may)
@@ -286,6 +312,10 @@ static __always_inline enum action pod_decide(struct context *ctx, struct scratc
 	if (tracked && kernel_has_flow(ctx, tracked,
 				       leased && !withheld && pod_opens(&w->packet, parsed)))
 		return pod_stack(ctx, POD_STACK_KERNEL_FLOW);
+	path = pod_path_of(device, to != 0 || flow == FLOW_FROM_POD);
+	if ((flow == FLOW_OF_NOBODY || flow == FLOW_TO_POD) &&
+	    !pod_flow_route(ctx, w, &w->packet.tuple, to, routed, chosen, path))
+		return pod_stack(ctx, POD_STACK_ROUTE);
 	if (flow == FLOW_OF_NOBODY && parsed == PARSED)
 		opener = pod_opener_of(leased && !withheld);
 	if (!leased || withheld) {
@@ -294,19 +324,16 @@ static __always_inline enum action pod_decide(struct context *ctx, struct scratc
 		if (!pod_stays(w, flow, unreplied, opener))
 			return pod_stack(ctx, leased ? POD_STACK_WITHHELD : POD_STACK_UNSEARCHED);
 	}
+	if (pod_trim(ctx, &w->packet))
+		return pod_stack(ctx, POD_STACK_OTHER);
 	if (flow == FLOW_FROM_POD && ct)
-		return pod_reply(ctx, w, ct, unreplied, pod_path_of(device, 1));
+		return pod_reply(ctx, w, ct, unreplied, !routed, chosen, path);
 	if (flow == FLOW_ERROR)
-		return pod_error(ctx, w, to, pod_path_of(device, to != 0));
-	chosen->path = pod_path_of(device, to != 0);
-	if (to)
-		chosen->to = *to;
-	chosen->routed = routed;
+		return pod_error(ctx, w, to, routed, chosen, path);
 	/* The edge may delete its entry at any time. */
-	chosen->device = parsed == PARSED && flow == FLOW_OF_NOBODY ? ctx->ifindex : 0;
-	chosen->role = device->role;
-	chosen->tuple = w->packet.tuple;
-	chosen->since = tick_of(w);
+	chosen->known &= POD_FLOW_ROUTE;
+	if (chosen->known && parsed == PARSED && flow == FLOW_OF_NOBODY)
+		chosen->known |= POD_FLOW_DECISION;
 	return ACTION_CONTINUE;
 }
 
@@ -326,9 +353,9 @@ static __always_inline enum action pod_ingress(struct context *ctx)
 	flow = pod_flow_place(&w->packet);
 	if (!flow)
 		return packet_pass(ctx);
+	w->fib_cached = 1;
 	if (parsed != PARSED || w->packet.fragment || has_options(&w->packet) ||
-	    !pod_flow_valid(w, flow, ctx->ifindex) ||
-	    (flow->role == POD_ROLE_NODES && !packet_is_for_node(ctx, &w->own))) {
+	    !pod_flow_valid(ctx, w, flow) || pod_trim(ctx, &w->packet)) {
 		device = pod_device_at(ctx->ifindex);
 		if (!device)
 			return packet_pass(ctx);

@@ -290,6 +290,19 @@ func TestCountersOfAnotherVersion(t *testing.T) {
 	}
 }
 
+// The kernel tells which flags bpf_fib_lookup has.
+func TestLookupFlags(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("loading programs needs root")
+	}
+	if !acceptsLookupFlags(0) {
+		t.Error("a look-up without flags is refused")
+	}
+	if acceptsLookupFlags(1 << 12) {
+		t.Error("a flag that does not exist is accepted")
+	}
+}
+
 // The kernel tells which flags bpf_l4_csum_replace has.
 func TestChecksumFlags(t *testing.T) {
 	if os.Geteuid() != 0 {

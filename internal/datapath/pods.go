@@ -89,6 +89,7 @@ var podTables = []Table{
 	{Name: PodMapPods, Kind: ConfigTable, Fixed: podLimit, Copy: CopyEntries},
 	{Name: PodMapPodDevices, Kind: ConfigTable, Fixed: podLimit, Copy: CopyEntries},
 	{Name: PodMapPodLinks, Kind: ConfigTable, Fixed: podLimit, Copy: CopyEntries},
+	{Name: PodMapPodBridges, Kind: ConfigTable, Fixed: podLimit, Copy: CopyEntries},
 	{Name: PodMapPodLeases, Kind: ConfigTable, Copy: CopyEntries, Init: initPodLease},
 	{Name: PodMapPodEstablished, Kind: StateTable, Fixed: PodFlowLimit, Copy: CopyEntries},
 	{Name: PodMapPodOpening, Kind: StateTable, Fixed: PodFlowLimit, Copy: StartEmpty},
@@ -169,6 +170,11 @@ func (d *Datapath) PodLinks() Hash[uint32, uint32] {
 // UnknownPods returns the table of addresses that send from devices of pods and are not in Pods, with the device.
 func (d *Datapath) UnknownPods() Hash[Address, uint32] {
 	return kernelHash[Address, uint32]{PodMapPodUnknown, d.maps[PodMapPodUnknown]}
+}
+
+// PodBridges returns the table of the bridges above devices of pods, by the index of the device.
+func (d *Datapath) PodBridges() Hash[uint32, uint32] {
+	return kernelHash[uint32, uint32]{PodMapPodBridges, d.maps[PodMapPodBridges]}
 }
 
 // PodLeases returns the table whose entry 0 is the lease.

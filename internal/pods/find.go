@@ -66,6 +66,8 @@ type network struct {
 	rpFilters map[int]uint8
 	// ruleInputs are the input devices that routing rules of IPv4 name.
 	ruleInputs []string
+	// ruleMarks: routing rules match marks of packets.
+	ruleMarks bool
 
 	// Made by prepare: where in links a device is, the first route to each single address, and the other routes.
 	index  map[int]int
@@ -233,11 +235,13 @@ func (n *network) link(index int) link {
 // gateway is the MAC address to which the pods behind a device send what is routed: the device's, or that of the bridge
 // above.
 func (n *network) gateway(l link) [6]byte {
-	if l.master != 0 && n.link(l.master).kind == "bridge" {
+	if n.isBridge(l.master) {
 		return n.link(l.master).mac
 	}
 	return l.mac
 }
+
+func (n *network) isBridge(index int) bool { return n.link(index).kind == "bridge" }
 
 // sortedAddresses returns the addresses in order.
 func sortedAddresses(at map[netip.Addr]place) []netip.Addr {

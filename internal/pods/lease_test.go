@@ -31,6 +31,7 @@ type fakeDatapath struct {
 	pods    memory[datapath.Address, datapath.Pod]
 	devices memory[uint32, datapath.PodDevice]
 	links   memory[uint32, uint32]
+	bridges memory[uint32, uint32]
 	leases  memory[uint32, datapath.PodLease]
 	unknown memory[datapath.Address, uint32]
 	track   func() // is called when flows are tracked; nil: nothing
@@ -39,7 +40,8 @@ type fakeDatapath struct {
 func newFakeDatapath() *fakeDatapath {
 	return &fakeDatapath{
 		pods: memory[datapath.Address, datapath.Pod]{}, devices: memory[uint32, datapath.PodDevice]{},
-		links: memory[uint32, uint32]{}, leases: memory[uint32, datapath.PodLease]{}, unknown: memory[datapath.Address, uint32]{},
+		links: memory[uint32, uint32]{}, bridges: memory[uint32, uint32]{}, leases: memory[uint32, datapath.PodLease]{},
+		unknown: memory[datapath.Address, uint32]{},
 	}
 }
 
@@ -48,6 +50,7 @@ func (d *fakeDatapath) Pods() datapath.Hash[datapath.Address, datapath.Pod]   { 
 func (d *fakeDatapath) PodDevices() datapath.Hash[uint32, datapath.PodDevice] { return d.devices }
 func (d *fakeDatapath) PodLinks() datapath.Hash[uint32, uint32]               { return d.links }
 func (d *fakeDatapath) UnknownPods() datapath.Hash[datapath.Address, uint32]  { return d.unknown }
+func (d *fakeDatapath) PodBridges() datapath.Hash[uint32, uint32]             { return d.bridges }
 func (d *fakeDatapath) PodLeases() datapath.Hash[uint32, datapath.PodLease]   { return d.leases }
 func (d *fakeDatapath) WaitForReaders() error                                 { return nil }
 func (d *fakeDatapath) UntrackPodFlows([]kernelct.Flow) error                 { return nil }

@@ -16,7 +16,7 @@ import (
 // readNetwork reads the devices, routes, neighbours, bridge ports and addresses of this network namespace.
 func readNetwork() (*network, error) {
 	n := &network{ports: map[portKey]int{}, own: map[netip.Addr]bool{}}
-	for _, read := range []func(*network) error{readLinks, readRoutes, readNeighbours, readPorts, readAddresses, readReversePaths} {
+	for _, read := range []func(*network) error{readLinks, readRoutes, readNeighbours, readPorts, readAddresses, readReversePaths, readRuleMarks} {
 		if err := read(n); err != nil {
 			return nil, err
 		}
@@ -142,4 +142,9 @@ func readReversePaths(n *network) (err error) {
 		}
 	}
 	return nil
+}
+
+func readRuleMarks(n *network) (err error) {
+	n.ruleMarks, err = node.RulesMatchMarks()
+	return err
 }

@@ -43,6 +43,7 @@ type Datapath interface {
 	PodDevices() datapath.Hash[uint32, datapath.PodDevice]
 	PodLinks() datapath.Hash[uint32, uint32]
 	UnknownPods() datapath.Hash[datapath.Address, uint32]
+	PodBridges() datapath.Hash[uint32, uint32]
 	PodLeases() datapath.Hash[uint32, datapath.PodLease]
 	TrackPodFlows(ends map[netip.Addr]bool) ([]kernelct.Flow, error)
 	UntrackPodFlows(flows []kernelct.Flow) error
@@ -157,7 +158,7 @@ func (s *Shortcut) Run(ctx context.Context) error {
 func (s *Shortcut) watchNetwork(ctx context.Context) error {
 	return netdev.Watch(ctx, s.changed, unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR,
 		unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE, unix.RTNLGRP_NEIGH,
-		unix.RTNLGRP_IPV4_NETCONF, unix.RTNLGRP_IPV4_RULE)
+		unix.RTNLGRP_IPV4_NETCONF, unix.RTNLGRP_IPV4_RULE, unix.RTNLGRP_IPV6_RULE)
 }
 
 // watchQueues waits for changes of queues and filters of tc.
@@ -300,7 +301,7 @@ func (s *Shortcut) wanted() *rows {
 	if s.around == nil || s.searched == nil {
 		return nil
 	}
-	n, found := s.around.network, slices.Concat(s.searched.found, s.around.reversePaths())
+	n, found := s.around.network, slices.Concat(s.searched.found, s.around.reversePaths(), s.around.routeMarks(datapath.RouteLookupsTakeMarks()))
 	if s.schedule.held && !s.config.IgnoreFilters {
 		found = append(found, filter{what: "packet filters that change faster than they can be searched"})
 	}
@@ -384,6 +385,17 @@ func (n *network) rows(at map[netip.Addr]place, uplinks []link) (map[datapath.Ad
 	return pods, devices
 }
 
+// bridges are the bridges above devices.
+func (n *network) bridges(devices map[uint32]uint32) map[uint32]uint32 {
+	above := map[uint32]uint32{}
+	for index := range devices {
+		if l := n.link(int(index)); n.isBridge(l.master) {
+			above[index] = uint32(l.master)
+		}
+	}
+	return above
+}
+
 func asByte(b bool) uint8 {
 	if b {
 		return 1
@@ -411,6 +423,10 @@ func (s *Shortcut) write(wanted *rows) error {
 	if err := datapath.Withdraw(s.datapath.PodDevices(), devices); err != nil {
 		return err
 	}
+	bridges := s.around.network.bridges(links)
+	if err := datapath.Withdraw(s.datapath.PodBridges(), bridges); err != nil {
+		return err
+	}
 	for _, component := range []string{datapath.PodComponent, datapath.PodL3Component, datapath.PodNetkitComponent} {
 		slices.Sort(places[component])
 		if !s.datapath.Enabled(component) {
@@ -419,6 +435,9 @@ func (s *Shortcut) write(wanted *rows) error {
 		if err := s.datapath.SetDevices(component, places[component]...); err != nil {
 			return fmt.Errorf("attach the programs: %w", err)
 		}
+	}
+	if err := datapath.Publish(s.datapath.PodBridges(), bridges); err != nil {
+		return err
 	}
 	if err := datapath.Publish(s.datapath.PodDevices(), devices); err != nil {
 		return err
