@@ -67,6 +67,19 @@ func plain(frame []byte) []byte {
 	return frame[:14+int(frame[16])<<8+int(frame[17])]
 }
 
+// precedence is "internetwork control" in the TOS of ICMP errors (RFC 1812 section 4.3.2.5).
+const precedence = 0xc0
+
+// withoutID clears the identification of an ICMP error of a program's own, which is random.
+func withoutID(frame []byte) []byte {
+	if len(frame) < 34 || frame[12] != 8 || frame[15]&precedence != precedence || frame[20]&0x40 != 0 || frame[23] != model.ICMP {
+		return frame
+	}
+	frame = bytes.Clone(frame)
+	noID(frame[14:34])
+	return frame
+}
+
 // noID clears an IPv4 header's identification, and its checksum.
 func noID(ip []byte) {
 	sum := uint32(ip[10])<<8 + uint32(ip[11]) + uint32(ip[4])<<8 + uint32(ip[5])
@@ -91,6 +104,7 @@ func (p probe) icmpAnswerOf(t testing.TB, from netip.Addr, v4, v6 [2]uint8, rest
 		back.protocol = model.ICMP
 		icmp := &layers.ICMPv4{TypeCode: layers.CreateICMPv4TypeCode(v4[0], v4[1]), Id: uint16(rest >> 16), Seq: uint16(rest)}
 		length := min(len(quoted), int(quoted[2])<<8+int(quoted[3]))
+		back.class, back.dontFragment = quoted[1]&0x1e|precedence, false
 		return plain(serialize(t, back.ethernet(), back.network().(gopacket.SerializableLayer), icmp,
 			gopacket.Payload(quoted[:min(length, 576-20-8)])))
 	}

@@ -93,6 +93,7 @@ func (w *world) met(at hook, got, want model.Result) bool {
 	if got.Action != want.Action {
 		return false
 	}
+	got.Frame, want.Frame = withoutID(got.Frame), withoutID(want.Frame)
 	if w.l3 && got.Action == model.ActionSend && min(len(got.Frame), len(want.Frame)) > ethernetHeader {
 		return bytes.Equal(got.Frame[ethernetHeader:], want.Frame[ethernetHeader:]) // runL3 checks the header
 	}

@@ -159,6 +159,9 @@ func (p *packet) answer(from netip.Addr, protocol byte, payload []byte) []byte {
 	} else {
 		const dontFragment = 0x40
 		ip := []byte{4<<4 | 5, 0, 0, 0, 0, 0, dontFragment, 0, 64, protocol, 0, 0}
+		if protocol == ICMP { // an error: its precedence is "internetwork control" (RFC 1812 section 4.3.2.5)
+			ip[1], ip[6] = p.frame[l3+1]&0x1e|0xc0, 0
+		}
 		binary.BigEndian.PutUint16(ip[2:], uint16(20+len(payload)))
 		ip = append(append(ip, from.AsSlice()...), to.AsSlice()...)
 		if protocol == TCP {
