@@ -107,6 +107,8 @@ static __always_inline enum action dsr_route_or_reply(struct context *ctx, struc
 		return ACTION_CONTINUE;
 	if (routed == ROUTED_TOO_BIG && may_reply)
 		return too_big(ctx);
+	if (not_routed(routed) && may_reply)
+		return no_route(ctx, routed);
 	if (routed == ROUTED_TOO_BIG)
 		reason = EDGE_DROP_TOO_BIG;
 	else if (routed == ROUTED_WITHOUT_ADDRESS)

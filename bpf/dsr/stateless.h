@@ -118,7 +118,7 @@ static __always_inline __u32 untracked_backend(const struct scratch *w,
 	if (!backend || backend->local ||
 	    (asked->protocol == IPPROTO_SCTP && backend->port != asked->destination_port) ||
 	    (frontend->source_set && !source_admitted(frontend->source_set, &asked->source)) ||
-	    address_is_no_source(&asked->source) ||
+	    address_is_no_source(&asked->source) || address_is_link_local(&asked->source) ||
 	    !dsr_of(frontend->dsr, backend, class_of(&asked->source), &asked->source))
 		return 0;
 	return id;

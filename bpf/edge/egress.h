@@ -91,7 +91,7 @@ static __always_inline enum action egress_forward(struct context *ctx, struct sc
 {
 	if (rewrite(ctx, w, 0, reason))
 		return drop(ctx, w, EDGE_DROP_REWRITE_FAILED);
-	if (routed == NOT_ROUTED) /* the kernel's result for local addresses */
+	if (not_routed(routed)) /* the node's own address; or the stack replies with an error */
 		return packet_redirect_self(ctx);
 	return packet_redirect_neigh(ctx, w->fib.ifindex);
 }

@@ -61,7 +61,7 @@ static __always_inline enum action new_flow_remote(struct context *ctx, struct s
 	if (routed == ROUTED_TOO_BIG)
 		return too_big(ctx);
 	if (not_routed(routed))
-		return drop(ctx, w, no_route_reason(routed));
+		return no_route(ctx, routed);
 	if (address_is_unspecified(&w->ct.xlate.source))
 		return drop(ctx, w, EDGE_DROP_NO_ADDRESS);
 	if (xfrm_concerns(&w->ct.xlate)) /* from the node's address */
@@ -135,7 +135,7 @@ static __always_inline enum action new_flow_hairpin(struct context *ctx, struct 
 	w->ct.xlate.source = w->packet.tuple.destination;
 	routed = route(ctx, w, &w->ct.xlate);
 	if (not_routed(routed))
-		return drop(ctx, w, no_route_reason(routed));
+		return no_route(ctx, routed);
 	if (routed == ROUTED_TOO_BIG)
 		return too_big(ctx);
 	reason = ct_create(ctx, 0);
@@ -197,6 +197,8 @@ static __always_inline enum action new_flow(struct context *ctx, struct scratch 
 	action = edge_select(ctx, w, class, &backend);
 	if (action != ACTION_CONTINUE || !backend)
 		return action;
+	if (!w->decap.dsr && address_is_link_local(&w->packet.tuple.source))
+		return beyond_scope(ctx);
 	by_stack = backend->local;
 #ifndef EDGE_XDP
 	/* The reply comes back through this node, to the pod's device. */

@@ -32,6 +32,9 @@ struct icmp_header {
 enum icmp_error {
 	ICMP_PORT_UNREACHABLE,
 	ICMP_HOST_UNREACHABLE, /* IPv6: address unreachable */
+	ICMP_NO_ROUTE,	       /* IPv4: network unreachable */
+	ICMP_PROHIBITED,       /* communication administratively prohibited */
+	ICMP_BEYOND_SCOPE,     /* IPv6: beyond scope of source address */
 	ICMP_TIME_EXCEEDED,
 	ICMP_TOO_BIG, /* IPv4: fragmentation needed */
 };
@@ -58,7 +61,7 @@ struct {
 /* Each budget has its own token bucket. Otherwise a flood of rejected packets would stop path MTU
  * discovery. */
 enum icmp_budget {
-	BUDGET_UNREACHABLE, /* port and host unreachable, time exceeded */
+	BUDGET_UNREACHABLE, /* unreachable, time exceeded */
 	BUDGET_TOO_BIG,
 	ICMP_BUDGETS,
 };
@@ -241,6 +244,17 @@ static __always_inline void icmp_header_of(struct icmp_header *icmp, int is_v6,
 	case ICMP_HOST_UNREACHABLE:
 		icmp->type = is_v6 ? 1 : 3;
 		icmp->code = is_v6 ? 3 : 1;
+		break;
+	case ICMP_NO_ROUTE:
+		icmp->type = is_v6 ? 1 : 3;
+		break;
+	case ICMP_PROHIBITED:
+		icmp->type = is_v6 ? 1 : 3;
+		icmp->code = is_v6 ? 1 : 13;
+		break;
+	case ICMP_BEYOND_SCOPE:
+		icmp->type = 1;
+		icmp->code = 2;
 		break;
 	case ICMP_TIME_EXCEEDED:
 		icmp->type = is_v6 ? 3 : 11;

@@ -101,6 +101,13 @@ static __always_inline int address_is_no_source(const struct address *a)
 	return a->bytes[0] == 0xff || address_is_loopback(a) || address_is_unspecified(a);
 }
 
+/* Returns whether a packet with this source may not leave its link (RFC 4291 section 2.5.6). The
+ * stack forwards those of IPv4 (169.254.0.0/16). */
+static __always_inline int address_is_link_local(const struct address *a)
+{
+	return a->bytes[0] == 0xfe && (a->bytes[1] & 0xc0) == 0x80;
+}
+
 #define AF_INET	 2
 #define AF_INET6 10
 

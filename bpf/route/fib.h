@@ -41,7 +41,11 @@ static __always_inline const struct address *outer_source_on(__u32 device, int i
 enum routed {
 	ROUTED,
 	ROUTED_BY_TC,
-	NOT_ROUTED,
+	NOT_ROUTED, /* no route, or to the node itself */
+	/* What a route, or a rule, says instead of a next hop. */
+	ROUTE_BLACKHOLE,
+	ROUTE_UNREACHABLE,
+	ROUTE_PROHIBITED,
 	ROUTED_TOO_BIG,
 	ROUTED_WITHOUT_ADDRESS, /* no address for SNAT */
 	/* net.ipv4.conf.DEVICE.forwarding, or its IPv6 counterpart, is 0: the kernel does not look
@@ -51,13 +55,24 @@ enum routed {
 
 static __always_inline int not_routed(enum routed routed)
 {
-	return routed == NOT_ROUTED || routed == FORWARDING_OFF;
+	return (routed >= NOT_ROUTED && routed <= ROUTE_PROHIBITED) || routed == FORWARDING_OFF;
 }
 
-/* Returns the drop reason of a lookup that found no route. */
-static __always_inline enum edge_reason no_route_reason(enum routed routed)
+/* Returns what a result of bpf_fib_lookup that tells no next hop means. */
+static __always_inline enum routed not_routed_by(long result)
 {
-	return routed == FORWARDING_OFF ? EDGE_DROP_FORWARDING : EDGE_DROP_NO_ROUTE;
+	switch (result) {
+	case BPF_FIB_LKUP_RET_BLACKHOLE:
+		return ROUTE_BLACKHOLE;
+	case BPF_FIB_LKUP_RET_UNREACHABLE:
+		return ROUTE_UNREACHABLE;
+	case BPF_FIB_LKUP_RET_PROHIBIT:
+		return ROUTE_PROHIBITED;
+	case BPF_FIB_LKUP_RET_FWD_DISABLED:
+		return FORWARDING_OFF;
+	default:
+		return NOT_ROUTED;
+	}
 }
 
 /* Looks up the device and next hop to an address, for a packet of some length that arrived by a
@@ -88,7 +103,7 @@ static __always_inline enum routed fib_lookup(struct context *ctx, __u32 length,
 		return ROUTED_BY_TC; /* tc makes the kernel resolve the neighbour */
 	if (result == BPF_FIB_LKUP_RET_FRAG_NEEDED)
 		return ROUTED_TOO_BIG;
-	return result == BPF_FIB_LKUP_RET_FWD_DISABLED ? FORWARDING_OFF : NOT_ROUTED;
+	return not_routed_by(result);
 }
 
 /* fib_lookup for the packet in the scratch area, to be translated to `to`, with the next-hop cache.

@@ -61,6 +61,47 @@ static __always_inline enum action ttl_exceeded(struct context *ctx, const struc
 			  EDGE_TTL_EXCEEDED);
 }
 
+/* Drops a packet for which there is no next hop, with the ICMP error that the stack sends (ip_error,
+ * ip6_pkt_drop): none of a black hole, nor if forwarding is off, nor to later fragments (RFC 1122
+ * section 3.2.2). Global function: the verifier checks it once. */
+__noinline enum action no_route(struct context *ctx, __u32 routed)
+{
+	__u32 zero = 0;
+	struct scratch *w = bpf_map_lookup_elem(&scratch, &zero);
+	enum icmp_error error = ICMP_NO_ROUTE;
+
+	if (!w)
+		return packet_drop(ctx);
+	if (routed == FORWARDING_OFF)
+		return drop(ctx, w, EDGE_DROP_FORWARDING);
+	if (routed == ROUTE_BLACKHOLE || w->packet.fragment == FRAGMENT_LATER)
+		return drop(ctx, w, EDGE_DROP_NO_ROUTE);
+	if (routed == ROUTE_PROHIBITED)
+		error = ICMP_PROHIBITED;
+	else if (routed == ROUTE_UNREACHABLE && !w->packet.is_v6)
+		error = ICMP_HOST_UNREACHABLE;
+	return send_reply(ctx, w,
+			  reply_icmp_error(ctx, &w->packet, &w->packet.tuple.destination, error, 0),
+			  EDGE_DROP_NO_ROUTE);
+}
+
+/* Drops a client's packet that may not leave its link, with the stack's error (ip6_forward). Global
+ * function: the verifier checks it once. */
+__noinline enum action beyond_scope(struct context *ctx)
+{
+	__u32 zero = 0;
+	struct scratch *w = bpf_map_lookup_elem(&scratch, &zero);
+
+	if (!w)
+		return packet_drop(ctx);
+	if (w->packet.fragment == FRAGMENT_LATER)
+		return drop(ctx, w, EDGE_DROP_SCOPE);
+	return send_reply(ctx, w,
+			  reply_icmp_error(ctx, &w->packet, &w->packet.tuple.destination,
+					   ICMP_BEYOND_SCOPE, 0),
+			  EDGE_DROP_SCOPE);
+}
+
 /* Fragments a packet that exceeds the MTU, or replies with an ICMP error (RFC 1191, RFC 8201): to a
  * client from the Service's address, to a backend from the node's. No reply to later fragments (RFC
  * 1122 section 3.2.2). Global function: the verifier checks it once. */
@@ -144,7 +185,7 @@ static __always_inline enum action forward(struct context *ctx, struct scratch *
 					   enum routed routed, enum edge_reason reason)
 {
 	if (not_routed(routed))
-		return drop(ctx, w, no_route_reason(routed));
+		return no_route(ctx, routed);
 	if (looks_like_balancer(ctx, w))
 		return drop(ctx, w, EDGE_DROP_SPOOFED);
 	if (rewrite(ctx, w, 1, reason))

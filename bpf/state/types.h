@@ -54,6 +54,8 @@ enum edge_reason {
 	/* A backend of this node acknowledges another connection from the client's port than the
 	 * one that the client opens by a Service. */
 	EDGE_DROP_OTHER_CONNECTION,
+	EDGE_DROP_SCOPE, /* to a backend, with a source that may not leave its link; replied with an
+			    ICMP error */
 	EDGE_REASONS,
 };
 

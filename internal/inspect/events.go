@@ -86,6 +86,7 @@ var Reasons = map[string]string{
 	"drop_reverse_path":      "dropped: the source is an address of this node, or rp_filter does not allow it at this device",
 	"drop_xfrm":              "dropped: an XFRM policy concerns the flow, which would pass in clear",
 	"drop_other_connection":  "dropped: the backend acknowledges another connection from the client's port, instead of the one that the client opens; the client's next SYN gets another port",
+	"drop_scope":             "dropped: a link-local source may not leave its link",
 	"to_tc":                  "passed by XDP to tc: another device, an unresolved next hop, a packet to fragment, or no room for a reply",
 }
 

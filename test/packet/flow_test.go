@@ -150,7 +150,7 @@ func TestLeftToTC(t *testing.T) {
 func TestNoWay(t *testing.T) {
 	w := newScene(t)
 	w.each(t, func(t *testing.T, at hook, f family, protocol uint8) {
-		w.drops(t, at, f.question(protocol, toNoRoute).frame(t), model.DropNoRoute)
+		w.answersWithoutRoute(t, at, f.question(protocol, toNoRoute))
 		w.drops(t, at, f.question(protocol, noBackends).frame(t), model.DropNoBackend)
 		// eth2 is not the packet's device, so tc handles it.
 		w.drops(t, atIngress, f.question(protocol, toNoAddress).frame(t), model.DropNoAddress)
@@ -160,6 +160,14 @@ func TestNoWay(t *testing.T) {
 			}
 		}
 	})
+}
+
+// answersWithoutRoute checks that a packet gets the stack's ICMP error, and is counted.
+func (w *world) answersWithoutRoute(t *testing.T, at hook, question probe) {
+	t.Helper()
+	before := w.counts(t)
+	w.leaves(t, at, question.frame(t), model.ActionSend, question.icmpAnswer(t, question.to.Addr(), [2]uint8{3, 0}, [2]uint8{1, 0}, 0))
+	w.counted(t, before, model.DropNoRoute)
 }
 
 // With forwarding disabled in the kernel, packets that need it are dropped with that reason: first packets,

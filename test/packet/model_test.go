@@ -65,7 +65,7 @@ func TestModel(t *testing.T) {
 				// Tested elsewhere: forwarding disabled in the kernel, plain tables, few ports,
 				// ICMP errors and their rate, flows of the kernel, source validation,
 				// XFRM policies.
-				none := map[model.Reason]bool{model.DropForwarding: true, model.DropInsertFailed: true, model.DropNoPort: true, model.ICMPError: true, model.ICMPRateLimited: true, model.DropRedirect: true, model.KernelFlow: true, model.KernelSocket: true, model.DropReversePath: true, model.DropXFRM: true}
+				none := map[model.Reason]bool{model.DropForwarding: true, model.DropInsertFailed: true, model.DropNoPort: true, model.ICMPError: true, model.ICMPRateLimited: true, model.DropRedirect: true, model.KernelFlow: true, model.KernelSocket: true, model.DropReversePath: true, model.DropXFRM: true, model.DropScope: true}
 				if r := model.Reason(reason); n == 0 && !none[r] && (r != model.ToTC || at == atXDP) {
 					t.Errorf("none of %d packets had reason %d: the generator is too narrow", *packetsFlag/2, reason)
 				}

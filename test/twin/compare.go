@@ -31,18 +31,24 @@ var normalised = []struct {
 	{"the identification of IPv4 headers that the node makes", "random (RFC 6864 section 4.1): of ICMP errors, of replies to echo requests and of tunnels' outer headers", forgetID},
 	{"the flow label of ICMPv6 errors", "a hash with a secret of the kernel (RFC 6437 section 3), which nobody reads back", forgetFlowLabel},
 	{"the identification of IPv6 fragments where the node has conntrack", "it reassembles the datagram, and the node fragments it with a random one (RFC 7739)", forgetFragmentID},
+	{"the TCP checksum of merged packets in ICMP errors", "left to the device, and so half done: the stack's conntrack translates it back as if it were whole", forgetQuotedChecksum},
 	{"ports of masquerade", "drawn at random: a one-to-one map for each flow", restorePort},
 	{"the source port of VXLAN around ICMP errors", "a hash of the socket that sends the error, which is another one in each lab", forgetTunnelPort},
 }
 
-// agree reports whether the same has arrived, but for two things. If the stack has verified a checksum on the way, as
+// agree reports whether the same has arrived, but for three things. If the stack has verified a checksum on the way, as
 // conntrack does, and the shortcut has not, the receiver does: it takes longer, and no wrong packet is received. The
-// other way round is a difference. And of a merged packet of which only some segments have to be fragmented, the others
+// other way round is a difference. The stack answers each sender once a second what routes refuse, by a limit that no
+// network namespace has of its own (ip_error, net.ipv4.route.error_cost): the shortcut may where the stack is silent.
+// And of a merged packet of which only some segments have to be fragmented, the others
 // may overtake these, because fragments take the stack.
 func agree(got [2][]seen) bool {
 	order := byEnd
 	if slices.ContainsFunc(got[1], seen.isFragment) {
 		order = byContent
+	}
+	if !slices.ContainsFunc(got[1], seen.isRefusal) {
+		got[0] = slices.DeleteFunc(slices.Clone(got[0]), seen.isRefusal)
 	}
 	shortcut, stack := slices.SortedStableFunc(slices.Values(got[0]), order), slices.SortedStableFunc(slices.Values(got[1]), order)
 	return slices.EqualFunc(shortcut, stack, func(shortcut, stack seen) bool {
@@ -56,6 +62,13 @@ func agree(got [2][]seen) bool {
 func byEnd(a, b seen) int { return cmp.Compare(a.end, b.end) }
 
 func byContent(a, b seen) int { return cmp.Or(byEnd(a, b), cmp.Compare(a.frame, b.frame)) }
+
+// isRefusal is about ICMP errors of routes: network or host unreachable, administratively prohibited.
+func (p seen) isRefusal() bool {
+	a := arrival{frame: []byte(p.frame), l3: p.l3}
+	ip := a.packet()
+	return len(ip) >= 22 && ip[0] == 0x45 && ip[9] == unix.IPPROTO_ICMP && ip[20] == 3 && slices.Contains([]byte{0, 1, 13}, ip[21])
+}
 
 // isFragment is about IPv4, which routers fragment.
 func (p seen) isFragment() bool {
@@ -210,6 +223,22 @@ func forgetFlowLabel(_ *side, a *arrival, _ *seen) bool {
 			p[1] &= 0xf0
 			clear(p[2:4])
 		}
+	}
+	return true
+}
+
+// forgetQuotedChecksum is about quoted packets that are longer than frames.
+func forgetQuotedChecksum(_ *side, a *arrival, _ *seen) bool {
+	const longest, checksum = 1500, 16
+	p := a.packet()
+	switch {
+	case len(p) > 48+checksum+2 && p[0] == 0x45 && p[9] == unix.IPPROTO_ICMP && p[28] == 0x45 && p[37] == unix.IPPROTO_TCP && binary.BigEndian.Uint16(p[30:]) > longest:
+		clear(p[22:24])
+		clear(p[48+checksum:][:2])
+	case len(p) > 88+checksum+2 && p[0]>>4 == 6 && p[6] == unix.IPPROTO_ICMPV6 && p[40] < layers.ICMPv6TypeEchoRequest && p[54] == unix.IPPROTO_TCP &&
+		binary.BigEndian.Uint16(p[52:]) > longest:
+		clear(p[42:44])
+		clear(p[88+checksum:][:2])
 	}
 	return true
 }

@@ -13,6 +13,9 @@ func noSource(a netip.Addr) bool {
 	return a.IsMulticast() || a.IsLoopback() || a.IsUnspecified()
 }
 
+// ofLink reports whether packets with a source may not leave their link.
+func ofLink(a netip.Addr) bool { return a.Is6() && a.IsLinkLocalUnicast() }
+
 func (v *visit) begin() Result {
 	if noSource(v.tuple.Source) {
 		return v.pass(Malformed)
@@ -67,6 +70,9 @@ func (v *visit) begin() Result {
 	if goesOn {
 		v.goesOn(track)
 	}
+	if v.wrapped == nil && ofLink(v.tuple.Source) {
+		return v.beyondScope()
+	}
 	if track.DSR = v.dsrOf(dsr, backend); track.DSR != SNAT {
 		return v.beginDirect(track)
 	}
@@ -116,6 +122,24 @@ func (v *visit) outOfHops() Result {
 	return Result{Action: ActionSend, Frame: v.timeExceeded(own)}
 }
 
+// noRoute is the result for a packet that no route leads on.
+func (v *visit) noRoute() Result {
+	if v.fragment == laterFragment {
+		return v.drop(DropNoRoute)
+	}
+	v.Counts[DropNoRoute]++
+	return Result{Action: ActionSend, Frame: v.icmp(v.tuple.Destination, [2]byte{3, 0}, [2]byte{1, 0}, 0)}
+}
+
+// beyondScope is the result for a packet that may not leave its link.
+func (v *visit) beyondScope() Result {
+	if v.fragment == laterFragment {
+		return v.drop(DropScope)
+	}
+	v.Counts[DropScope]++
+	return Result{Action: ActionSend, Frame: v.icmp(v.tuple.Destination, [2]byte{}, [2]byte{1, 2}, 0)}
+}
+
 // tooBig is the result for a packet that does not fit through the next hop.
 func (v *visit) tooBig(hop *NextHop) Result {
 	if !v.is6() && v.frame[l3+6]&0x40 == 0 {
@@ -142,7 +166,7 @@ func (v *visit) beginRemote(track *Track, hash uint32) Result {
 		return v.pass(ToTC)
 	}
 	if hop == nil {
-		return v.drop(DropNoRoute)
+		return v.noRoute()
 	}
 	own := v.own(hop.Device)
 	if !own.IsValid() {
@@ -166,7 +190,7 @@ func (v *visit) beginHairpin(track *Track, hash uint32) Result {
 		return v.tooBig(hop)
 	}
 	if hop == nil {
-		return v.drop(DropNoRoute)
+		return v.noRoute()
 	}
 	track.Becomes.Source, track.Local = v.tuple.Destination, false
 	reason := v.keep(track, hash, false)
@@ -204,7 +228,7 @@ func (v *visit) leftToTC(hop *NextHop) bool {
 
 func (v *visit) send(to Tuple, hop *NextHop, reason Reason) Result {
 	if hop == nil {
-		return v.drop(DropNoRoute)
+		return v.noRoute()
 	}
 	v.Counts[reason]++
 	out := v.change(to, 1)

@@ -56,7 +56,7 @@ func (v *visit) way(track *Track) (d direct, result Result, ok bool) {
 		return d, v.tooBig(&NextHop{MTU: d.hop.MTU - v.overhead(d.dsr)}), false
 	}
 	if d.hop == nil {
-		return d, v.drop(DropNoRoute), false
+		return d, v.noRoute(), false
 	}
 	if d.own = v.own(d.hop.Device); d.dsr != Opt && !d.own.IsValid() {
 		return d, v.drop(DropNoAddress), false

@@ -45,6 +45,7 @@ const (
 	DropReversePath
 	DropXFRM
 	DropOtherConnection
+	DropScope
 	Reasons
 )
 

@@ -14,7 +14,7 @@ func (f Frontend) remembered(hash uint32) Slot {
 func (v *visit) untracked() (result Result, ok bool) {
 	f, exact := v.Frontends[FrontendKey{v.tuple.Destination, v.tuple.DestinationPort, v.tuple.Protocol}]
 	hash := Hash(v.tuple)
-	if v.wrapped != nil || !exact || !f.Untracked || len(f.Outside.Slots) == 0 || noSource(v.tuple.Source) {
+	if v.wrapped != nil || !exact || !f.Untracked || len(f.Outside.Slots) == 0 || noSource(v.tuple.Source) || ofLink(v.tuple.Source) {
 		return result, false
 	}
 	if f.remembered(hash).Contested {
