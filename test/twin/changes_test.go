@@ -4,6 +4,7 @@ package twin
 
 import (
 	"flag"
+	"fmt"
 	"net/netip"
 	"slices"
 	"testing"
@@ -13,15 +14,23 @@ var only = flag.String("only", "", "compare this change, or this kind of frames,
 
 // Each change of the node's configuration has the same effect on flows that run, on new ones, and after it has been
 // undone, within the time in which a shortcut follows it. With -short only one change of each fault is made, in one
-// layout.
+// layout, by two pairs of labs at the same time.
 func TestChanges(t *testing.T) {
-	for i, l := range layouts {
-		if testing.Short() && i > 0 {
-			break
+	if testing.Short() {
+		for half := range 2 {
+			t.Run(fmt.Sprintf("%s, half %d", layouts[0].name, half), func(t *testing.T) {
+				t.Parallel()
+				compareChanges(t, layouts[0], func(c change) bool {
+					return c.needs == "" && example(c.name) && slices.IndexFunc(changes, c.is)%2 == half
+				})
+			})
 		}
+		return
+	}
+	for _, l := range layouts {
 		t.Run(l.name, func(t *testing.T) {
 			t.Parallel()
-			compareChanges(t, l, func(c change) bool { return c.needs == "" && (!testing.Short() || example(c.name)) })
+			compareChanges(t, l, func(c change) bool { return c.needs == "" })
 		})
 	}
 }
@@ -42,7 +51,7 @@ func TestChangesOfSomeKernels(t *testing.T) {
 
 // compareChanges makes those changes of a layout that a test selects.
 func compareChanges(t *testing.T, l *layout, selects func(change) bool) {
-	inTime(t)
+	inTime(t, ofChanges)
 	w := newWorld(t, l)
 	for _, c := range changesOf(l) {
 		if *only == c.name || *only == "" && selects(c) {
@@ -55,7 +64,7 @@ func compareChanges(t *testing.T, l *layout, selects func(change) bool) {
 // wantChange compares frames before, during and after a change.
 func (w *world) wantChange(c change) {
 	w.t.Helper()
-	inTime(w.t)
+	inTime(w.t, ofChanges)
 	if why := w.lacks(c); why != "" {
 		w.t.Skip(why)
 	}

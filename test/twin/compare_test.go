@@ -203,7 +203,7 @@ func TestJudge(t *testing.T) {
 // A change in one of the two labs alone is found.
 func TestOneLabAlone(t *testing.T) {
 	t.Parallel()
-	inTime(t)
+	inTime(t, ofRest)
 	w := newWorld(t, layouts[0])
 	for _, c := range []struct {
 		side     int

@@ -10,7 +10,7 @@ func TestFrames(t *testing.T) {
 	for _, l := range layouts {
 		t.Run(l.name, func(t *testing.T) {
 			t.Parallel()
-			inTime(t)
+			inTime(t, ofFrames)
 			w := newWorld(t, l)
 			before := w.shortcut()
 			var found []Difference

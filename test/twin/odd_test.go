@@ -16,7 +16,7 @@ func TestKinds(t *testing.T) {
 		}
 		t.Run(l.name, func(t *testing.T) {
 			t.Parallel()
-			inTime(t)
+			inTime(t, ofKinds)
 			w := newWorld(t, l)
 			for _, k := range kindsOf(l) {
 				if *only == "" || *only == k.name {
@@ -30,7 +30,7 @@ func TestKinds(t *testing.T) {
 
 func (w *world) wantKind(k kind) {
 	w.t.Helper()
-	inTime(w.t)
+	inTime(w.t, ofKinds)
 	odd, plain := w.of(k)
 	found := w.differences(odd, 0)
 	for i := range odd {

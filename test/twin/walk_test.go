@@ -27,7 +27,7 @@ const (
 // stack, in every layout.
 func TestWalk(t *testing.T) {
 	t.Parallel()
-	inTime(t)
+	inTime(t, ofRest)
 	if *seed == 0 {
 		*seed = uint64(time.Now().UnixNano())
 	}
