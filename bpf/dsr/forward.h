@@ -139,8 +139,8 @@ static __always_inline void dsr_to(struct scratch *w, enum dsr dsr, const struct
 	w->to.destination_port = port;
 }
 
-/* Returns whether an XFRM policy concerns the outer header of a packet. No entry has that header, so
- * each packet asks. */
+/* Returns whether an XFRM policy concerns the outer header of a packet. No entry has that header,
+ * so each packet asks. */
 static __always_inline int xfrm_concerns_outer(const struct scratch *w)
 {
 	return w->dsr != DSR_OPT && xfrm_concerns(&w->outer);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Tables of the edge: the ports of fragmented datagrams (edge/fragment_ports.h), next hops to clients
- * (edge/source.h). */
+/* Tables of the edge: the ports of fragmented datagrams (edge/fragment_ports.h), next hops to
+ * clients (edge/source.h). */
 #pragma once
 
 #include <linux/bpf.h>
@@ -15,8 +15,8 @@ struct {
 	__type(value, struct fragment);
 } fragments SEC(".maps");
 
-/* 1: the device is one of the next hops to the network. Has the networks of routes with several next
- * hops, and of other routes inside. */
+/* 1: the device is one of the next hops to the network. Has the networks of routes with several
+ * next hops, and of other routes inside. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
 	__uint(map_flags, BPF_F_NO_PREALLOC);

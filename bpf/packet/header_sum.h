@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* The checksum of an IPv4 header, which the stack verifies before it does anything with a packet. */
+/* The checksum of an IPv4 header, which the stack verifies before it does anything with a packet.
+ */
 #pragma once
 
 #include <linux/ip.h>

@@ -29,19 +29,19 @@
 
 /* What an entry has. */
 enum pod_flow_known {
-	POD_FLOW_ROUTE = 1,	/* `to` is where the stack would send the packets */
-	POD_FLOW_DECISION = 2,	/* they take the shortcut */
+	POD_FLOW_ROUTE = 1,    /* `to` is where the stack would send the packets */
+	POD_FLOW_DECISION = 2, /* they take the shortcut */
 };
 
 struct pod_flow_entry {
 	struct tuple tuple;
-	__u32 since;	/* tick of the lookups */
-	__u32 device;	/* input device */
-	struct pod to;	/* or the next hop (pod/route.h) */
-	__u8 known;	/* enum pod_flow_known */
-	__u8 routed;	/* the stack would route the packets, not bridge them */
-	__u8 path;	/* enum pod_path */
-	__u8 tos;	/* routing rules may match it */
+	__u32 since;		 /* tick of the lookups */
+	__u32 device;		 /* input device */
+	struct pod to;		 /* or the next hop (pod/route.h) */
+	__u8 known;		 /* enum pod_flow_known */
+	__u8 routed;		 /* the stack would route the packets, not bridge them */
+	__u8 path;		 /* enum pod_path */
+	__u8 tos;		 /* routing rules may match it */
 	__u8 frame_to[ETH_ALEN]; /* the destination of the frame */
 	__u8 reserved[2];
 };

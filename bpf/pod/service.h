@@ -95,8 +95,7 @@ static __always_inline enum action pod_reply(struct context *ctx, struct scratch
 		w->reverse_key.destination = w->to.destination;
 		w->reverse_key.destination_port = w->to.destination_port;
 		if (client->device != device ||
-		    !pod_flow_route(ctx, w, &w->reverse_key, client, !bridged, flow,
-				    path) ||
+		    !pod_flow_route(ctx, w, &w->reverse_key, client, !bridged, flow, path) ||
 		    wire_length(ctx, &w->packet) > flow->to.mtu)
 			return pod_stack(ctx, POD_STACK_SERVICE);
 	} else {

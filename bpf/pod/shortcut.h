@@ -193,9 +193,9 @@ static __always_inline int from_pod(struct context *ctx, const struct scratch *w
 		return 0;
 	*why = POD_STACK_OTHER;
 	*routed = frame_is_for(ctx, device->mac);
-	return *routed || (to && mac_is_known(to->mac) && frame_is_for(ctx, to->mac) &&
-			   are_at_one_bridge(ctx->ifindex, to->device) &&
-			   !is_odd_for_bridge(ctx, &w->packet));
+	return *routed ||
+	       (to && mac_is_known(to->mac) && frame_is_for(ctx, to->mac) &&
+		are_at_one_bridge(ctx->ifindex, to->device) && !is_odd_for_bridge(ctx, &w->packet));
 }
 
 /* Returns whether a packet from another node may take the shortcut. `flow`: whose it is. One that
@@ -309,8 +309,8 @@ static __always_inline enum action pod_decide(struct context *ctx, struct scratc
 	if (to)
 		withheld |= to->withheld;
 	leased = pod_lease_valid(w);
-	if (tracked && kernel_has_flow(ctx, tracked,
-				       leased && !withheld && pod_opens(&w->packet, parsed)))
+	if (tracked &&
+	    kernel_has_flow(ctx, tracked, leased && !withheld && pod_opens(&w->packet, parsed)))
 		return pod_stack(ctx, POD_STACK_KERNEL_FLOW);
 	path = pod_path_of(device, to != 0 || flow == FLOW_FROM_POD);
 	if ((flow == FLOW_OF_NOBODY || flow == FLOW_TO_POD) &&

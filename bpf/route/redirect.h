@@ -61,9 +61,9 @@ static __always_inline enum action ttl_exceeded(struct context *ctx, const struc
 			  EDGE_TTL_EXCEEDED);
 }
 
-/* Drops a packet for which there is no next hop, with the ICMP error that the stack sends (ip_error,
- * ip6_pkt_drop): none of a black hole, nor if forwarding is off, nor to later fragments (RFC 1122
- * section 3.2.2). Global function: the verifier checks it once. */
+/* Drops a packet for which there is no next hop, with the ICMP error that the stack sends
+ * (ip_error, ip6_pkt_drop): none of a black hole, nor if forwarding is off, nor to later fragments
+ * (RFC 1122 section 3.2.2). Global function: the verifier checks it once. */
 __noinline enum action no_route(struct context *ctx, __u32 routed)
 {
 	__u32 zero = 0;

@@ -18,7 +18,7 @@ enum set_rank {
 	SET_RANK_TCP,	  /* TCP, handshake complete */
 	SET_RANK_ASSURED, /* another flow that has continued in both directions; a returning client
 			   */
-	SET_RANK_CLOSING,   /* TCP that one side has closed: before all above, whosever it is */
+	SET_RANK_CLOSING, /* TCP that one side has closed: before all above, whosever it is */
 	SET_RANK_UNASSURED, /* a flow that has not; a client seen once */
 	SET_RANK_CLOSED,
 	SET_RANK_BITS = 3,

@@ -53,8 +53,8 @@ func nextHops(all []route) map[int][]NextHop {
 	return several
 }
 
-// devicesOf returns the next hops of routes to one network, in the order of tables and metrics: in each table the lowest
-// metric decides.
+// devicesOf returns the next hops of routes to one network, in the order of tables and metrics: in each table the
+// lowest metric decides.
 func devicesOf(routes []route) (devices []int) {
 	table, lowest := -1, 0
 	for _, r := range routes {

@@ -147,8 +147,8 @@ func TestFollow(t *testing.T) {
 	})
 }
 
-// Where a rule is in its chain follows from the events, or the chain is read again: each change leaves a rule that accepts
-// before one that drops, so that a wrong order has another result.
+// Where a rule is in its chain follows from the events, or the chain is read again: each change leaves a rule that
+// accepts before one that drops, so that a wrong order has another result.
 func TestFollowKeepsOrder(t *testing.T) {
 	const accept, drop = "ip saddr 10.10.1.2 accept", "ip saddr 10.10.1.2 drop"
 	for _, change := range []string{

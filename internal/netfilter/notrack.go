@@ -27,8 +27,8 @@ type NoTrack struct {
 // Empty reports whether no rule exempts any of the addresses.
 func (n *NoTrack) Empty() bool { return len(n.classes) == 0 && len(n.legacy) == 0 }
 
-// Has reports whether a rule exempts packets to an address and port, of TCP or UDP. Rules of iptables-legacy are read for
-// addresses and protocols only.
+// Has reports whether a rule exempts packets to an address and port, of TCP or UDP. Rules of iptables-legacy are read
+// for addresses and protocols only.
 func (n *NoTrack) Has(to netip.AddrPort, protocol uint8) bool {
 	return slices.ContainsFunc(n.classes, func(c class) bool { return c.leadsTo(to, protocol) }) ||
 		slices.ContainsFunc(n.legacy, func(l legacyNoTrack) bool {

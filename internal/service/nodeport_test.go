@@ -127,8 +127,8 @@ func TestR23NoNodePortWithoutANumber(t *testing.T) {
 	check(t, cluster(testConfig(), service("web", loadBalancer(vip), unallocated, asked), both), expect{nodeHTTP: "all a b masq"})
 }
 
-// R41: a ClusterIP's port that a socket of this node serves is left to it, of one protocol and family; the Service keeps
-// its other addresses and ports, and gets it back.
+// R41: a ClusterIP's port that a socket of this node serves is left to it, of one protocol and family; the Service
+// keeps its other addresses and ports, and gets it back.
 func TestR41NodeSockets(t *testing.T) {
 	table := cluster(testConfig(), service("web", dualStack, nodePort(30080)), both, slice("web-6", []string{"c there"}, ipv6), service("plain", clusterIP("10.0.0.2")))
 	table.SetLocalAddresses(addrs(hereIP, webIP, webIP6))

@@ -38,7 +38,7 @@ func TestSourceValidation(t *testing.T) {
 			several = append(several, netip.AddrFrom4([4]byte{203, 0, 113, byte(i + 1)}))
 		}
 		w.wantValidated(conn, verdicts, several...)
-		// A more specific route decides alone: a less specific one with the device among its next hops does not.
+		// A more specific route decides alone, not a less specific one with the device among its next hops.
 		w.runOn("node-a", "ip", "route", "add", "203.0.113.64/26", "via", "192.168.101.254", "dev", "eth1")
 		w.runOn("node-a", "ip", "route", "add", "203.0.113.80/28", "nexthop", "via", "192.168.100.254", "dev", "eth0", "nexthop", "via", "192.168.101.254", "dev", "eth1")
 		w.runOn("node-a", "ip", "route", "add", "unreachable", "203.0.113.96/28")

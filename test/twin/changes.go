@@ -360,6 +360,8 @@ func (w *world) make(c change) {
 	w.changes = append(w.changes, c.name)
 }
 
+func (c change) is(other change) bool { return c.name == other.name }
+
 // endFlows is for XFRM policies: the edge deletes flows that one concerns.
 func (w *world) endFlows(c change, inForce bool) {
 	for _, s := range w.sides {

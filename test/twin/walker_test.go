@@ -80,8 +80,6 @@ func (k *walk) restore(c change) {
 	k.follows(c)
 }
 
-func (c change) is(other change) bool { return c.name == other.name }
-
 func (k *walk) follows(c change) {
 	if at := time.Now().Add(c.follows); at.After(k.settled) {
 		k.settled = at
