@@ -64,8 +64,8 @@ func TestModel(t *testing.T) {
 			for reason, n := range total {
 				// Tested elsewhere: forwarding disabled in the kernel, plain tables, few ports,
 				// ICMP errors and their rate, flows of the kernel, source validation,
-				// XFRM policies.
-				none := map[model.Reason]bool{model.DropForwarding: true, model.DropInsertFailed: true, model.DropNoPort: true, model.ICMPError: true, model.ICMPRateLimited: true, model.DropRedirect: true, model.KernelFlow: true, model.KernelSocket: true, model.DropReversePath: true, model.DropXFRM: true, model.DropScope: true}
+				// XFRM policies. Rare here: other connections of a backend.
+				none := map[model.Reason]bool{model.DropForwarding: true, model.DropInsertFailed: true, model.DropNoPort: true, model.ICMPError: true, model.ICMPRateLimited: true, model.DropRedirect: true, model.KernelFlow: true, model.KernelSocket: true, model.DropReversePath: true, model.DropXFRM: true, model.DropScope: true, model.DropOtherConnection: true}
 				if r := model.Reason(reason); n == 0 && !none[r] && (r != model.ToTC || at == atXDP) {
 					t.Errorf("none of %d packets had reason %d: the generator is too narrow", *packetsFlag/2, reason)
 				}
