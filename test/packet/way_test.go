@@ -137,7 +137,7 @@ func TestWayChanges(t *testing.T) {
 			w.soon(t, atXDP, p.frame(t), model.ActionPass, p.frame(t), f.name+", a route by another device")
 
 			must(t, netlink.RouteDel(w.towards(prefix, other, "eth1", 0)))
-			w.soon(t, atXDP, p.frame(t), model.ActionDrop, nil, f.name+", no way")
+			w.soon(t, atXDP, p.frame(t), model.ActionSend, p.icmpAnswer(t, asked, [2]uint8{3, 0}, [2]uint8{1, 0}, 0), f.name+", no way")
 
 			must(t, netlink.RouteAdd(w.towards(prefix, via, "eth0", 0)))
 			w.soon(t, atXDP, p.frame(t), model.ActionSend, sent(p), f.name+", the usual route in the end")
@@ -146,7 +146,7 @@ func TestWayChanges(t *testing.T) {
 			link, err := netlink.LinkByName("eth0")
 			must(t, err)
 			must(t, netlink.LinkSetDown(link))
-			w.soon(t, atXDP, p.frame(t), model.ActionDrop, nil, f.name+", a device that is down")
+			w.soon(t, atXDP, p.frame(t), model.ActionSend, p.icmpAnswer(t, asked, [2]uint8{3, 0}, [2]uint8{1, 0}, 0), f.name+", a device that is down")
 		}
 	}
 }
