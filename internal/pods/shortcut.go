@@ -423,7 +423,7 @@ func (s *Shortcut) write(wanted *rows) error {
 	if err := datapath.Withdraw(s.datapath.PodDevices(), devices); err != nil {
 		return err
 	}
-	bridges := s.around.network.bridges(links)
+	bridges := wanted.network.bridges(links)
 	if err := datapath.Withdraw(s.datapath.PodBridges(), bridges); err != nil {
 		return err
 	}
