@@ -84,9 +84,9 @@ static __always_inline void pod_route_mtu(struct __sk_buff *ctx, struct scratch 
 					  const struct tuple *t)
 {
 	struct bpf_fib_lookup *fib = &w->fib;
-	__u32 mtu = route_mtu(w, t), uses_pmtu = routing_flags(ctx) & ROUTE_USES_PMTU;
+	__u32 mtu = route_mtu(w, t), ignores_pmtu = routing_flags(ctx) & ROUTE_IGNORES_PMTU;
 
-	if (!w->packet.is_v6 && !uses_pmtu)
+	if (!w->packet.is_v6 && ignores_pmtu)
 		fib->mtu_result = mtu ? mtu : device_mtu(ctx, fib->ifindex);
 	else if (mtu && mtu < fib->mtu_result)
 		fib->mtu_result = mtu;

@@ -126,7 +126,7 @@ static __always_inline long fib_lookup_too_big(struct context *ctx, struct scrat
 					       const struct tuple *to, __u32 length, __u32 flags)
 {
 	struct bpf_fib_lookup *fib = &w->fib;
-	__u32 known = fib->mtu_result, mtu, uses_pmtu = routing_flags(ctx) & ROUTE_USES_PMTU;
+	__u32 known = fib->mtu_result, mtu, ignores_pmtu = routing_flags(ctx) & ROUTE_IGNORES_PMTU;
 	long result;
 
 	if (w->packet.is_v6 || !length)
@@ -135,12 +135,12 @@ static __always_inline long fib_lookup_too_big(struct context *ctx, struct scrat
 	result = bpf_fib_lookup(ctx, fib, sizeof(*fib), flags);
 	if (result == BPF_FIB_LKUP_RET_SUCCESS || result == BPF_FIB_LKUP_RET_NO_NEIGH) {
 		mtu = route_mtu(w, to);
-		if (!mtu && !uses_pmtu)
+		if (!mtu && ignores_pmtu)
 			mtu = device_mtu(ctx, fib->ifindex);
-		if (mtu && (!uses_pmtu || mtu < known))
+		if (mtu && (ignores_pmtu || mtu < known))
 			known = mtu;
 	}
-	if (result == BPF_FIB_LKUP_RET_UNSUPP_LWT && !uses_pmtu)
+	if (result == BPF_FIB_LKUP_RET_UNSUPP_LWT && ignores_pmtu)
 		return result; /* fib_lookup_encap knows the MTU */
 	fib->mtu_result = known;
 	return length > known ? BPF_FIB_LKUP_RET_FRAG_NEEDED : result;

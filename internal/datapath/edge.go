@@ -36,7 +36,7 @@ const (
 	RoutedByTOS      = uint32(EdgeTCRoutingFlagROUTED_BY_TOS)
 	RoutedByMark     = uint32(EdgeTCRoutingFlagROUTED_BY_MARK)
 	RouteMTUsMissing = uint32(EdgeTCRoutingFlagROUTE_MTUS_MISSING)
-	RouteUsesPMTU    = uint32(EdgeTCRoutingFlagROUTE_USES_PMTU)
+	RouteIgnoresPMTU = uint32(EdgeTCRoutingFlagROUTE_IGNORES_PMTU)
 )
 
 // RouteKeyBits is the prefix length of a RouteKey without a network.

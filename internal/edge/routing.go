@@ -78,7 +78,7 @@ func (e *Edge) putRouting(r *node.Routing) (full condition.List, err error) {
 	row := datapath.Routing{LeastMtu4: r.MTUs.Least4, LeastMtu6: r.MTUs.Least6}
 	for flag, set := range map[uint32]bool{
 		datapath.RoutedBySource: r.BySource, datapath.RoutedByPorts: r.ByPorts, datapath.RoutedByTOS: r.ByTOS,
-		datapath.RoutedByMark: len(r.ByMark) > 0, datapath.RouteUsesPMTU: r.UsesPMTU,
+		datapath.RoutedByMark: len(r.ByMark) > 0, datapath.RouteIgnoresPMTU: !r.UsesPMTU,
 	} {
 		if set {
 			row.Flags |= flag

@@ -46,7 +46,7 @@ func TestRoutingIsWritten(t *testing.T) {
 	}
 	none := map[datapath.RouteKey]uint32{}
 	plain := map[datapath.NetworkKey]datapath.RouteEncap{}
-	want(datapath.Routing{}, none, plain)
+	want(datapath.Routing{Flags: datapath.RouteIgnoresPMTU}, none, plain)
 
 	routing.MTUs = node.RouteMTUs{Of: map[node.RoutedTo]uint32{hop(9, "10.1.0.0/16"): 1400}, Least4: 1400}
 	routing.Encaps = map[netip.Prefix]node.EncapRoute{netip.MustParsePrefix("10.2.0.0/16"): {Device: 5, MTU: 1300}}
@@ -57,7 +57,7 @@ func TestRoutingIsWritten(t *testing.T) {
 		Destination: datapath.AddressFrom(netip.MustParseAddr("10.1.0.0")),
 	}: 1400}
 	encaps := map[datapath.NetworkKey]datapath.RouteEncap{{Prefixlen: 96 + 16, Address: datapath.AddressFrom(netip.MustParseAddr("10.2.0.0"))}: {Device: 5, Mtu: 1300}}
-	flags := datapath.RoutedBySource | datapath.RoutedByPorts | datapath.RoutedByTOS | datapath.RoutedByMark | datapath.RouteUsesPMTU
+	flags := datapath.RoutedBySource | datapath.RoutedByPorts | datapath.RoutedByTOS | datapath.RoutedByMark
 	want(datapath.Routing{LeastMtu4: 1400, Flags: flags}, mtus, encaps, "EdgeRouteUnusable", "EdgeBypassesRules")
 
 	failed = errors.New("no memory")
@@ -67,7 +67,7 @@ func TestRoutingIsWritten(t *testing.T) {
 	for i := range 101 {
 		routing.MTUs.Of[hop(byte(i), "10.1.0.0/16")] = 1400
 	}
-	want(datapath.Routing{LeastMtu4: 1280, Flags: datapath.RouteMTUsMissing}, none, plain, "RouteMTUsMissing")
+	want(datapath.Routing{LeastMtu4: 1280, Flags: datapath.RouteMTUsMissing | datapath.RouteIgnoresPMTU}, none, plain, "RouteMTUsMissing")
 	routing = node.Routing{}
-	want(datapath.Routing{}, none, plain)
+	want(datapath.Routing{Flags: datapath.RouteIgnoresPMTU}, none, plain)
 }

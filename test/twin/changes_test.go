@@ -49,8 +49,17 @@ func TestChangesOfSomeKernels(t *testing.T) {
 	}
 }
 
+// wantNamed fails if -only is no whole name: nothing would be compared.
+func wantNamed(t *testing.T) {
+	t.Helper()
+	if *only != "" && !slices.Contains(scenarioNames(), *only) {
+		t.Fatalf("-only=%q: no change (changes.go) and no kind of frames (odd.go) has this name", *only)
+	}
+}
+
 // compareChanges makes those changes of a layout that a test selects.
 func compareChanges(t *testing.T, l *layout, selects func(change) bool) {
+	wantNamed(t)
 	inTime(t, ofChanges)
 	w := newWorld(t, l)
 	for _, c := range changesOf(l) {

@@ -16,6 +16,7 @@ func TestKinds(t *testing.T) {
 		}
 		t.Run(l.name, func(t *testing.T) {
 			t.Parallel()
+			wantNamed(t)
 			inTime(t, ofKinds)
 			w := newWorld(t, l)
 			for _, k := range kindsOf(l) {
