@@ -78,18 +78,14 @@ static __always_inline long pod_route_ask(struct __sk_buff *ctx, struct scratch 
 	return result < 0 ? bpf_fib_lookup(ctx, fib, sizeof(*fib), 0) : result;
 }
 
-/* Sets the MTU that the stack applies to what it forwards, which the lookup may not know. Of IPv4
- * the lookup takes the path MTUs that sockets have learned, and the stack does not, by default. */
-static __always_inline void pod_route_mtu(struct __sk_buff *ctx, struct scratch *w,
-					  const struct tuple *t)
+/* Sets the MTU that the stack applies to what it forwards: the lookup does not know that of a route
+ * unless it is locked. */
+static __always_inline void pod_route_mtu(struct scratch *w, const struct tuple *t)
 {
-	struct bpf_fib_lookup *fib = &w->fib;
-	__u32 mtu = route_mtu(w, t), ignores_pmtu = routing_flags(ctx) & ROUTE_IGNORES_PMTU;
+	__u32 mtu = route_mtu(w, t);
 
-	if (!w->packet.is_v6 && ignores_pmtu)
-		fib->mtu_result = mtu ? mtu : device_mtu(ctx, fib->ifindex);
-	else if (mtu && mtu < fib->mtu_result)
-		fib->mtu_result = mtu;
+	if (mtu && mtu < w->fib.mtu_result)
+		w->fib.mtu_result = mtu;
 }
 
 /* Looks up the route of the packet in the scratch area for a tuple, which has another destination
@@ -115,7 +111,7 @@ __noinline int pod_route(struct __sk_buff *ctx, const struct tuple *t)
 			found.mtu_result = w->fib.mtu_result;
 		w->fib = found;
 	}
-	pod_route_mtu(ctx, w, t);
+	pod_route_mtu(w, t);
 	return result == BPF_FIB_LKUP_RET_SUCCESS ? ROUTED : ROUTED_BY_TC;
 }
 

@@ -119,31 +119,26 @@ static __always_inline __u32 device_mtu(struct context *ctx, __u32 device)
 	return mtu;
 }
 
-/* Returns whether the packet exceeds the MTU of its route after the lookup has said so, which then
- * has told no next hop. The lookup also knows the path MTUs that IPv4 sockets have learned; the
- * stack forwards without, by default. */
+/* Returns the result of a lookup that has called the packet too big, which may be because of a path
+ * MTU that a socket has learned. By a route with an outer header that decides nothing:
+ * fib_lookup_encap knows the route's MTU. */
 static __always_inline long fib_lookup_too_big(struct context *ctx, struct scratch *w,
 					       const struct tuple *to, __u32 length, __u32 flags)
 {
 	struct bpf_fib_lookup *fib = &w->fib;
-	__u32 known = fib->mtu_result, mtu, ignores_pmtu = routing_flags(ctx) & ROUTE_IGNORES_PMTU;
+	__u32 known = fib->mtu_result, mtu = 0;
 	long result;
 
-	if (w->packet.is_v6 || !length)
+	if (w->packet.is_v6 || !length || !(routing_flags(ctx) & ROUTE_IGNORES_PMTU))
 		return BPF_FIB_LKUP_RET_FRAG_NEEDED;
 	fib->tot_len = 1; /* fits any MTU */
 	result = bpf_fib_lookup(ctx, fib, sizeof(*fib), flags);
-	if (result == BPF_FIB_LKUP_RET_SUCCESS || result == BPF_FIB_LKUP_RET_NO_NEIGH) {
+	if (result == BPF_FIB_LKUP_RET_UNSUPP_LWT)
+		return result;
+	if (result == BPF_FIB_LKUP_RET_SUCCESS || result == BPF_FIB_LKUP_RET_NO_NEIGH)
 		mtu = route_mtu(w, to);
-		if (!mtu && ignores_pmtu)
-			mtu = device_mtu(ctx, fib->ifindex);
-		if (mtu && (ignores_pmtu || mtu < known))
-			known = mtu;
-	}
-	if (result == BPF_FIB_LKUP_RET_UNSUPP_LWT && ignores_pmtu)
-		return result; /* fib_lookup_encap knows the MTU */
-	fib->mtu_result = known;
-	return length > known ? BPF_FIB_LKUP_RET_FRAG_NEEDED : result;
+	fib->mtu_result = mtu && mtu < known ? mtu : known;
+	return BPF_FIB_LKUP_RET_FRAG_NEEDED;
 }
 
 /* Finds a route with an outer header, which the lookup does not return. Only tc can use it. */
