@@ -33,6 +33,16 @@ var (
 // may be found.
 var known = faults{
 	{
+		line:      "pods: the MTU of a route is ignored",
+		layouts:   withPods,
+		scenarios: []string{"a route with an MTU to a pod of the other node", "a route with an MTU to a pod of the node"},
+	},
+	{
+		line:      "edge: the MTU of a route is ignored",
+		layouts:   balancers,
+		scenarios: []string{"a route with an MTU to a pod of the other node"},
+	},
+	{
 		line:      "TCP segments that conntrack would find invalid pass where a rule drops these",
 		layouts:   withPods,
 		scenarios: []string{"rules that drop invalid packets"},
@@ -74,21 +84,15 @@ var known = faults{
 		scenarios: []string{"routing header"},
 	},
 	{
-		line:      "ICMPv6 errors about the MTU of a route that is not locked quote the hop limit before the node, and always tell that MTU: the stack finds it after the device's",
-		layouts:   []string{"balancer", "balancer by XDP", "routed", "wireguard", "two NICs", "tables of pods"},
-		scenarios: []string{"a route with an MTU to a pod of the other node"},
-		kinds:     []string{Other},
-	},
-	{
-		line:      "edge: by a route with a VXLAN tunnel of its own packets have another outer source port, and replies to new flows that come without the tunnel are dropped",
-		layouts:   balancers,
+		line:      "pods: packets that are too long for a route with a tunnel of its own get an ICMP error where the stack fragments",
+		layouts:   []string{"routed", "two NICs"},
 		scenarios: []string{"a route with a VXLAN tunnel of its own"},
-		kinds:     []string{Drops, Other},
+		kinds:     []string{Elsewhere},
 	},
 	{
-		line:      "edge: packets to a backend with an MPLS route are dropped",
+		line:      "edge: packets to a backend with a route that has a tunnel of its own are dropped",
 		layouts:   balancers,
-		scenarios: []string{"an MPLS route to a pod of the other node"},
+		scenarios: []string{"a route with a VXLAN tunnel of its own", "an MPLS route to a pod of the other node"},
 		kinds:     []string{Drops},
 	},
 	{
@@ -97,35 +101,13 @@ var known = faults{
 		scenarios: []string{"a pod's device in a VRF"},
 		kinds:     []string{Passes, Elsewhere},
 	},
-	{
-		line:      "while no agent runs, a pod receives by a device that is down",
-		layouts:   []string{"routed", "two NICs"},
-		scenarios: []string{"a pod's device down without an agent"},
-		kinds:     []string{Passes, Elsewhere},
-	},
 	{line: "the edge knows a flow whose only packet the stack drops because of its TTL", layouts: []string{"balancer", "balancer by XDP", "addresses of Services"}, scenarios: []string{"TTL 2"}, kinds: []string{Other}},
 	{line: "the edge looks at the TTL before the route: it answers where the route drops", layouts: edges, scenarios: []string{"TTL 2"}, kinds: []string{Passes}, elusive: true},
 }
 
 // fixed are faults that were found once. The list shows what the comparison finds.
 var fixed = faults{
-	{
-		line:      "pods: the MTU of a route is ignored",
-		layouts:   withPods,
-		scenarios: []string{"a route with an MTU to a pod of the other node", "a route with an MTU to a pod of the node"},
-	},
-	{
-		line:      "edge: the MTU of a route is ignored",
-		layouts:   balancers,
-		scenarios: []string{"a route with an MTU to a pod of the other node"},
-		kinds:     []string{Passes, Elsewhere},
-	},
-	{
-		line:      "pods: packets that are too long for a route with a tunnel of its own get an ICMP error where the stack fragments",
-		layouts:   []string{"routed", "two NICs"},
-		scenarios: []string{"a route with a VXLAN tunnel of its own"},
-		kinds:     []string{Elsewhere},
-	},
+	{line: "while no agent runs, a pod receives by a device that is down", scenarios: []string{"a pod's device down without an agent"}},
 	{
 		line:    "the edge drops without an error what the stack answers with one",
 		layouts: balancers,
