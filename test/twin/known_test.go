@@ -33,6 +33,13 @@ var (
 // may be found.
 var known = faults{
 	{
+		line:      "with rp_filter, a pod's packets pass although a rule makes its own address unreachable",
+		layouts:   withPods,
+		scenarios: []string{"an unreachable rule to a pod"},
+		kinds:     []string{Passes},
+		elusive:   true, // beside a change of rp_filter alone
+	},
+	{
 		line:      "pods: the MTU of a route is ignored",
 		layouts:   withPods,
 		scenarios: []string{"a route with an MTU to a pod of the other node", "a route with an MTU to a pod of the node"},

@@ -26,8 +26,10 @@ const (
 // Random frames under random changes of the node's configuration, made before and while flows run, arrive as by the
 // stack, in every layout.
 func TestWalk(t *testing.T) {
+	if testing.Short() {
+		t.Skip("a walk takes minutes, and finds what is not listed yet: make fuzz")
+	}
 	t.Parallel()
-	inTime(t, ofRest)
 	if *seed == 0 {
 		*seed = uint64(time.Now().UnixNano())
 	}
