@@ -167,6 +167,7 @@ test-full: build hoststack lint controlplane monitoring build/envoy ## all tests
 		--go 'monitoring=$(MONITORING_TEST) -timeout 10m -count=1 ./...' \
 		--go 'deployment=$(DEPLOY_TEST) -timeout 20m -count=1 ./...' \
 		--go '650 scenarios=$(CLUSTER_TEST) -timeout 40m ./judge -run TheSame -seed=0 -scenarios=650' \
+		--go 'ten minutes of reused ports=$(CLUSTER_TEST) -timeout 20m ./judge -run ReusedPorts -reuse=10m' \
 		--run 'kernels, emulated=scripts/kernels' \
 		--run 'instructions=$(MAKE) bench-instructions'
 
