@@ -203,6 +203,9 @@ var (
 	PodShortcutWithheld = register("PodShortcutWithheld", Info,
 		"The pods behind a device do not take the pod shortcut, because it would bypass packet filters, XFRM policies, a queue or another BPF program. Their packets take the stack, where these have their effect.",
 		"nothing; or remove what the message names (rules of iptables-legacy: write them with iptables-nft, whose rules are read); or, if it may be without effect on packets between pods, set --pod-ignore-filters").ofNode()
+	PodPassesInvalid = register("PodPassesInvalid", Info,
+		"A rule drops packets that conntrack finds invalid (`ct state invalid`), and pods that it concerns are on the pod shortcut, which follows no sequence numbers. TCP segments outside the window, and those of no connection, reach the pod, whose own TCP discards them; so do packets with a wrong checksum.",
+		"nothing, if the pods' own TCP may decide; otherwise set --pod-devices=off on these nodes").ofNode()
 	PodShortcutUnsearched = register("PodShortcutUnsearched", Warning,
 		"The agent has not completed a search for packet filters for longer than --pod-filter-age. Packets between pods take the stack, where rules have their effect, until a search completes.",
 		"see PodShortcutFailed, if it is there, for the reason; if searches take long, because of many rules, raise --pod-filter-age").ofNode()

@@ -70,8 +70,8 @@ const (
 	ctNew         ctStates = 1 << 3
 	ctUntracked   ctStates = 1 << 6
 
-	// ctAll are the states that packets of the shortcut may have on the stack. None is invalid: both directions
-	// take the same path.
+	// ctAll are the states that packets of the shortcut may have on the stack. None is invalid, unless its sender
+	// has made it so: both directions take the same path.
 	ctAll = ctEstablished | ctRelated | ctNew | ctUntracked
 
 	// withoutEntry are the states of packets that have no conntrack entry. Those that conntrack has not met yet are

@@ -83,7 +83,7 @@ COMMIT
 -A POSTROUTING -m comment --comment "CNI portfwd requiring masquerade" -j CNI-HOSTPORT-MASQ
 -A CNI-HOSTPORT-MASQ -m mark --mark 0x2000/0x2000 -j MASQUERADE
 COMMIT
-`, "1 marks 0x20000 rule KUBE-POD-FW-A filter: MARK\n12 marks 0x30000 rule KUBE-NWPLCY-DEFAULT filter: MARK\n2 marks 0x20000 rule KUBE-POD-FW-B filter: MARK"},
+`, "1 invalid rule KUBE-POD-FW-A filter: DROP\n2 invalid rule KUBE-POD-FW-B filter: DROP\n1 marks 0x20000 rule KUBE-POD-FW-A filter: MARK\n12 marks 0x30000 rule KUBE-NWPLCY-DEFAULT filter: MARK\n2 marks 0x20000 rule KUBE-POD-FW-B filter: MARK"},
 	{"kube-router", "iptables-nft-restore", `*filter
 :KUBE-ROUTER-FORWARD - [0:0]
 :KUBE-NWPLCY-DEFAULT - [0:0]
@@ -96,7 +96,7 @@ COMMIT
 -A KUBE-NWPLCY-X -s 10.10.77.0/24 -d 10.10.1.3/32 -p tcp -m tcp --dport 80 -j MARK --set-xmark 0x10000/0x10000
 -A KUBE-NWPLCY-X -s 10.10.77.0/24 -d 10.10.1.3/32 -p tcp -m tcp --dport 80 -m mark --mark 0x10000/0x10000 -j RETURN
 COMMIT
-`, "2 rule KUBE-POD-FW-B filter: REJECT\n2 rule KUBE-POD-FW-B filter: log"},
+`, "1 invalid rule KUBE-POD-FW-A filter: DROP\n2 invalid rule KUBE-POD-FW-B filter: DROP\n2 rule KUBE-POD-FW-B filter: REJECT\n2 rule KUBE-POD-FW-B filter: log"},
 	{"portmap", "iptables-nft-restore", `*nat
 :CNI-HOSTPORT-DNAT - [0:0]
 :CNI-HOSTPORT-MASQ - [0:0]
@@ -129,7 +129,7 @@ COMMIT
 ` + calicoWorkload("cali1") + calicoWorkload("cali2") + `-A cali-pro-kns.default -j MARK --set-xmark 0x10000/0x10000
 -A cali-pro-kns.default -m mark --mark 0x10000/0x10000 -j RETURN
 COMMIT
-`, "1 rule cali-fw-cali1 filter: DROP\n2 rule cali-fw-cali2 filter: DROP"},
+`, "1 invalid rule cali-fw-cali1 filter: DROP\n1 rule cali-fw-cali1 filter: DROP\n2 invalid rule cali-fw-cali2 filter: DROP\n2 rule cali-fw-cali2 filter: DROP"},
 }
 
 // kubeRouterPod are the rules of a pod: with a policy, or without.

@@ -74,6 +74,9 @@ func found(t *testing.T, f *Finder, s Subject) string {
 		if one.Marks != 0 {
 			names = fmt.Sprintf("%s marks %#x", names, one.Marks)
 		}
+		if one.Invalid {
+			names += " invalid"
+		}
 		lines = append(lines, names+" "+strings.NewReplacer("nftables ", "", "in chain ", "", "of table ", "").Replace(one.What))
 	}
 	slices.Sort(lines)
@@ -82,14 +85,20 @@ func found(t *testing.T, f *Finder, s Subject) string {
 
 // nftCases are the rules of a chain "c" of a table inet "t" at forward, if they do not name a table.
 var nftCases = []struct{ name, rules, want string }{
-	{"no effect", "counter; ct state invalid drop; ip saddr 10.10.0.0/16 accept; meta nftrace set 1", ""},
+	{"no effect", "counter; ct state invalid drop; ip saddr 10.10.0.0/16 accept; meta nftrace set 1", "1234 invalid rule c inet t: drop"},
 	{"drop all", "drop", "1234 rule c inet t: drop"},
 	{"reject, log", "log; ip6 saddr fd00:10:1::2 reject", "1 rule c inet t: reject\n1234 rule c inet t: log"},
-	{"established only", "ct state established,related accept; drop", "1234 rule c inet t: drop"},
-	{"all states", "ct state established,related accept; ct state new accept; ct state untracked accept; drop", ""},
-	{"map of states", "ct state vmap { established : accept, related : accept, new : accept, untracked : accept }; drop", ""},
-	{"state other than invalid", "ct state != invalid accept; drop", ""},
-	{"invalid or new", "ct state invalid,new drop", "1234 rule c inet t: drop"},
+	{"established only", "ct state established,related accept; drop", "1234 invalid rule c inet t: drop\n1234 rule c inet t: drop"},
+	{"all states", "ct state established,related accept; ct state new accept; ct state untracked accept; drop", "1234 invalid rule c inet t: drop"},
+	{"map of states", "ct state vmap { established : accept, related : accept, new : accept, untracked : accept }; drop", "1234 invalid rule c inet t: drop"},
+	{"state other than invalid", "ct state != invalid accept; drop", "1234 invalid rule c inet t: drop"},
+	{"invalid or new", "ct state invalid,new drop", "1234 invalid rule c inet t: drop\n1234 rule c inet t: drop"},
+	{"invalid, of one pod", "iifname cali1 ct state invalid drop", "1 invalid rule c inet t: drop"},
+	{"invalid, in a chain that rejects", "ct state invalid jump d", "1234 invalid rule d inet t: reject"},
+	{"invalid, logged and accepted", "ct state invalid log; ct state invalid accept; ct state invalid drop", ""},
+	{"invalid, behind an accepted network", "ip saddr 10.10.0.0/16 accept; ip6 saddr fd00:10::/32 accept; ct state invalid drop", "1234 invalid rule c inet t: drop"}, // of clients outside
+	{"invalid, which are marked", "ct state invalid meta mark set 5; meta mark 5 drop", "1234 invalid rule c inet t: drop"},
+	{"state that is not read by what drops", "ip saddr 10.12.0.0/16 ip daddr 10.12.0.0/16 ct state invalid drop; ip saddr 10.10.1.2 drop", "1 rule c inet t: drop"},
 	{"policy", "table ip t { chain c { type filter hook forward priority 0; policy drop; }; }", "1234 policy c ip t: drop"},
 	{"policy, but pods accepted", "table inet t { chain c { type filter hook forward priority 0; policy drop; ip saddr 10.10.0.0/16 accept; ip daddr 10.10.0.0/16 accept; ip6 saddr fd00:10::/32 accept; ip6 daddr fd00:10::/32 accept; }; }", ""},
 	{"policy, but pods of one half accepted", "table ip t { chain c { type filter hook forward priority 0; policy drop; ip saddr 10.10.128.0/17 accept; ip daddr 10.10.128.0/17 accept; }; }", "1234 policy c ip t: drop"},
@@ -130,7 +139,7 @@ var nftCases = []struct{ name, rules, want string }{
 	{"one family", "meta nfproto ipv6 drop; ip saddr 10.12.0.0/16 ip daddr 10.12.0.0/16 drop", "1234 rule c inet t: drop"},
 	{"return", "jump e", ""},
 	{"goto", "goto d", "1234 rule d inet t: reject"},
-	{"goto ends the chain", "ct state new,established,related,untracked goto f; drop", ""},
+	{"goto ends the chain", "ct state new,established,related,untracked goto f; drop", "1234 invalid rule c inet t: drop"},
 	{"jump that accepts some", "iifname cali1 jump f; drop", "1234 rule c inet t: drop"},
 	{"mark that nobody sets", "meta mark 5 drop; meta mark & 0x10 == 0x10 drop; ct mark 1 drop", ""},
 	{"mark that is set", "iifname cali1 meta mark set 5; meta mark 5 drop", "1 marks 0x5 rule c inet t: mark\n1234 rule c inet t: drop"},
@@ -145,11 +154,11 @@ var nftCases = []struct{ name, rules, want string }{
 	{"reverse path of uplinks", "table inet t { chain c { type filter hook prerouting priority -300; fib saddr . iif oif missing drop; }; }", "1234 rule c inet t: drop"},
 	{"invalid, before conntrack", "table inet t { chain c { type filter hook prerouting priority -300; ct state invalid drop; }; }", "1234 rule c inet t: drop"},
 	{"invalid, maybe before conntrack", "table inet t { chain c { type filter hook prerouting priority -200; ct state invalid drop; }; }", "1234 rule c inet t: drop"},
-	{"invalid, after conntrack", "table inet t { chain c { type filter hook prerouting priority -199; ct state invalid drop; }; }", ""},
+	{"invalid, after conntrack", "table inet t { chain c { type filter hook prerouting priority -199; ct state invalid drop; }; }", "1234 invalid rule c inet t: drop"},
 	{"other states, before conntrack", "table inet t { chain c { type filter hook prerouting priority -300; ct state new,established,related,untracked accept; drop; }; }", "1234 rule c inet t: drop"},
 	{"connection mark, before conntrack", "table inet t { chain c { type filter hook prerouting priority -300; ct mark 0 accept; ct mark != 1 accept; drop; }; }", "1234 rule c inet t: drop"},
-	{"connection mark, after conntrack", "table inet t { chain c { type filter hook prerouting priority -150; ct state untracked accept; ct mark 0 accept; drop; }; }", ""},
-	{"connection mark of what has none", "table inet t { chain c { type filter hook prerouting priority -150; ct mark 0 accept; drop; }; }", "1234 rule c inet t: drop"},
+	{"connection mark, after conntrack", "table inet t { chain c { type filter hook prerouting priority -150; ct state untracked accept; ct mark 0 accept; drop; }; }", "1234 invalid rule c inet t: drop"},
+	{"connection mark of what has none", "table inet t { chain c { type filter hook prerouting priority -150; ct mark 0 accept; drop; }; }", "1234 invalid rule c inet t: drop\n1234 rule c inet t: drop"},
 	{"type of an address from a device", "ip6 saddr fd00:10:1::2 fib saddr . iif type unreachable drop; ip saddr 10.10.1.3 fib saddr . iif type unreachable drop", "1 rule c inet t: drop"},
 	{"limit", "limit rate 5/second drop", "1234 rule c inet t: drop"},
 	{"change of TOS", "ip dscp set 3", "1234 rule c inet t: change of a header"},
@@ -196,9 +205,9 @@ func TestNFTables(t *testing.T) {
 
 // iptablesCases are input of iptables-restore. "rule" and "policy" stand for what the variant's name is before.
 var iptablesCases = []struct{ name, rules, want string }{
-	{"INVALID", "*filter\n-A FORWARD -m conntrack --ctstate INVALID -j DROP\n-A FORWARD -m conntrack --ctstate ESTABLISHED,RELATED -j ACCEPT\nCOMMIT\n", ""},
+	{"INVALID", "*filter\n-A FORWARD -m conntrack --ctstate INVALID -j DROP\n-A FORWARD -m conntrack --ctstate ESTABLISHED,RELATED -j ACCEPT\nCOMMIT\n", "1234 invalid rule FORWARD filter: DROP"},
 	{"NEW", "*filter\n-A FORWARD -m conntrack --ctstate NEW -j DROP\nCOMMIT\n", "1234 rule FORWARD filter: DROP"},
-	{"not by state", "*filter\n-A FORWARD -m conntrack ! --ctstate INVALID -j ACCEPT\n-A FORWARD -j DROP\nCOMMIT\n", ""},
+	{"not by state", "*filter\n-A FORWARD -m conntrack ! --ctstate INVALID -j ACCEPT\n-A FORWARD -j DROP\nCOMMIT\n", "1234 invalid rule FORWARD filter: DROP"},
 	{"Docker", "*filter\n:FORWARD DROP [0:0]\n:DOCKER-USER - [0:0]\n-A FORWARD -j DOCKER-USER\n-A FORWARD -o docker0 -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT\n-A FORWARD -i docker0 ! -o docker0 -j ACCEPT\n-A DOCKER-USER -j RETURN\nCOMMIT\n", "1234 policy FORWARD filter: DROP"},
 	{"marks", "*mangle\n-A PREROUTING -i cali1 -j MARK --set-xmark 0x10/0x10\nCOMMIT\n*filter\n-A FORWARD -m mark --mark 0x10/0x10 -j DROP\nCOMMIT\n", "1 marks 0x10 rule PREROUTING mangle: MARK\n1234 rule FORWARD filter: DROP"},
 	{"cleared marks", "*raw\n-A PREROUTING -j MARK --set-xmark 0x0/0xf0000\n-A PREROUTING -m mark --mark 0x40000/0x40000 -j DROP\nCOMMIT\n", ""},
@@ -307,7 +316,8 @@ COMMIT
 `
 	inNamespace(t, func() {
 		load(t, rules, "ip6tables-nft-restore")
-		want := "1 rule FORWARD ip6 filter: REJECT\n1 rule other ip6 filter: drop"
+		want := "1 invalid rule FORWARD ip6 filter: REJECT\n1 invalid rule other ip6 filter: drop\n" +
+			"1 rule FORWARD ip6 filter: REJECT\n1 rule other ip6 filter: drop\n2 invalid policy FORWARD ip6 filter: drop"
 		if got := found(t, &Finder{}, subject()); got != want {
 			t.Errorf("found\n%s\nwant\n%s", got, want)
 		}

@@ -231,7 +231,8 @@ func testPort(destination bool, p ports) test {
 
 // testStates is a test of conntrack's state.
 func testStates(states ctStates) test {
-	return func(_ *walk, c *class) (yes, no *class) {
+	return func(w *walk, c *class) (yes, no *class) {
+		w.statesRead = true
 		switch in, out := c.states&states, c.states&^states; {
 		case out == 0:
 			return c, nil

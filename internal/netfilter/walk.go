@@ -61,6 +61,8 @@ type Finding struct {
 	// Marks: all that it does is to mark packets, which may set these bits, and no rule after it reads them. It is
 	// no filter unless somebody else reads marks. 0: it is one.
 	Marks uint32
+	// Invalid: it drops packets that conntrack finds invalid, and is no filter of others.
+	Invalid bool
 	// areas are which flows of flow offload it concerns.
 	areas []area
 }
@@ -72,6 +74,10 @@ type walk struct {
 	edge    bool // the rules are searched for the edge
 	// onlyLosses: only rules that drop packets are reported.
 	onlyLosses bool
+	// invalid: the walk follows packets that conntrack finds invalid.
+	invalid bool
+	// statesRead: a rule has read the state of conntrack, or anything of its entry.
+	statesRead bool
 	local      map[bool]local // by whether they are IPv6
 	base       *base
 	at         string // the name of the rule
@@ -107,7 +113,12 @@ func find(s *Subject, bases []base) ([]Finding, error) {
 		*w = walk{subject: s, connectionsMarked: true}
 		w.all(bases)
 	}
-	return w.found, w.err
+	if !w.statesRead || w.err != nil { // rules do not distinguish invalid packets
+		return w.found, w.err
+	}
+	invalid := &walk{subject: s, connectionsMarked: w.connectionsMarked, onlyLosses: true, invalid: true}
+	invalid.all(slices.DeleteFunc(slices.Clone(bases), func(b base) bool { return b.legacy || b.nat || b.mayPrecedeConntrack() }))
+	return append(w.found, invalid.found...), invalid.err
 }
 
 func (w *walk) all(bases []base) {
@@ -116,6 +127,11 @@ func (w *walk) all(bases []base) {
 		w.local[v6] = w.subject.local(v6)
 	}
 	classes := append(w.subject.classes(false), w.subject.classes(true)...)
+	for _, c := range classes {
+		if w.invalid {
+			c.states = ctInvalid
+		}
+	}
 	for len(bases) > 0 { // by hook and priority: which of these comes first is not known
 		n := 1
 		for n < len(bases) && bases[n].hook == bases[0].hook && bases[n].priority == bases[0].priority {
@@ -423,7 +439,7 @@ func (w *walk) report(c *class, what string) {
 	if len(devices) == 0 {
 		return
 	}
-	w.add(Finding{Devices: devices, What: what})
+	w.add(Finding{Devices: devices, What: what, Invalid: w.invalid})
 }
 
 // add adds a finding. One that only marks packets is another one than a filter.

@@ -20,6 +20,9 @@ type filter struct {
 	what string
 	// atPeer: a program at the peer hook of a netkit device.
 	atPeer bool
+	// invalid: a rule that drops what conntrack finds invalid, and nothing else of the device. It keeps no packet on the
+	// stack.
+	invalid bool
 }
 
 // surroundings are where filters are searched: the devices of pods, and those that lead to other nodes.
@@ -89,7 +92,7 @@ func (f *finder) netfilter(s surroundings) (all []filter, err error) {
 	}
 	for _, one := range found {
 		for _, device := range one.Devices {
-			all = append(all, filter{device: device, what: one.What})
+			all = append(all, filter{device: device, what: one.What, invalid: one.Invalid})
 		}
 	}
 	return all, nil

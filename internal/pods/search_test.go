@@ -222,6 +222,47 @@ func TestLateSearch(t *testing.T) {
 	b.want("when it has ended", []int{1}, 10)
 }
 
+// A rule that drops invalid packets alone withholds no pod. A condition names it while a pod that it concerns is on the
+// shortcut.
+func TestRulesForInvalidPackets(t *testing.T) {
+	b := newBench(t)
+	b.set([]int{1, 2, 3}, 10)
+	b.start()
+	b.run()
+	b.searched() // what changed before the events were followed
+	invalid, other := filter{device: 2, what: "drop invalid", invalid: true}, filter{device: 2, what: "drop"}
+	for _, step := range []struct {
+		when   string
+		found  []filter
+		pods   []int
+		passes string
+	}{
+		{"with a rule", []filter{invalid}, []int{1, 2, 3}, "packets of 1 pod addresses that conntrack finds invalid pass on the shortcut: drop invalid"},
+		{"with another filter of the pod", []filter{invalid, other}, []int{1, 3}, ""},
+		{"with a rule of two pods", []filter{invalid, {device: 3, what: "drop invalid", invalid: true}}, []int{1, 2, 3}, "packets of 2 pod addresses that conntrack finds invalid pass on the shortcut: drop invalid"},
+		{"without", nil, []int{1, 2, 3}, ""},
+	} {
+		b.finder.events.Send()
+		b.searched(step.found...)
+		for begin := time.Now(); passes(b.Conditions()) != step.passes; time.Sleep(time.Millisecond) {
+			if time.Since(begin) > 10*time.Second {
+				t.Fatalf("%s: the condition says %q, want %q", step.when, passes(b.Conditions()), step.passes)
+			}
+		}
+		b.want(step.when, step.pods, 10)
+	}
+}
+
+// passes is what the condition about invalid packets says.
+func passes(all condition.List) (message string) {
+	for _, c := range all {
+		if c.Code == condition.PodPassesInvalid.Code {
+			message += c.Message
+		}
+	}
+	return message
+}
+
 // While conntrack gets the flows of a pod that leaves the shortcut, which may be tens of thousands, changes are noted
 // and searched, and the status is there.
 func TestSearchesWhileFlowsAreTracked(t *testing.T) {

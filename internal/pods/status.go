@@ -38,6 +38,8 @@ type DeviceStatus struct {
 	Shortcut bool `json:"shortcut"`
 	// Filters are those that the shortcut bypasses: why its packets take the stack, unless filters are ignored.
 	Filters []string `json:"filters,omitempty"`
+	// Invalid are rules that drop what conntrack finds invalid. Such packets pass on the shortcut.
+	Invalid []string `json:"invalid,omitempty"`
 }
 
 // choose returns the pods whose packets take the shortcut, and sets the status: those whose packets no filter concerns,
@@ -49,10 +51,10 @@ func (s *Shortcut) choose(filters []filter) map[netip.Addr]place {
 		i, ok := rows[p.device]
 		if !ok {
 			i, rows[p.device] = len(status.Devices), len(status.Devices)
-			found := concerning(filters, p.device)
+			found := concerning(filters, p.device, false)
 			status.Devices = append(status.Devices, DeviceStatus{
 				Name: s.around.network.link(p.device).name, Pods: []netip.Addr{}, Shortcut: len(found) == 0 || s.config.IgnoreFilters, Filters: found,
-				Excess: s.excess[p.device],
+				Excess: s.excess[p.device], Invalid: concerning(filters, p.device, true),
 			})
 		}
 		d := &status.Devices[i]
@@ -79,13 +81,18 @@ func (s *Shortcut) choose(filters []filter) map[netip.Addr]place {
 // mostFilters is how many filters of a device are described.
 const mostFilters = 5
 
-// concerning describes the filters of a device.
-func concerning(filters []filter, device int) (what []string) {
+// concerning describes the filters of a device: those that drop invalid packets alone, or the others.
+func concerning(filters []filter, device int, invalid bool) (what []string) {
 	for _, f := range filters {
-		if f.device == 0 || f.device == device {
+		if (f.device == 0 || f.device == device) && f.invalid == invalid {
 			what = append(what, f.what)
 		}
 	}
+	return atMost(what)
+}
+
+// atMost sorts descriptions, and replaces those that are too many by their number.
+func atMost(what []string) []string {
 	slices.Sort(what)
 	if what = slices.Compact(what); len(what) > mostFilters {
 		what = append(what[:mostFilters], fmt.Sprintf("and %d more", len(what)-mostFilters))
@@ -156,5 +163,20 @@ func (s *Shortcut) Conditions() condition.List {
 			all = append(all, condition.PodShortcutWithheld.New("packets of %d pod addresses take the stack: %s", len(d.Pods), strings.Join(d.Filters, "; ")).At(d.Name))
 		}
 	}
-	return all
+	return append(all, s.passesInvalid()...)
+}
+
+// passesInvalid returns which rules for invalid packets the shortcut bypasses. With IgnoreFilters it bypasses all.
+func (s *Shortcut) passesInvalid() condition.List {
+	var rules []string
+	pods := 0
+	for _, d := range s.status.Devices {
+		if d.Shortcut && len(d.Pods) > 0 && len(d.Invalid) > 0 {
+			rules, pods = append(rules, d.Invalid...), pods+len(d.Pods)
+		}
+	}
+	if pods == 0 || s.config.IgnoreFilters {
+		return nil
+	}
+	return condition.List{condition.PodPassesInvalid.New("packets of %d pod addresses that conntrack finds invalid pass on the shortcut: %s", pods, strings.Join(atMost(rules), "; "))}
 }

@@ -50,12 +50,6 @@ var known = faults{
 		scenarios: []string{"a route with an MTU to a pod of the other node"},
 	},
 	{
-		line:      "TCP segments that conntrack would find invalid pass where a rule drops these",
-		layouts:   withPods,
-		scenarios: []string{"rules that drop invalid packets"},
-		kinds:     []string{Passes},
-	},
-	{
 		line:      "TCP segments without flags, or with a wrong checksum, which conntrack finds invalid, are forwarded by flow offload",
 		layouts:   []string{"offload"},
 		scenarios: []string{"no flags of TCP", "wrong TCP checksum"},
