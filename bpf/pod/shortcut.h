@@ -272,6 +272,19 @@ static __always_inline int pod_opens(const struct packet *p, enum parsed parsed)
 	       (p->tcp_flags & (TCP_SYN | TCP_ACK | TCP_RST | TCP_FIN)) == TCP_SYN;
 }
 
+/* Returns the device by which the packet of a pod leaves: that of another pod, or of the client of
+ * a flow of the edge. */
+static __always_inline __u32 pod_leaves_by(const struct scratch *w, enum pod_flow flow,
+					   const struct ct_entry *ct, const struct pod *to,
+					   const struct pod_flow_entry *chosen)
+{
+	if (to)
+		return to->device;
+	if (flow == FLOW_FROM_POD)
+		return ct ? ct->device : 0;
+	return flow == FLOW_ERROR ? w->ct.device : chosen->to.device;
+}
+
 /* Decides about a packet that has not been parsed as malformed. With ACTION_CONTINUE it takes the
  * shortcut of *chosen. */
 static __always_inline enum action pod_decide(struct context *ctx, struct scratch *w,
@@ -316,6 +329,9 @@ static __always_inline enum action pod_decide(struct context *ctx, struct scratc
 	if ((flow == FLOW_OF_NOBODY || flow == FLOW_TO_POD) &&
 	    !pod_flow_route(ctx, w, &w->packet.tuple, to, routed, chosen, path))
 		return pod_stack(ctx, POD_STACK_ROUTE);
+	if (device->role == POD_ROLE_PODS && device->rp_filter && routed && !w->packet.is_v6 &&
+	    !source_is_of_pod(ctx, w, pod_leaves_by(w, flow, ct, to, chosen)))
+		return pod_stack(ctx, POD_STACK_SOURCE);
 	if (flow == FLOW_OF_NOBODY && parsed == PARSED)
 		opener = pod_opener_of(leased && !withheld);
 	if (!leased || withheld) {

@@ -13,6 +13,7 @@
 #include "packet/tuple.h"
 #include "packet/types.h"
 #include "pod/deliver.h"
+#include "pod/route.h"
 #include "pod/types.h"
 #include "route/fib.h"
 #include "state/scratch.h"
@@ -48,4 +49,29 @@ __noinline int source_is_of_nodes(struct __sk_buff *ctx, struct scratch *w)
 		return 1;
 	in = pod_device_at(packet_device(ctx));
 	return in && in->rp_filter != RP_FILTER_STRICT;
+}
+
+/* Returns whether the stack would accept the source of a packet of a pod that is to leave by a
+ * device, which it asks with rp_filter: whether a reply that arrives there is routed to the device
+ * of this packet. Other replies take the stack, too. Keeps the route in the scratch area. Global
+ * function: the verifier checks it once. */
+__noinline int source_is_of_pod(struct __sk_buff *ctx, struct scratch *w, __u32 out)
+{
+	struct bpf_fib_lookup fib = {.family = AF_INET, .tot_len = 1};
+	const struct tuple *t;
+	long result;
+
+	if (!w)
+		return 0;
+	t = &w->packet.tuple;
+	fib.ifindex = stack_device_of(out);
+	fib.l4_protocol = t->protocol;
+	fib.sport = t->destination_port;
+	fib.dport = t->source_port;
+	fib.tos = w->packet.tos;
+	fib.ipv4_src = address_to_v4(&t->destination);
+	fib.ipv4_dst = address_to_v4(&t->source);
+	result = bpf_fib_lookup(ctx, &fib, sizeof(fib), 0);
+	return (result == BPF_FIB_LKUP_RET_SUCCESS || result == BPF_FIB_LKUP_RET_NO_NEIGH) &&
+	       fib.ifindex == stack_device_of(packet_device(ctx));
 }

@@ -24,7 +24,7 @@ struct pod_device {
 	__u8 mac[6]; /* the destination of frames that the node routes: of the device, or of its
 			bridge */
 	__u8 role;   /* enum pod_role */
-	/* The larger of net.ipv4.conf.all.rp_filter and that of the device. */
+	/* The larger of net.ipv4.conf.all.rp_filter and that of the device, or of its bridge. */
 	__u8 rp_filter;
 };
 

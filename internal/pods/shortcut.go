@@ -377,12 +377,20 @@ func (n *network) rows(at map[netip.Addr]place, uplinks []link) (map[datapath.Ad
 		l := n.link(p.device)
 		gateway := n.gateway(l)
 		pods[datapath.AddressFrom(addr)] = datapath.Pod{Device: uint32(p.device), Mtu: uint16(min(l.mtu, 0xffff)), Mac: p.mac, Gateway: gateway, L3: asByte(l.netkit.l3)}
-		devices[uint32(p.device)] = datapath.PodDevice{Mac: gateway, Role: datapath.RolePods}
+		devices[uint32(p.device)] = datapath.PodDevice{Mac: gateway, Role: datapath.RolePods, RpFilter: n.rpFilter(l)}
 	}
 	for _, l := range uplinks {
 		devices[uint32(l.index)] = datapath.PodDevice{Mac: l.mac, Role: datapath.RoleNodes, RpFilter: n.rpFilters[l.index]}
 	}
 	return pods, devices
+}
+
+// rpFilter is the value for what arrives by a device of pods, or is routed from its bridge.
+func (n *network) rpFilter(l link) uint8 {
+	if n.isBridge(l.master) {
+		return n.rpFilters[l.master]
+	}
+	return n.rpFilters[l.index]
 }
 
 // bridges are the bridges above devices.

@@ -162,6 +162,7 @@ var ruleChanges = []change{
 	rule("a blackhole rule for a pod", "from <{a1}|{a1.6}> blackhole"),
 	rule("an unreachable rule to a pod", "to <{a1}|{a1.6}> unreachable"),
 	rule("a blackhole rule by device of arrival", "iif a1 blackhole").in(podRoutes),
+	rule("an unreachable rule to a pod, with rp_filter", "to <{a1}|{a1.6}> unreachable").with("echo 1 > /proc/sys/net/ipv4/conf/all/rp_filter", "echo 0 > /proc/sys/net/ipv4/conf/all/rp_filter"),
 	rule("a prohibit rule to a pod of the other node", "to <{b1}|{b1.6}> prohibit"),
 	rule("a prohibit rule by protocol and port", "ipproto udp dport 80 prohibit"),
 	rule("a blackhole rule by TOS", "tos 0x10 blackhole"),
