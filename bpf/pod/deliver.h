@@ -123,9 +123,10 @@ static __always_inline int is_unresolved(const struct pod *to)
 }
 
 /* Puts a packet into the namespace of a pod. `routed`: the stack would route it, not bridge it. If
- * the pod's MAC address is not known, the packet waits for it by the route in the scratch area. */
+ * the pod's MAC address is not known, the packet waits for it by the route in the scratch area.
+ * `by_device`: by the node's end of the pod's device, where the kernel drops it if that is down. */
 static __always_inline enum action pod_redirect(struct context *ctx, const struct scratch *w,
-						const struct pod *to, int routed,
+						const struct pod *to, int routed, int by_device,
 						enum pod_path path)
 {
 	if (routed && is_unresolved(to)) {
@@ -138,16 +139,19 @@ static __always_inline enum action pod_redirect(struct context *ctx, const struc
 	if (ctx->pkt_type != PACKET_HOST && bpf_skb_change_type(ctx, PACKET_HOST))
 		return packet_drop(ctx);
 	pod_count(path);
-	return AT_PEER_HOOK ? bpf_redirect(to->device, 0) : bpf_redirect_peer(to->device, 0);
+	if (AT_PEER_HOOK || by_device)
+		return bpf_redirect(to->device, 0);
+	return bpf_redirect_peer(to->device, 0);
 }
 
 /* Delivers a packet to a pod of this node. */
 static __always_inline enum action pod_deliver(struct context *ctx, const struct scratch *w,
-					       const struct pod *to, int routed, enum pod_path path)
+					       const struct pod *to, int routed, int by_device,
+					       enum pod_path path)
 {
 	if (wire_length(ctx, &w->packet) > to->mtu || (routed && w->packet.hops <= 1))
 		return pod_stack(ctx, POD_STACK_ROUTE);
 	if (routed && !packet_decrement_ttl(ctx, &w->packet))
 		return packet_drop(ctx);
-	return pod_redirect(ctx, w, to, routed, path);
+	return pod_redirect(ctx, w, to, routed, by_device, path);
 }

@@ -43,7 +43,8 @@ struct pod_flow_entry {
 	__u8 path;		 /* enum pod_path */
 	__u8 tos;		 /* routing rules may match it */
 	__u8 frame_to[ETH_ALEN]; /* the destination of the frame */
-	__u8 reserved[2];
+	__u8 by_device;		 /* to a pod: by the node's end of its device (pod_redirect) */
+	__u8 reserved;
 };
 
 struct {

@@ -112,7 +112,7 @@ static __always_inline enum action pod_reply(struct context *ctx, struct scratch
 	if (rewrite(ctx, w, 1, EDGE_REPLY))
 		return drop(ctx, w, EDGE_DROP_REWRITE_FAILED);
 	if (client)
-		return pod_redirect(ctx, w, &flow->to, 1, path);
+		return pod_redirect(ctx, w, &flow->to, 1, flow->by_device, path);
 	pod_count(POD_PATH_OUT);
 	return packet_forward(ctx, &w->fib, w->fib_cached);
 }

@@ -234,14 +234,14 @@ static __always_inline enum pod_path pod_path_of(const struct pod_device *device
 	return device->role == POD_ROLE_PODS ? POD_PATH_LOCAL : POD_PATH_IN;
 }
 
-/* Sends a packet that takes the shortcut. `to`: the pod, or the next hop. */
+/* Sends a packet that takes the shortcut of an entry. */
 static __always_inline enum action pod_forward(struct context *ctx, struct scratch *w,
-					       const struct pod *to, int routed, enum pod_path path)
+					       const struct pod_flow_entry *flow)
 {
-	if (path == POD_PATH_OUT)
-		return pod_send(ctx, w, to);
-	return pod_deliver(ctx, w, to, routed,
-			   path == POD_PATH_LOCAL ? POD_PATH_LOCAL : POD_PATH_IN);
+	if (flow->path == POD_PATH_OUT)
+		return pod_send(ctx, w, &flow->to);
+	return pod_deliver(ctx, w, &flow->to, flow->routed, flow->by_device,
+			   flow->path == POD_PATH_LOCAL ? POD_PATH_LOCAL : POD_PATH_IN);
 }
 
 /* Returns whether a packet stays on the shortcut where new flows take the stack: the kernel's
@@ -342,6 +342,8 @@ static __always_inline enum action pod_decide(struct context *ctx, struct scratc
 	}
 	if (pod_trim(ctx, &w->packet))
 		return pod_stack(ctx, POD_STACK_OTHER);
+	/* Only an agent knows which ports of bridges are down. Of other devices routes tell it. */
+	chosen->by_device = !leased && to && bpf_map_lookup_elem(&pod_bridges, &to->device);
 	if (flow == FLOW_FROM_POD && ct)
 		return pod_reply(ctx, w, ct, unreplied, !routed, chosen, path);
 	if (flow == FLOW_ERROR)
@@ -379,5 +381,5 @@ static __always_inline enum action pod_ingress(struct context *ctx)
 		if (action != ACTION_CONTINUE)
 			return action;
 	}
-	return pod_forward(ctx, w, &flow->to, flow->routed, flow->path);
+	return pod_forward(ctx, w, flow);
 }

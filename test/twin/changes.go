@@ -25,10 +25,12 @@ type change struct {
 // How soon a shortcut follows (docs/operate/pods.md, docs/develop/pod.md): a search begins 20 ms after a change of
 // devices and routes, and decisions are remembered for 50 ms; packet filters have their effect after one second at
 // most, and those that the kernel does not report after 5 s. The rest is for a busy machine.
+// Without an agent the shortcut ends for new flows after --pod-filter-age.
 const (
-	soon    = time.Second
-	filters = 2 * time.Second
-	later   = 6500 * time.Millisecond
+	soon      = time.Second
+	filters   = 2 * time.Second
+	later     = 6500 * time.Millisecond
+	filterAge = 33 * time.Second
 )
 
 // both returns commands for IPv4 and IPv6: of each pair of braces with a bar the left side is IPv4's.
@@ -273,6 +275,7 @@ var deviceChanges = []change{
 		undo: append([]string{"ip link del twin0", "ip addr replace fe80::1/64 dev a2"}, both("ip <-4|-6> route replace <{a2}|{a2.6}> dev a2 src <{node}|{node.6}>")...),
 	},
 	{name: "a pod's port down", follows: soon, where: bridged, do: []string{"ip link set a2 down"}, undo: []string{"ip link set a2 up"}},
+	{name: "a pod's port down without an agent", follows: filterAge, where: bridged, do: []string{"ip link set a2 down"}, undo: []string{"ip link set a2 up"}, ended: true},
 	{name: "a small MTU of a pod's device", follows: soon, do: []string{"ip link set a2 mtu 1300"}, undo: []string{"ip link set a2 mtu {mtu}"}, where: podRoutes},
 	{name: "a small MTU of the uplink", follows: soon, do: []string{"ip link set eth0 mtu 1300"}, undo: []string{"ip link set eth0 mtu 1500"}, where: nodesRouted},
 	{name: "isolated ports", follows: soon, where: bridged, do: []string{"bridge link set dev a1 isolated on", "bridge link set dev a2 isolated on"}, undo: []string{"bridge link set dev a1 isolated off", "bridge link set dev a2 isolated off"}},

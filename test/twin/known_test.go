@@ -101,7 +101,7 @@ var known = faults{
 
 // fixed are faults that were found once. The list shows what the comparison finds.
 var fixed = faults{
-	{line: "while no agent runs, a pod receives by a device that is down", scenarios: []string{"a pod's device down without an agent"}},
+	{line: "while no agent runs, a pod receives by a device that is down", scenarios: []string{"a pod's device down without an agent", "a pod's port down without an agent"}},
 	{
 		line:      "with rp_filter, a pod's packets pass although a rule makes its own address unreachable",
 		scenarios: []string{"an unreachable rule to a pod, with rp_filter"},
