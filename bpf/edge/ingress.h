@@ -85,7 +85,7 @@ static __always_inline int is_pod_device(struct context *ctx)
 /* Where a pod's packet to an address is handled. */
 enum pod_path_to {
 	TO_NO_SERVICE, /* edge/egress.h, if anywhere */
-	TO_NODE,       /* here: the address is the node's own, or pods are masqueraded */
+	TO_NODE,       /* here, as from outside: pods are masqueraded, or the sender is no pod */
 	TO_UPLINK,     /* here: the stack forwards it to the backend from the pod's own address */
 };
 
@@ -101,10 +101,9 @@ static __always_inline enum pod_path_to pod_path_to(struct context *ctx, struct 
 
 	if (!frontend)
 		return TO_NO_SERVICE;
-	if (not_routed(route(ctx, w, asked)))
-		return TO_NODE;
+	/* No packet to an address of the node's own leaves the node. */
 	if (class != FROM_POD)
-		return TO_NO_SERVICE;
+		return not_routed(route(ctx, w, asked)) ? TO_NODE : TO_NO_SERVICE;
 	return frontend->flags & FRONTEND_BY_PACKET ? TO_NODE : TO_UPLINK;
 }
 

@@ -61,7 +61,7 @@ func (v *visit) begin() Result {
 	if v.tuple.Protocol == SCTP && backend.Port != v.tuple.DestinationPort {
 		return v.drop(DropSCTPPort)
 	}
-	here := backend.Local || v.fromPod() && v.leaves()
+	here := backend.Local || v.fromPod() && (v.leaves() || v.isPod(v.tuple.Source))
 	track := &Track{
 		Becomes: v.tuple, Service: f.Service, Backend: id, LastSeen: v.Now,
 		Local: here, FromBalancer: v.wrapped != nil, Packets: 1, Bytes: uint64(v.length),
