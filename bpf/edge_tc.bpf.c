@@ -13,6 +13,7 @@ const struct edge_event *unused_edge_event __attribute__((unused));
 const struct explanation *unused_explanation __attribute__((unused));
 const enum edge_reason *unused_edge_reason __attribute__((unused));
 const struct xfrm_pairs *unused_xfrm_pairs __attribute__((unused));
+const enum routing_flag *unused_routing_flag __attribute__((unused));
 const enum source_validation *unused_source_validation __attribute__((unused));
 const enum ct_state *unused_ct_state __attribute__((unused));
 const enum ct_flag *unused_ct_flag __attribute__((unused));

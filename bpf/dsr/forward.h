@@ -30,6 +30,7 @@
 #include "packet/packet.h"
 #include "route/fib.h"
 #include "route/fib_cache.h"
+#include "route/maps.h"
 #include "route/redirect.h"
 #include "state/events.h"
 #include "state/scratch.h"
@@ -61,15 +62,14 @@ __noinline int dsr_route(struct context *ctx, struct scratch *w, const struct ad
 	length = wire_length(ctx, &w->packet);
 	if (length)
 		length += dsr_overhead(w->dsr, w->packet.is_v6);
-	cached = w->dsr == DSR_OPT ? 0 : fib_cache_place(&w->outer, FIB_OUTER);
+	cached = w->dsr == DSR_OPT ? 0 : fib_cache_place(&w->outer, FIB_OUTER, routing_flags(ctx));
 	if (cached && fib_cache_valid(w, cached, &w->outer, FIB_OUTER, device, length)) {
 		fib_cache_use(cached, w);
 		w->outer.source = cached->source;
 		return ROUTED;
 	}
 	w->fib_cached = 0;
-	routed = fib_lookup(ctx, length, w->packet.is_v6, w->outer.protocol, &w->outer, &w->fib,
-			    device, 0);
+	routed = fib_lookup(ctx, w, length, w->outer.protocol, &w->outer, device, 0);
 	if (w->dsr == DSR_OPT || (routed != ROUTED && routed != ROUTED_BY_TC))
 		return routed;
 	own = outer_source_on(w->fib.ifindex, w->packet.is_v6);

@@ -198,8 +198,8 @@ static __noinline int is_own_address(struct context *ctx, struct scratch *w)
 	struct tuple to = {.source = w->packet.tuple.source,
 			   .destination = w->packet.tuple.destination};
 
-	return not_routed(fib_lookup(ctx, 0, w->packet.is_v6, w->packet.tuple.protocol, &to,
-				     &w->fib, packet_device(ctx), 0));
+	return not_routed(
+		fib_lookup(ctx, w, 0, w->packet.tuple.protocol, &to, packet_device(ctx), 0));
 }
 
 /* Returns whether this node sends the quoted client packet in the quoted encapsulation.
@@ -287,8 +287,7 @@ static __always_inline enum action icmp_error_to_client(struct context *ctx, str
 	if (error < 0)
 		return drop(ctx, w, EDGE_DROP_REDIRECT);
 	tuple_reverse(&w->quoted.tuple, &w->to);
-	routed = fib_lookup(ctx, 0, w->packet.is_v6, w->packet.tuple.protocol, &w->to, &w->fib,
-			    packet_device(ctx), 0);
+	routed = fib_lookup(ctx, w, 0, w->packet.tuple.protocol, &w->to, packet_device(ctx), 0);
 #ifdef EDGE_XDP
 	if (needs_tc(ctx, routed, &w->fib))
 		return pass(ctx, EDGE_TO_TC);

@@ -108,8 +108,9 @@ static __always_inline int address_is_link_local(const struct address *a)
 	return a->bytes[0] == 0xfe && (a->bytes[1] & 0xc0) == 0x80;
 }
 
-#define AF_INET	 2
-#define AF_INET6 10
+#define AF_UNSPEC 0
+#define AF_INET	  2
+#define AF_INET6  10
 
 /* Sets an address from both forms of a socket's field: the verifier requires loads at fixed
  * offsets, outside branches. */

@@ -284,6 +284,11 @@ static __always_inline int packet_insert(struct __sk_buff *ctx, void *buffer, __
 	return bpf_skb_adjust_room(ctx, length, BPF_ADJ_ROOM_NET, BPF_F_ADJ_ROOM_FIXED_GSO);
 }
 
+static __always_inline __u32 packet_mark(const struct __sk_buff *ctx)
+{
+	return ctx->mark;
+}
+
 static __always_inline __u32 packet_device(const struct __sk_buff *ctx)
 {
 	return ctx->ifindex;

@@ -295,6 +295,11 @@ static __always_inline int packet_insert(struct xdp_md *ctx, void *buffer, __u32
 	       packet_store(ctx, 0, buffer, sizeof(struct ethhdr) + header);
 }
 
+static __always_inline __u32 packet_mark(const struct xdp_md *ctx)
+{
+	return 0;
+}
+
 static __always_inline __u32 packet_device(const struct xdp_md *ctx)
 {
 	return ctx->ingress_ifindex;

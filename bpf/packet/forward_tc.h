@@ -15,8 +15,9 @@
  * through the kernel's neighbour table, which keeps the neighbour entry in use and probes it; with
  * a cached one it is sent directly. Both use the next hop of the route: the kernel's own lookup for
  * a redirected packet could choose another one if there are several, or if routing rules match the
- * source. To a device without MAC addresses the kernel looks up the route again and leaves it with
- * the packet: a tunnel to several nodes (IPIP) takes the outer destination from it. */
+ * source. To a device without MAC addresses, and by a route with an outer header (without a family,
+ * route/fib.h), the kernel looks up the route again and leaves it with the packet: a tunnel to
+ * several nodes (IPIP, VXLAN) takes the outer destination from it. */
 static __always_inline enum action packet_forward(struct __sk_buff *ctx,
 						  const struct bpf_fib_lookup *fib, int fib_cached)
 {
@@ -26,7 +27,7 @@ static __always_inline enum action packet_forward(struct __sk_buff *ctx,
 	packet_untag(ctx);
 	if (link_header_add(ctx))
 		return ACTION_DROP;
-	if (!fib_cached && !is_ethernet(fib->ifindex))
+	if (!fib_cached && (fib->family == AF_UNSPEC || !is_ethernet(fib->ifindex)))
 		return bpf_redirect_neigh(fib->ifindex, 0, 0, 0);
 	if (!fib_cached) {
 		next.nh_family = fib->family;

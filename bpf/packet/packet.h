@@ -36,6 +36,7 @@
  *   packet_put(ctx, off, from, length)
  *                               packet_store of bytes that change the sum of the packet
  *   packet_device(ctx)          interface index of the device
+ *   packet_mark(ctx)            the mark
  *   packet_length(ctx)          length with the link-layer header and padding
  *   packet_reaches(ctx, end)    whether the packet is at least `end` bytes long
  *   packet_segment(ctx)         payload of layer 4 per segment if GRO has merged several,

@@ -17,10 +17,9 @@
 #include "pod/maps.h"
 #include "pod/types.h"
 #include "route/fib.h"
+#include "route/maps.h"
+#include "route/types.h"
 #include "state/scratch.h"
-
-/* Not in older headers: `mark` is in the place of `smac` (Linux 6.10). */
-#define FIB_LOOKUP_MARK (1U << 5)
 
 /* Returns the device by which the stack receives and sends the packets of a device: its bridge, or
  * the device itself. */
@@ -79,12 +78,23 @@ static __always_inline long pod_route_ask(struct __sk_buff *ctx, struct scratch 
 	return result < 0 ? bpf_fib_lookup(ctx, fib, sizeof(*fib), 0) : result;
 }
 
+/* Sets the MTU that the stack applies to what it forwards: the lookup does not know that of a route
+ * unless it is locked. */
+static __always_inline void pod_route_mtu(struct scratch *w, const struct tuple *t)
+{
+	__u32 mtu = route_mtu(w, t);
+
+	if (mtu && mtu < w->fib.mtu_result)
+		w->fib.mtu_result = mtu;
+}
+
 /* Looks up the route of the packet in the scratch area for a tuple, which has another destination
  * if that is translated. Returns enum routed. The kernel returns no device for a packet that is too
  * big, and no MTU if it does not know the neighbour. Global function: the verifier checks it once.
- */
-__noinline int pod_route(struct __sk_buff *ctx, struct scratch *w, const struct tuple *t)
+ * It looks up the scratch area, as fib_lookup_asked does. */
+__noinline int pod_route(struct __sk_buff *ctx, const struct tuple *t)
 {
+	struct scratch *w = scratch_get();
 	struct bpf_fib_lookup found;
 	long result;
 
@@ -92,16 +102,17 @@ __noinline int pod_route(struct __sk_buff *ctx, struct scratch *w, const struct 
 		return NOT_ROUTED;
 	w->fib_cached = 0;
 	result = pod_route_ask(ctx, w, t, 1);
-	if (result == BPF_FIB_LKUP_RET_SUCCESS)
-		return ROUTED;
-	if (result != BPF_FIB_LKUP_RET_NO_NEIGH)
+	if (result != BPF_FIB_LKUP_RET_SUCCESS && result != BPF_FIB_LKUP_RET_NO_NEIGH)
 		return NOT_ROUTED;
-	found = w->fib;
-	found.mtu_result = 0xffff;
-	if (pod_route_ask(ctx, w, t, 0xffff) == BPF_FIB_LKUP_RET_FRAG_NEEDED)
-		found.mtu_result = w->fib.mtu_result;
-	w->fib = found;
-	return ROUTED_BY_TC;
+	if (result == BPF_FIB_LKUP_RET_NO_NEIGH) {
+		found = w->fib;
+		found.mtu_result = 0xffff;
+		if (pod_route_ask(ctx, w, t, 0xffff) == BPF_FIB_LKUP_RET_FRAG_NEEDED)
+			found.mtu_result = w->fib.mtu_result;
+		w->fib = found;
+	}
+	pod_route_mtu(w, t);
+	return result == BPF_FIB_LKUP_RET_SUCCESS ? ROUTED : ROUTED_BY_TC;
 }
 
 /* Returns whether the next hop that a lookup has found is a packet's destination. */
@@ -123,7 +134,7 @@ static __always_inline int pod_route_local(struct context *ctx, struct scratch *
 					   struct pod *hop)
 {
 	__u32 device = stack_device_of(to->device);
-	int routed = pod_route(ctx, w, t);
+	int routed = pod_route(ctx, t);
 
 	if ((routed != ROUTED && routed != ROUTED_BY_TC) || w->fib.ifindex != device ||
 	    !next_hop_is(&w->fib, &w->packet, &t->destination))
@@ -149,7 +160,7 @@ static __always_inline int pod_route_local(struct context *ctx, struct scratch *
  * known, or there are none. */
 static __always_inline int pod_route_out(struct context *ctx, struct scratch *w, struct pod *hop)
 {
-	int routed = pod_route(ctx, w, &w->packet.tuple);
+	int routed = pod_route(ctx, &w->packet.tuple);
 	const struct pod_device *out;
 
 	if (routed != ROUTED && routed != ROUTED_BY_TC)

@@ -102,7 +102,7 @@ static __always_inline enum action pod_reply(struct context *ctx, struct scratch
 		out = pod_device_at(device);
 		if (!out || out->role != POD_ROLE_NODES)
 			return pod_stack(ctx, POD_STACK_SERVICE);
-		routed = fib_lookup_cached(ctx, w, &w->to, device, BPF_FIB_LOOKUP_OUTPUT);
+		routed = route_by_client_device(ctx, w, &w->to, device);
 		if (routed == ROUTED_TOO_BIG)
 			return too_big(ctx);
 		if (not_routed(routed) || w->fib.ifindex != device)

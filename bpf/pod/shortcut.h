@@ -114,7 +114,7 @@ static __always_inline int has_route_back(struct context *ctx, struct scratch *w
 	back->source = *own;
 	back->destination = w->packet.tuple.source;
 	back->protocol = w->packet.is_v6 ? IPPROTO_ICMPV6 : IPPROTO_ICMP;
-	return pod_route(ctx, w, back) != NOT_ROUTED &&
+	return pod_route(ctx, back) != NOT_ROUTED &&
 	       w->fib.ifindex == stack_device_of(packet_device(ctx));
 }
 

@@ -38,8 +38,7 @@ __noinline int source_is_of_nodes(struct __sk_buff *ctx, struct scratch *w)
 		return 0;
 	tuple_reverse(&p->tuple, &w->reverse_key);
 	/* A length that fits any MTU: the lookup of a packet that is too big returns no device. */
-	routed = fib_lookup(ctx, 1, p->is_v6, p->tuple.protocol, &w->reverse_key, &w->fib,
-			    packet_device(ctx), 0);
+	routed = fib_lookup(ctx, w, 1, p->tuple.protocol, &w->reverse_key, packet_device(ctx), 0);
 	if (routed != ROUTED && routed != ROUTED_BY_TC)
 		return 0;
 	out = pod_device_at(w->fib.ifindex);

@@ -6,8 +6,10 @@
 
 /* A pod of this node. Its key in `pods` is its address. */
 struct pod {
-	__u32 device;	 /* index of the node's end of the pod's device */
-	__u16 mtu;	 /* of that device, in bytes from the IP header on */
+	__u32 device; /* index of the node's end of the pod's device */
+	/* The smaller one of that device's and of a route's to the pod, in bytes from the IP header
+	 * on. */
+	__u16 mtu;
 	__u8 mac[6];	 /* of the pod's end; zeros: not known */
 	__u8 gateway[6]; /* the source of frames to the pod: of the node's end, or of its bridge */
 	__u8 l3;	 /* frames have no MAC addresses, but zeros */

@@ -14,6 +14,7 @@
 #include "packet/access.h"
 #include "packet/device.h"
 #include "packet/types.h"
+#include "route/types.h"
 #include "state/scratch.h"
 
 #define FIB_CACHE_ENTRIES 1024
@@ -58,8 +59,9 @@ struct {
 } fib_cache SEC(".maps");
 
 /* Returns the entry of a lookup. Per CPU, and bottom halves are off, so no other packet uses it
- * meanwhile. */
-static __always_inline struct fib_entry *fib_cache_place(const struct tuple *to, enum fib_kind kind)
+ * meanwhile. None if the kernel routes by more (`by`, enum routing_flag) than what an entry has. */
+static __always_inline struct fib_entry *fib_cache_place(const struct tuple *to, enum fib_kind kind,
+							 __u32 by)
 {
 	const __u32 *destination = address_words_const(&to->destination);
 	const __u32 *source = address_words_const(&to->source);
@@ -69,7 +71,9 @@ static __always_inline struct fib_entry *fib_cache_place(const struct tuple *to,
 
 	slot /= (1ull << 32) / FIB_CACHE_ENTRIES;
 
-	return dry_run ? 0 : bpf_map_lookup_elem(&fib_cache, &slot);
+	if (dry_run || by & (ROUTED_BY_PORTS | ROUTED_BY_TOS | ROUTED_BY_MARK))
+		return 0;
+	return bpf_map_lookup_elem(&fib_cache, &slot);
 }
 
 /* Returns whether an entry is for this lookup, has not expired, and has an MTU that the packet

@@ -10,6 +10,7 @@
 #include "lb/types.h"
 #include "packet/packet.h"
 #include "packet/types.h"
+#include "route/types.h"
 #include "set_table/set_table.h"
 
 /* A packet from a balancer (encap/wire.h), and its backend. */
@@ -51,6 +52,8 @@ struct scratch {
 		__u32 reserved;
 	} victim;
 	struct network_key network; /* key to look up a client (filter/source_class.h) */
+	struct tuple asked;	    /* by which the stack routes the packet (route/fib.h) */
+	struct route_key route_key;
 	__u32 fib_cached; /* `fib` is from the next-hop cache, not from a lookup (route/fib_cache.h)
 			   */
 	__u32 node_port;  /* the untracked frontend is at an address of the node */

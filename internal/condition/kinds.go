@@ -194,6 +194,18 @@ var (
 	EdgeXFRMUnknown = register("EdgeXFRMUnknown", Warning,
 		"The XFRM policies (IPsec) of this node cannot be read, or not be given to the programs. The edge goes by those known last.",
 		"see the reason in the message; the agent reads them again when they change").ofNode()
+	EdgeRouteUnusable = register("EdgeRouteUnusable", Warning,
+		"The node has routes that add something to packets which the edge's programs cannot add: MPLS labels, a segment list (SRv6), or an outer header by a route of another table than main. Where such a route leads to a backend or client, packets of Services are dropped (drop_no_route).",
+		"route to these networks by a tunnel device (ip link add ... type vxlan, ipip, wireguard) without `encap`; a route with `encap ip` or `encap ip6` is served in table main, if all of its next hops are by one device; or set --edge-mode=off where another proxy serves clients").ofNode()
+	RouteMTUsMissing = register("RouteMTUsMissing", Warning,
+		"More routes of this node have an MTU of their own than there is room for in the programs' table. The smallest of them counts for all routes: packets of Services that are longer get an ICMP error, or are fragmented, and packets between pods that are longer take the stack.",
+		"set the MTU at the device, where routes by it have one MTU, or at fewer routes, such as at the default route").ofNode()
+	EdgeBypassesRules = register("EdgeBypassesRules", Info,
+		"Routing rules select packets by a mark, which rules of nftables and iptables set, or by the key of a tunnel. Packets that the edge forwards for Services meet no such rules, and are routed as if they had neither. Packets between pods that have a mark take the stack.",
+		"nothing if the marks are for other packets, as those of network plugins and VPNs are; else select by addresses, ports or the device (ip rule from, to, dport, iif)").ofNode()
+	EdgeRoutingUnknown = register("EdgeRoutingUnknown", Warning,
+		"The routes or routing rules of this node cannot be read, or not be given to the programs. The edge goes by those known last.",
+		"see the reason in the message; the agent reads them again when they change").ofNode()
 	EdgeFiltersUnknown = register("EdgeFiltersUnknown", Warning,
 		"The packet filters of this node cannot be read. Some may drop packets that the edge forwards past them.",
 		"see the reason in the message; the agent retries").ofNode()

@@ -23,7 +23,24 @@ type (
 	// XFRMPolicies are the packets that XFRM policies concern, XFRMPair those of one policy.
 	XFRMPolicies = EdgeTCXfrmPairs
 	XFRMPair     = EdgeTCXfrmPair
+	// Routing tells what route look-ups need, RouteKey and RouteEncap are of routes that they do not tell all of.
+	Routing    = EdgeTCRouting
+	RouteKey   = EdgeTCRouteKey
+	RouteEncap = EdgeTCRouteEncap
 )
+
+// Flags of Routing.
+const (
+	RoutedBySource   = uint32(EdgeTCRoutingFlagROUTED_BY_SOURCE)
+	RoutedByPorts    = uint32(EdgeTCRoutingFlagROUTED_BY_PORTS)
+	RoutedByTOS      = uint32(EdgeTCRoutingFlagROUTED_BY_TOS)
+	RoutedByMark     = uint32(EdgeTCRoutingFlagROUTED_BY_MARK)
+	RouteMTUsMissing = uint32(EdgeTCRoutingFlagROUTE_MTUS_MISSING)
+	RouteIgnoresPMTU = uint32(EdgeTCRoutingFlagROUTE_IGNORES_PMTU)
+)
+
+// RouteKeyBits is the prefix length of a RouteKey without a network.
+const RouteKeyBits = 32*3 + 128
 
 // Flags of EdgeDevice.Sources: how the kernel validates the source of IPv4 packets that arrive by a device.
 const (
@@ -149,6 +166,21 @@ func (d *Datapath) SetXFRMPolicies(p XFRMPolicies) error {
 		}
 	}
 	return nil
+}
+
+// Routings returns the table whose entry 0 tells what route look-ups need.
+func (d *Datapath) Routings() Hash[uint32, Routing] {
+	return kernelHash[uint32, Routing]{EdgeTCMapRoutings, d.maps[EdgeTCMapRoutings]}
+}
+
+// RouteMTUs returns the table of the MTUs that routes have.
+func (d *Datapath) RouteMTUs() Hash[RouteKey, uint32] {
+	return kernelHash[RouteKey, uint32]{EdgeTCMapRouteMtus, d.maps[EdgeTCMapRouteMtus]}
+}
+
+// RouteEncaps returns the table of routes with an outer header.
+func (d *Datapath) RouteEncaps() Hash[NetworkKey, RouteEncap] {
+	return kernelHash[NetworkKey, RouteEncap]{EdgeTCMapRouteEncaps, d.maps[EdgeTCMapRouteEncaps]}
 }
 
 // Balancers returns the table of networks whose encapsulated packets are for backends of this node.

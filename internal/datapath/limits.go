@@ -79,6 +79,7 @@ const (
 	socketsToAbortLimit = 8192
 	edgeDeviceLimit     = 4096
 	nextHopLimit        = 32768 // networks of routes with several next hops, for each of their devices
+	routeLimit          = 65536 // with an MTU of their own, or an outer header
 	minFragments        = 8192
 )
 

@@ -81,6 +81,9 @@ var edgeTables = []Table{
 	{Name: EdgeTCMapNextHops, Kind: ConfigTable, Fixed: nextHopLimit, Copy: CopyEntries, Remedy: "set rp_filter to 2: IPv4 has too many routes with several next hops"},
 	{Name: EdgeTCMapXfrmPolicies, Kind: ConfigTable, Fixed: 1, Copy: CopyEntries},
 	{Name: EdgeTCMapXfrmNone, Kind: ConfigTable, Copy: StartEmpty},
+	{Name: EdgeTCMapRoutings, Kind: ConfigTable, Fixed: 1, Copy: StartEmpty},
+	{Name: EdgeTCMapRouteMtus, Kind: ConfigTable, Fixed: routeLimit, Copy: CopyEntries},
+	{Name: EdgeTCMapRouteEncaps, Kind: ConfigTable, Fixed: routeLimit, Copy: CopyEntries},
 	{Name: EdgeTCMapBalancers, Kind: ConfigTable, Fixed: networkLimit, Copy: CopyEntries,
 		Remedy: "set --dsr-balancers to the nodes' networks, which cover the addresses inside"},
 	// The agent clears these three when it starts (Events.unwatch, DSRChecks).

@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"slices"
 	"sync"
+	"sync/atomic"
 
 	"beeline.io/beeline/internal/condition"
 	"beeline.io/beeline/internal/conntrack"
@@ -68,6 +69,9 @@ type Datapath interface {
 	EdgeDevices() datapath.Hash[uint32, datapath.EdgeDevice]
 	NextHops() datapath.Hash[datapath.NextHopKey, uint32]
 	SetXFRMPolicies(datapath.XFRMPolicies) error
+	Routings() datapath.Hash[uint32, datapath.Routing]
+	RouteMTUs() datapath.Hash[datapath.RouteKey, uint32]
+	RouteEncaps() datapath.Hash[datapath.NetworkKey, datapath.RouteEncap]
 	WaitForReaders() error
 	Prefilter() *datapath.Prefilter
 }
@@ -81,8 +85,11 @@ type Edge struct {
 	deviceTo func(netip.Addr) (device int, err error)
 	lost     func(device string) uint64 // netdev.XDPLosses
 	policies func() ([]node.XFRMPolicy, error)
+	routing  func() (node.Routing, error)
 
 	changed wakeup.Signal // devices, addresses or routes
+	// hasRoutes: there are routes that look-ups do not tell all of.
+	hasRoutes atomic.Bool
 
 	mu             sync.Mutex
 	ready          bool // the tables are complete
@@ -97,6 +104,7 @@ type Edge struct {
 	withheld       condition.List   // XFRM policies, and that they are not known
 	withheldDrops  condition.Growth // packets dropped for XFRM policies
 	bypassed       condition.List   // packet filters that the edge's packets bypass
+	routed         condition.List   // routes and rules that look-ups do not tell all of, or that are not known
 	tables         map[uint32]datapath.EdgeDevice
 	nextHops       map[datapath.NextHopKey]uint32
 	dsr            []DSRStatus
@@ -122,7 +130,7 @@ type attached struct {
 func New(d Datapath, flows *conntrack.Tables, c Config) *Edge {
 	return &Edge{
 		config: c, datapath: d, flows: flows, read: readDevices, deviceTo: netdev.DeviceTo, lost: netdev.XDPLosses,
-		policies: node.XFRMPolicies, changed: wakeup.NewSignal(),
+		policies: node.XFRMPolicies, routing: node.ReadRouting, changed: wakeup.NewSignal(),
 		devices: map[int]*attached{}, sysctls: netdev.SysctlRoot,
 	}
 }
@@ -133,6 +141,8 @@ func (e *Edge) Start() {
 	defer e.mu.Unlock()
 	e.ready = true
 	e.writePolicies()
+	routing, err := e.routing()
+	e.writeRouting(&routing, err)
 	if err := e.noteEarlier(); err != nil {
 		e.config.Log.Error("replies of an earlier agent's flows may be lost", "error", err)
 	}

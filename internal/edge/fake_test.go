@@ -17,6 +17,7 @@ import (
 	"beeline.io/beeline/internal/conntrack"
 	"beeline.io/beeline/internal/conntrack/conntracktest"
 	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/node"
 	"beeline.io/beeline/internal/service"
 	"beeline.io/beeline/internal/xdpdispatch"
 )
@@ -32,12 +33,18 @@ type kernel struct {
 	attach    int // calls
 	prefilter *datapath.Prefilter
 	tcError   error
+
+	routings    hash[uint32, datapath.Routing]
+	routeMTUs   hash[datapath.RouteKey, uint32]
+	routeEncaps hash[datapath.NetworkKey, datapath.RouteEncap]
 }
 
 func newKernel() *kernel {
 	k := &kernel{
 		hooks: map[int][]datapath.EdgeHook{}, xdp: map[int]datapath.XDPMode{}, refuse: map[int]error{}, table: hash[uint32, datapath.EdgeDevice]{}, nextHops: hash[datapath.NextHopKey, uint32]{},
 		assured: conntracktest.Table{},
+
+		routings: hash[uint32, datapath.Routing]{}, routeMTUs: hash[datapath.RouteKey, uint32]{}, routeEncaps: hash[datapath.NetworkKey, datapath.RouteEncap]{},
 	}
 	k.prefilter = datapath.NewPrefilter(new(datapath.EdgeTCPrefilter), func() error { return nil })
 	return k
@@ -89,6 +96,12 @@ func (k *kernel) WaitForReaders() error { return nil }
 
 func (k *kernel) SetXFRMPolicies(datapath.XFRMPolicies) error { return nil }
 
+func (k *kernel) Routings() datapath.Hash[uint32, datapath.Routing]   { return k.routings }
+func (k *kernel) RouteMTUs() datapath.Hash[datapath.RouteKey, uint32] { return k.routeMTUs }
+func (k *kernel) RouteEncaps() datapath.Hash[datapath.NetworkKey, datapath.RouteEncap] {
+	return k.routeEncaps
+}
+
 // hash is a table.
 type hash[K comparable, V any] map[K]V
 
@@ -135,6 +148,7 @@ func newWorld(t *testing.T, c Config, devices ...Device) *world {
 	w.Edge = New(w.kernel, tables, c)
 	w.collector = conntrack.NewCollector(tables, func() error { w.waited++; return nil },
 		conntrack.Config{Timeouts: conntrack.DefaultTimeouts, Log: c.Log}, w.FlowRefs())
+	w.Edge.routing = func() (node.Routing, error) { return node.Routing{}, nil }
 	w.Edge.read = func([]netip.Addr) ([]Device, error) { return slices.Clone(w.devices), nil }
 	w.node = nodeAddresses
 	return w

@@ -30,18 +30,20 @@ const lossInterval = 10 * time.Second
 func (e *Edge) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	failed := make(chan error, 2)
+	failed := make(chan error, 3)
 	go func() {
 		failed <- netdev.Watch(ctx, e.changed, unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR,
 			unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE, unix.RTNLGRP_IPV4_NETCONF)
 	}()
 	go func() { failed <- e.followPolicies(ctx) }()
+	go func() { failed <- e.followRouting(ctx) }()
 	e.countAll(time.Now())
 	var loops sync.WaitGroup
 	loops.Go(func() { e.followDevices(ctx) })
 	loops.Go(func() { e.followFilters(ctx) })
 	err := <-failed
 	cancel()
+	<-failed
 	<-failed
 	loops.Wait()
 	return err

@@ -62,6 +62,7 @@ func (e *Edge) CompleteStatus(s *Status) *Status {
 	s.Mode, s.Devices, s.Problems = e.config.Mode, []DeviceStatus{}, slices.Clone(e.problems)
 	s.Problems = append(s.Problems, e.forwardingProblems(e.forwards)...)
 	s.Problems = append(s.Problems, e.bypassed...)
+	s.Problems = append(s.Problems, e.routed...)
 	s.DSR = slices.Clone(e.dsr)
 	now := time.Now()
 	e.countLosses(now)

@@ -4,10 +4,8 @@ package edge
 
 import (
 	"context"
-	"fmt"
 	"net/netip"
 	"slices"
-	"strings"
 	"time"
 
 	"beeline.io/beeline/internal/condition"
@@ -79,7 +77,7 @@ func (e *Edge) writePolicies() []node.XFRMPolicy {
 	case err != nil:
 		all = append(all, condition.EdgeXFRMUnknown.New("%v", err))
 	case len(policies) > 0:
-		all = append(all, condition.EdgeWithheldByXFRM.New("flows that XFRM policies concern are dropped: %s", describe(policies)))
+		all = append(all, condition.EdgeWithheldByXFRM.New("flows that XFRM policies concern are dropped: %s", list(policies, func(p *node.XFRMPolicy) string { return p.String() })))
 	}
 	for _, c := range all {
 		if !slices.Contains(e.withheld, c) {
@@ -168,14 +166,3 @@ func maskOf(p netip.Prefix) (mask datapath.Address) {
 
 // mostDescribed is how many policies the condition names.
 const mostDescribed = 3
-
-func describe(policies []node.XFRMPolicy) string {
-	var all []string
-	for i := range policies[:min(len(policies), mostDescribed)] {
-		all = append(all, policies[i].String())
-	}
-	if more := len(policies) - mostDescribed; more > 0 {
-		all = append(all, fmt.Sprintf("and %d more", more))
-	}
-	return strings.Join(all, "; ")
-}

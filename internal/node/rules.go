@@ -5,18 +5,117 @@ package node
 import (
 	"fmt"
 	"slices"
+	"strings"
 
-	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
 
 	"beeline.io/beeline/internal/netdev"
 )
 
+// A Rule is a routing rule, by what it selects packets beside their destination.
+type Rule struct {
+	Priority uint32
+	IPv6     bool
+	// Source, Ports and TOS: by the source address; by protocol or ports; by the traffic class or flow label.
+	Source, Ports, TOS bool
+	// Mark and MarkMask: by the mark of packets. Tunnel: by the key with which a packet came by a tunnel in
+	// external mode.
+	Mark, MarkMask uint32
+	Tunnel         bool
+	Inverted       bool // it selects all other packets
+}
+
+// Of linux/fib_rules.h, in Linux 6.14.
+const (
+	fraSource    = 2
+	fraPriority  = 6
+	fraMark      = 10
+	fraTunnel    = 12
+	fraMarkMask  = 16
+	fraProtocol  = 22 // FRA_IP_PROTO
+	fraSPort     = 23
+	fraDPort     = 24
+	fraDSCP      = 25
+	fraFlowLabel = 26
+	fraLabelMask = 27
+	fraSPortMask = 28
+	fraDPortMask = 29
+	fraDSCPMask  = 30
+)
+
+// Rules returns the routing rules of both families.
+func Rules() (all []Rule, _ error) {
+	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
+		messages, err := netdev.Dump(func() ([][]byte, error) {
+			r := nl.NewNetlinkRequest(unix.RTM_GETRULE, unix.NLM_F_DUMP)
+			r.AddData(nl.NewIfInfomsg(family))
+			return r.Execute(unix.NETLINK_ROUTE, unix.RTM_NEWRULE)
+		})
+		if err != nil {
+			return nil, fmt.Errorf("list routing rules: %w", err)
+		}
+		for _, m := range messages {
+			rule, err := parseRule(m)
+			if err != nil {
+				return nil, fmt.Errorf("list routing rules: %w", err)
+			}
+			all = append(all, rule)
+		}
+	}
+	return all, nil
+}
+
+func parseRule(m []byte) (r Rule, err error) {
+	if len(m) < unix.SizeofRtMsg { // struct fib_rule_hdr has its layout
+		return r, fmt.Errorf("a message of %d bytes", len(m))
+	}
+	h := nl.DeserializeRtMsg(m)
+	r.IPv6, r.TOS, r.Inverted = h.Family == unix.AF_INET6, h.Tos != 0, h.Flags&unix.FIB_RULE_INVERT != 0
+	r.Source = h.Src_len > 0
+	attributes, err := nl.ParseRouteAttr(m[unix.SizeofRtMsg:])
+	if err != nil {
+		return r, err
+	}
+	for _, a := range attributes {
+		switch a.Attr.Type & nl.NLA_TYPE_MASK {
+		case fraPriority:
+			r.Priority = attributeUint32(a.Value)
+		case fraSource:
+			r.Source = true
+		case fraMark:
+			r.Mark = attributeUint32(a.Value)
+		case fraMarkMask:
+			r.MarkMask = attributeUint32(a.Value)
+		case fraTunnel:
+			r.Tunnel = true
+		case fraProtocol, fraSPort, fraDPort, fraSPortMask, fraDPortMask:
+			r.Ports = true
+		case fraDSCP, fraDSCPMask, fraFlowLabel, fraLabelMask:
+			r.TOS = true
+		}
+	}
+	return r, nil
+}
+
+// MarkedOnly reports whether the rule needs a mark that packets do not have as they arrive.
+func (r *Rule) MarkedOnly() bool { return r.Mark&r.MarkMask != 0 && !r.Inverted }
+
+func (r *Rule) String() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s rule %d", map[bool]string{false: "IPv4", true: "IPv6"}[r.IPv6], r.Priority)
+	if r.MarkMask != 0 {
+		fmt.Fprintf(&b, " by fwmark %#x/%#x", r.Mark, r.MarkMask)
+	}
+	if r.Tunnel {
+		b.WriteString(" by tun_id")
+	}
+	return b.String()
+}
+
 // RulesMatchMarks reports whether a routing rule matches marks of packets. Changes are events of RTNLGRP_IPV4_RULE and
 // RTNLGRP_IPV6_RULE.
 func RulesMatchMarks() (bool, error) {
-	rules, err := netdev.Dump(func() ([]netlink.Rule, error) { return netlink.RuleList(netlink.FAMILY_ALL) })
-	if err != nil {
-		return false, fmt.Errorf("list routing rules: %w", err)
-	}
-	return slices.ContainsFunc(rules, func(r netlink.Rule) bool { return r.Mark != 0 || r.Mask != nil }), nil
+	rules, err := Rules()
+	return slices.ContainsFunc(rules, func(r Rule) bool { return r.MarkMask != 0 }), err
 }

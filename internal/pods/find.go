@@ -8,6 +8,8 @@ import (
 	"net/netip"
 	"path"
 	"slices"
+
+	"beeline.io/beeline/internal/node"
 )
 
 // A link is a device of this network namespace.
@@ -60,6 +62,8 @@ type network struct {
 	neighbours []neighbour
 	// ports are the ports of bridges by the bridge and the MAC addresses behind them.
 	ports map[portKey]int
+	// routeMTUs are the MTUs that routes have.
+	routeMTUs node.DestinationMTUs
 	// own are the node's addresses.
 	own map[netip.Addr]bool
 	// rpFilters are the effective values of rp_filter by device.
@@ -177,6 +181,16 @@ func (s *surroundings) ports(wanted wish) (all []int) {
 	}
 	slices.Sort(all)
 	return all
+}
+
+// mtuTo returns the length up to which packets to a pod need no answer of the stack: that of the pod's device, or of a
+// route to the pod.
+func (n *network) mtuTo(a netip.Addr, device link) uint16 {
+	mtu := min(device.mtu, 0xffff)
+	if of := int(n.routeMTUs.To(a)); of != 0 && of < mtu {
+		mtu = of
+	}
+	return uint16(mtu)
 }
 
 // deviceTo returns the device of the longest direct route to an address; 0 if there is none.

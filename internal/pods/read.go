@@ -52,32 +52,17 @@ func readLinks(n *network) error {
 }
 
 func readRoutes(n *network) error {
-	list, err := netdev.Dump(func() ([]netlink.Route, error) {
-		return netlink.RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{Table: unix.RT_TABLE_UNSPEC}, netlink.RT_FILTER_TABLE)
-	})
+	list, err := node.Routes()
 	if err != nil {
-		return fmt.Errorf("list routes: %w", err)
+		return err
 	}
 	for _, r := range list {
-		if r.Type != unix.RTN_UNICAST {
-			continue
-		}
-		to := netip.PrefixFrom(netip.IPv4Unspecified(), 0)
-		if r.Family == netlink.FAMILY_V6 {
-			to = netip.PrefixFrom(netip.IPv6Unspecified(), 0)
-		}
-		if r.Dst != nil {
-			addr, _ := netip.AddrFromSlice(r.Dst.IP)
-			ones, _ := r.Dst.Mask.Size()
-			to = netip.PrefixFrom(addr.Unmap(), ones)
-		}
-		if len(r.MultiPath) == 0 {
-			n.routes = append(n.routes, route{to: to, device: r.LinkIndex, direct: r.Gw == nil && r.Via == nil})
-		}
-		for _, hop := range r.MultiPath {
-			n.routes = append(n.routes, route{to: to, device: hop.LinkIndex, multipath: true})
+		for _, hop := range r.Hops {
+			several := len(r.Hops) > 1
+			n.routes = append(n.routes, route{to: r.To, device: hop.Device, direct: !several && !hop.Gateway.IsValid(), multipath: several})
 		}
 	}
+	n.routeMTUs = node.NewDestinationMTUs(list)
 	return nil
 }
 

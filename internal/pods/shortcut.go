@@ -376,7 +376,7 @@ func (n *network) rows(at map[netip.Addr]place, uplinks []link) (map[datapath.Ad
 	for addr, p := range at {
 		l := n.link(p.device)
 		gateway := n.gateway(l)
-		pods[datapath.AddressFrom(addr)] = datapath.Pod{Device: uint32(p.device), Mtu: uint16(min(l.mtu, 0xffff)), Mac: p.mac, Gateway: gateway, L3: asByte(l.netkit.l3)}
+		pods[datapath.AddressFrom(addr)] = datapath.Pod{Device: uint32(p.device), Mtu: n.mtuTo(addr, l), Mac: p.mac, Gateway: gateway, L3: asByte(l.netkit.l3)}
 		devices[uint32(p.device)] = datapath.PodDevice{Mac: gateway, Role: datapath.RolePods, RpFilter: n.rpFilter(l)}
 	}
 	for _, l := range uplinks {

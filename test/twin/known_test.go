@@ -33,16 +33,6 @@ var (
 // may be found.
 var known = faults{
 	{
-		line:      "pods: the MTU of a route is ignored",
-		layouts:   withPods,
-		scenarios: []string{"a route with an MTU to a pod of the other node", "a route with an MTU to a pod of the node"},
-	},
-	{
-		line:      "edge: the MTU of a route is ignored",
-		layouts:   balancers,
-		scenarios: []string{"a route with an MTU to a pod of the other node"},
-	},
-	{
 		line:      "TCP segments without flags, or with a wrong checksum, which conntrack finds invalid, are forwarded by flow offload",
 		layouts:   []string{"offload"},
 		scenarios: []string{"no flags of TCP", "wrong TCP checksum"},
@@ -78,15 +68,21 @@ var known = faults{
 		scenarios: []string{"routing header"},
 	},
 	{
-		line:      "pods: packets that are too long for a route with a tunnel of its own get an ICMP error where the stack fragments",
-		layouts:   []string{"routed", "two NICs"},
-		scenarios: []string{"a route with a VXLAN tunnel of its own"},
-		kinds:     []string{Elsewhere},
+		line:      "ICMPv6 errors about the MTU of a route that is not locked quote the hop limit before the node, and always tell that MTU: the stack finds it after the device's",
+		layouts:   []string{"balancer", "balancer by XDP", "routed", "wireguard", "two NICs", "tables of pods"},
+		scenarios: []string{"a route with an MTU to a pod of the other node"},
+		kinds:     []string{Other},
 	},
 	{
-		line:      "edge: packets to a backend with a route that has a tunnel of its own are dropped",
+		line:      "edge: by a route with a VXLAN tunnel of its own packets have another outer source port, and replies to new flows that come without the tunnel are dropped",
 		layouts:   balancers,
-		scenarios: []string{"a route with a VXLAN tunnel of its own", "an MPLS route to a pod of the other node"},
+		scenarios: []string{"a route with a VXLAN tunnel of its own"},
+		kinds:     []string{Drops, Other},
+	},
+	{
+		line:      "edge: packets to a backend with an MPLS route are dropped",
+		layouts:   balancers,
+		scenarios: []string{"an MPLS route to a pod of the other node"},
 		kinds:     []string{Drops},
 	},
 	{
@@ -106,6 +102,23 @@ var fixed = faults{
 		line:      "with rp_filter, a pod's packets pass although a rule makes its own address unreachable",
 		scenarios: []string{"an unreachable rule to a pod, with rp_filter"},
 		kinds:     []string{Passes},
+	},
+	{
+		line:      "pods: the MTU of a route is ignored",
+		layouts:   withPods,
+		scenarios: []string{"a route with an MTU to a pod of the other node", "a route with an MTU to a pod of the node"},
+	},
+	{
+		line:      "edge: the MTU of a route is ignored",
+		layouts:   balancers,
+		scenarios: []string{"a route with an MTU to a pod of the other node"},
+		kinds:     []string{Passes, Elsewhere},
+	},
+	{
+		line:      "pods: packets that are too long for a route with a tunnel of its own get an ICMP error where the stack fragments",
+		layouts:   []string{"routed", "two NICs"},
+		scenarios: []string{"a route with a VXLAN tunnel of its own"},
+		kinds:     []string{Elsewhere},
 	},
 	{
 		line:    "the edge drops without an error what the stack answers with one",

@@ -1,0 +1,216 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+
+	"beeline.io/beeline/internal/netdev"
+)
+
+// A Route is a unicast route of some table.
+type Route struct {
+	Table  uint32
+	To     netip.Prefix
+	Metric uint32
+	TOS    uint8 // IPv4: it is for packets with these bits of the traffic class; 0: for all
+	From   bool  // IPv6: it is for packets of some sources
+	MTU    uint32
+	Hops   []NextHop
+	object uint32 // the nexthop object that has them, if the route itself does not tell
+}
+
+// A NextHop is one of those of a route.
+type NextHop struct {
+	Device  int
+	Gateway netip.Addr // invalid: the network is at the device
+	Encap   Encap
+}
+
+// Encap is what a route adds to packets (enum lwtunnel_encap_types); 0: nothing.
+type Encap uint16
+
+// routeObject is RTA_NH_ID.
+const routeObject = 30
+
+// Those that the programs distinguish.
+const (
+	EncapIP4       Encap = 2
+	EncapIP6       Encap = 4
+	EncapSeg6Local Encap = 7 // what the node does with packets to an SRv6 segment
+)
+
+func (e Encap) String() string {
+	names := [...]string{"", "mpls", "ip", "ila", "ip6", "seg6", "bpf", "seg6local", "rpl", "ioam6", "xfrm"} // as ip-route(8) has them
+	if int(e) < len(names) {
+		return names[e]
+	}
+	return fmt.Sprint(uint16(e))
+}
+
+func (r *Route) String() string {
+	text := r.To.String()
+	for i, h := range r.Hops {
+		if i > 0 {
+			text += ","
+		}
+		if h.Encap != 0 {
+			text += " encap " + h.Encap.String()
+		}
+	}
+	if r.Table != unix.RT_TABLE_MAIN {
+		text += fmt.Sprintf(" table %d", r.Table)
+	}
+	return text
+}
+
+// Routes returns the unicast routes of all tables.
+func Routes() (all []Route, _ error) {
+	all, err := netdev.Dump(func() (all []Route, _ error) {
+		var failed error
+		err := dumpRoutes(func(m []byte) bool {
+			route, ok, err := parseRoute(m)
+			if failed = err; ok {
+				all = append(all, route)
+			}
+			return err == nil
+		})
+		return all, errors.Join(failed, err)
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list routes: %w", err)
+	}
+	var objects map[uint32][]NextHop
+	for i := range all {
+		if all[i].Hops != nil {
+			continue
+		}
+		if objects == nil {
+			if objects, err = nextHopObjects(); err != nil {
+				return nil, err
+			}
+		}
+		all[i].Hops = objects[all[i].object]
+	}
+	return all, nil
+}
+
+func dumpRoutes(visit func([]byte) bool) error {
+	r := nl.NewNetlinkRequest(unix.RTM_GETROUTE, unix.NLM_F_DUMP)
+	r.AddData(&nl.RtMsg{})
+	return r.ExecuteIter(unix.NETLINK_ROUTE, unix.RTM_NEWROUTE, visit)
+}
+
+// parseRoute ignores routes that do not forward packets.
+func parseRoute(m []byte) (r Route, ok bool, err error) {
+	if len(m) < unix.SizeofRtMsg {
+		return r, false, fmt.Errorf("a message of %d bytes", len(m))
+	}
+	h := nl.DeserializeRtMsg(m)
+	unspecified := netip.IPv4Unspecified()
+	switch h.Family {
+	case unix.AF_INET:
+	case unix.AF_INET6:
+		unspecified = netip.IPv6Unspecified()
+	default:
+		return r, false, nil
+	}
+	if h.Type != unix.RTN_UNICAST || h.Flags&unix.RTM_F_CLONED != 0 {
+		return r, false, nil
+	}
+	attributes, err := nl.ParseRouteAttr(m[unix.SizeofRtMsg:])
+	if err != nil {
+		return r, false, err
+	}
+	to := unspecified
+	r.Table, r.TOS, r.From = uint32(h.Table), h.Tos, h.Src_len > 0
+	var one NextHop
+	for _, a := range attributes {
+		switch a.Attr.Type & nl.NLA_TYPE_MASK {
+		case unix.RTA_DST:
+			to, _ = netip.AddrFromSlice(a.Value)
+		case unix.RTA_TABLE:
+			r.Table = attributeUint32(a.Value)
+		case unix.RTA_PRIORITY:
+			r.Metric = attributeUint32(a.Value)
+		case unix.RTA_OIF:
+			one.Device = int(attributeUint32(a.Value))
+		case unix.RTA_METRICS:
+			r.MTU, err = parseRouteMTU(a.Value)
+		case unix.RTA_MULTIPATH:
+			r.Hops, err = parseNextHops(a.Value)
+		case routeObject:
+			r.object = attributeUint32(a.Value)
+		default:
+			one.parse(a.Attr.Type&nl.NLA_TYPE_MASK, a.Value)
+		}
+		if err != nil {
+			return r, false, err
+		}
+	}
+	if r.Hops == nil && (one.Device != 0 || r.object == 0) {
+		r.Hops = []NextHop{one}
+	}
+	r.To = netip.PrefixFrom(to, int(h.Dst_len))
+	return r, r.To.IsValid(), nil
+}
+
+func attributeUint32(b []byte) uint32 {
+	if len(b) < 4 {
+		return 0
+	}
+	return binary.NativeEndian.Uint32(b)
+}
+
+func parseRouteMTU(b []byte) (mtu uint32, err error) {
+	metrics, err := nl.ParseRouteAttr(b)
+	for _, m := range metrics {
+		if m.Attr.Type == unix.RTAX_MTU {
+			mtu = attributeUint32(m.Value)
+		}
+	}
+	return mtu, err
+}
+
+// parse takes over an attribute that both routes with one next hop and next hops of several have.
+func (h *NextHop) parse(kind uint16, b []byte) {
+	switch kind {
+	case unix.RTA_GATEWAY:
+		h.Gateway, _ = netip.AddrFromSlice(b)
+	case unix.RTA_VIA: // struct rtvia: a gateway of the other family
+		if len(b) > 2 {
+			h.Gateway, _ = netip.AddrFromSlice(b[2:])
+		}
+	case unix.RTA_ENCAP_TYPE:
+		if len(b) >= 2 {
+			h.Encap = Encap(binary.NativeEndian.Uint16(b))
+		}
+	}
+}
+
+func parseNextHops(b []byte) (all []NextHop, err error) {
+	for len(b) >= unix.SizeofRtNexthop {
+		n := nl.DeserializeRtNexthop(b)
+		length := int(n.RtNexthop.Len)
+		if length < unix.SizeofRtNexthop || length > len(b) {
+			return nil, fmt.Errorf("a next hop of %d bytes", length)
+		}
+		attributes, err := nl.ParseRouteAttr(b[unix.SizeofRtNexthop:length])
+		if err != nil {
+			return nil, err
+		}
+		hop := NextHop{Device: int(n.RtNexthop.Ifindex)}
+		for _, a := range attributes {
+			hop.parse(a.Attr.Type&nl.NLA_TYPE_MASK, a.Value)
+		}
+		all = append(all, hop)
+		b = b[min((length+3)&^3, len(b)):]
+	}
+	return all, nil
+}
