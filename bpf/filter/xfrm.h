@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /* XFRM policies: packets that the kernel would encrypt, block, or accept only if they came
- * encrypted. What the edge forwards does not meet them, so new flows ask, and packets without an
- * entry, or with an outer header, that they could be found by when a policy comes. */
+ * encrypted. What the edge forwards does not meet them, so the program asks: for the first packet
+ * of a flow, because the agent deletes the entries that a new policy concerns, and for each packet
+ * without an entry, and each outer header, which no entry has. */
 #pragma once
 
 #include <linux/bpf.h>

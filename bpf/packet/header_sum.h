@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* The checksum of an IPv4 header, which the stack verifies before it does anything with a packet.
- */
+/* The checksum of an IPv4 header. The stack verifies it first of all. */
 #pragma once
 
 #include <linux/ip.h>

@@ -186,7 +186,7 @@ var (
 		"A packet filter of this node may drop packets that the edge forwards for Services, and they do not meet it: the edge sends them past it. They are served.",
 		"remove the rule; or do what it does where the packets arrive, such as by loadBalancerSourceRanges of the Service, or on the hosts of clients and backends").ofNode()
 	EdgeWithheldByXFRM = register("EdgeWithheldByXFRM", Info,
-		"XFRM policies (IPsec) of this node concern packets that the edge would send or accept in clear. Clients and backends that they match are not served by the edge. No such packet has come lately: then it is EdgeDropsByXFRM.",
+		"XFRM policies (IPsec) of this node concern packets that the edge would send or accept in clear. Clients and backends that they match are not served by the edge. None of their packets was dropped in the last ten minutes; otherwise the condition is EdgeDropsByXFRM.",
 		"nothing if these clients and backends need no Services from outside; else use an overlay that encrypts by itself (WireGuard), an xfrm interface, whose policies have an if_id, or delete the policies").ofNode()
 	EdgeDropsByXFRM = register("EdgeDropsByXFRM", Warning,
 		"Packets for Services were dropped in the last ten minutes (drop_xfrm), because XFRM policies (IPsec) of this node concern them, and the edge would send or accept them in clear. Clients and backends that the policies match are not served by the edge, also by connections that existed when the policy came.",

@@ -4,7 +4,6 @@ package node
 
 import (
 	"fmt"
-	"slices"
 	"strings"
 
 	"github.com/vishvananda/netlink/nl"
@@ -113,9 +112,17 @@ func (r *Rule) String() string {
 	return b.String()
 }
 
-// RulesMatchMarks reports whether a routing rule matches marks of packets. Changes are events of RTNLGRP_IPV4_RULE and
+// A RuleMark is what a routing rule requires of the marks of packets: Mark in the bits of Mask.
+type RuleMark struct{ Mark, Mask uint32 }
+
+// RuleMarks returns the marks that routing rules of either family match. Changes are events of RTNLGRP_IPV4_RULE and
 // RTNLGRP_IPV6_RULE.
-func RulesMatchMarks() (bool, error) {
+func RuleMarks() (all []RuleMark, _ error) {
 	rules, err := Rules()
-	return slices.ContainsFunc(rules, func(r Rule) bool { return r.MarkMask != 0 }), err
+	for i := range rules {
+		if rules[i].MarkMask != 0 {
+			all = append(all, RuleMark{rules[i].Mark, rules[i].MarkMask})
+		}
+	}
+	return all, err
 }

@@ -4,26 +4,29 @@ package node
 
 import (
 	"fmt"
+	"slices"
 	"testing"
 )
 
-// Rules of both families that match a mark are found, and no others.
-func TestRulesMatchMarks(t *testing.T) {
+// Marks of rules of both families are found with their masks, and other rules have none.
+func TestRuleMarks(t *testing.T) {
 	inNamespace(t, func() error {
 		for _, c := range []struct {
 			do   string
-			want bool
+			want []RuleMark
 		}{
-			{"rule add pref 100 from 192.0.2.1 lookup main", false},
-			{"rule add pref 101 fwmark 0x80/0x80 lookup main", true},
-			{"rule del pref 101", false},
-			{"-6 rule add pref 101 fwmark 1 lookup main", true},
+			{"rule add pref 100 from 192.0.2.1 lookup main", nil},
+			{"rule add pref 101 fwmark 0x80/0xf0 lookup main", []RuleMark{{0x80, 0xf0}}},
+			{"rule add pref 102 fwmark 0/0x100 lookup main", []RuleMark{{0x80, 0xf0}, {0, 0x100}}},
+			{"rule del pref 102", []RuleMark{{0x80, 0xf0}}},
+			{"-6 rule add pref 101 fwmark 1 lookup main", []RuleMark{{0x80, 0xf0}, {1, 0xffffffff}}},
+			{"rule del pref 101", []RuleMark{{1, 0xffffffff}}},
 		} {
 			if err := ip(c.do); err != nil {
 				return err
 			}
-			if got, err := RulesMatchMarks(); err != nil || got != c.want {
-				return fmt.Errorf("after %q: %t, %w, want %t", c.do, got, err, c.want)
+			if got, err := RuleMarks(); err != nil || !slices.Equal(got, c.want) {
+				return fmt.Errorf("after %q: %v, %w, want %v", c.do, got, err, c.want)
 			}
 		}
 		return nil

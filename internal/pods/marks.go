@@ -6,7 +6,6 @@ import (
 	"context"
 	"fmt"
 
-	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"beeline.io/beeline/internal/netdev"
@@ -48,18 +47,12 @@ func (f *finder) onlyMarked(s surroundings, found []netfilter.Finding) (filters 
 // markReaders returns the readers, which may be none.
 func (f *finder) markReaders(s surroundings) ([]markReader, error) {
 	readers := []markReader{}
-	rules, err := netdev.Dump(func() ([]netlink.Rule, error) { return netlink.RuleList(netlink.FAMILY_ALL) })
+	marks, err := node.RuleMarks()
 	if err != nil {
-		return nil, fmt.Errorf("list routing rules: %w", err)
+		return nil, err
 	}
-	for _, r := range rules {
-		mask := ^uint32(0)
-		if r.Mask != nil {
-			mask = *r.Mask
-		}
-		if r.Mask != nil || r.Mark != 0 {
-			readers = append(readers, markReader{fmt.Sprintf("the routing rule with fwmark %#x/%#x", r.Mark, mask), mask})
-		}
+	for _, m := range marks {
+		readers = append(readers, markReader{fmt.Sprintf("the routing rule with fwmark %#x/%#x", m.Mark, m.Mask), m.Mask})
 	}
 	policies, err := node.XFRMPolicies()
 	if err != nil {

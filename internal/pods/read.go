@@ -129,7 +129,8 @@ func readReversePaths(n *network) (err error) {
 	return nil
 }
 
-func readRuleMarks(n *network) (err error) {
-	n.ruleMarks, err = node.RulesMatchMarks()
+func readRuleMarks(n *network) error {
+	marks, err := node.RuleMarks()
+	n.ruleMarks = len(marks) > 0
 	return err
 }
