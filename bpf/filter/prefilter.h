@@ -88,7 +88,8 @@ static __always_inline int prefilter_well_formed(struct context *ctx, __u8 proto
 	switch (protocol) {
 	case IPPROTO_TCP:
 		tcp = linear_bytes(ctx, l4, sizeof(*tcp));
-		if (!tcp || tcp->doff < sizeof(*tcp) / 4 || tcp->doff * 4u > left)
+		if (!tcp || tcp->doff < sizeof(*tcp) / 4 || tcp->doff * 4u > left ||
+		    !tcp_flags_are_valid(tcp_flags(tcp)))
 			return 0;
 		break;
 	case IPPROTO_UDP:

@@ -88,8 +88,31 @@ enum tcp_flag {
 	TCP_FIN = 1,
 	TCP_SYN = 2,
 	TCP_RST = 4,
+	TCP_PSH = 8,
 	TCP_ACK = 16,
+	TCP_URG = 32,
 };
+
+static __always_inline __u8 tcp_flags(const struct tcphdr *tcp)
+{
+	return ((const __u8 *)tcp)[13];
+}
+
+/* The bits of both values of PSH, which goes with all other flags. */
+#define WITH_FLAGS(flags) (1ull << (flags) | 1ull << ((flags) | TCP_PSH))
+
+/* Returns whether flags of TCP may go together. The kernel's conntrack calls other segments
+ * invalid, and netfilter does not translate them (tcp_valid_flags in nf_conntrack_proto_tcp.c). */
+static __always_inline int tcp_flags_are_valid(__u8 flags)
+{
+	const __u64 valid = WITH_FLAGS(TCP_SYN) | WITH_FLAGS(TCP_SYN | TCP_URG) |
+			    WITH_FLAGS(TCP_SYN | TCP_ACK) | WITH_FLAGS(TCP_RST) |
+			    WITH_FLAGS(TCP_RST | TCP_ACK) | WITH_FLAGS(TCP_FIN | TCP_ACK) |
+			    WITH_FLAGS(TCP_FIN | TCP_ACK | TCP_URG) | WITH_FLAGS(TCP_ACK) |
+			    WITH_FLAGS(TCP_ACK | TCP_URG);
+
+	return valid >> (flags & 0x3f) & 1;
+}
 
 /* RFC 9260 section 3, with the header of the first chunk. Of the chunks that open and close an
  * association only ABORT may follow another chunk. */
@@ -130,7 +153,8 @@ struct packet {
 enum parsed {
 	PARSED,		  /* a tuple with ports, or a later fragment without ports */
 	PARSED_OTHER,	  /* not IP, or a protocol without ports */
-	PARSED_MALFORMED, /* inconsistent IP, TCP, UDP or SCTP headers */
+	PARSED_MALFORMED, /* inconsistent IP, TCP, UDP or SCTP headers, or flags of
+			    TCP that no stack sends together */
 };
 
 static __always_inline int has_ports(__u8 protocol)

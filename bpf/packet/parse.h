@@ -202,7 +202,9 @@ static __always_inline enum parsed parse_ports(struct context *ctx, struct packe
 		if (!tcp || tcp->doff * 4 < sizeof(*tcp) || tcp->doff * 4 > left)
 			return PARSED_MALFORMED;
 		*tuple_ports(&p->tuple) = *(const __u32 *)&tcp->source;
-		p->tcp_flags = ((const __u8 *)tcp)[13];
+		p->tcp_flags = tcp_flags(tcp);
+		if (!tcp_flags_are_valid(p->tcp_flags))
+			return PARSED_MALFORMED;
 		p->sequence = bpf_ntohl(tcp->seq);
 		p->acknowledged = bpf_ntohl(tcp->ack_seq);
 		p->payload = left - tcp->doff * 4;

@@ -33,10 +33,10 @@ enum edge_reason {
 					this node */
 	EDGE_DROP_FRAGMENT, /* a fragment before its first one; dropped if it may be for a Service
 			     */
-	/* TCP that neither opens a connection nor belongs to a known one: RST, FIN, SYN+ACK, or no
-	 * flag */
+	/* TCP that neither opens a connection nor belongs to a known one: RST, FIN, SYN+ACK */
 	EDGE_DROP_INVALID,
-	EDGE_MALFORMED, /* inconsistent headers, or a source address that no packet may have */
+	EDGE_MALFORMED, /* inconsistent headers, flags of TCP that do not go together, or a source
+			   address that no packet may have */
 	EDGE_DROP_REWRITE_FAILED, /* the packet could not be rewritten */
 	EDGE_TTL_EXCEEDED,	  /* TTL or hop limit used up; replied with ICMP time exceeded */
 	EDGE_DROP_TOO_BIG, /* exceeds the next hop's MTU; replied with an ICMP error, unless it may

@@ -146,8 +146,8 @@ func TestRefusal(t *testing.T) {
 			{flags: ack, seq: 5, ack: 0xfedcba98},
 			{flags: syn | ack, seq: 5, ack: 6},
 			{flags: fin | ack, seq: 5, ack: 6, payload: make([]byte, 1000)},
-			{flags: fin, seq: 5, payload: []byte("odd")},
-			{flags: 0, seq: 5, payload: make([]byte, 999), tcpOptions: mss},
+			{flags: ack, seq: 5, payload: []byte("odd")},
+			{flags: psh | ack, seq: 5, payload: make([]byte, 999), tcpOptions: mss},
 		} {
 			segment.from, segment.to = asked.from, asked.to
 			w.answers(t, at, segment)
@@ -180,7 +180,7 @@ func TestNoAnswer(t *testing.T) {
 	w.each(t, func(t *testing.T, at hook, f family, protocol uint8) {
 		asked := f.question(protocol, rejected)
 		if protocol == tcp {
-			for _, flags := range []byte{rst, rst | ack, rst | syn, rst | fin | ack} {
+			for _, flags := range []byte{rst, rst | ack, rst | psh} {
 				asked.flags = flags
 				w.drops(t, at, asked.frame(t), model.Rejected)
 			}

@@ -65,8 +65,6 @@ func TestDirectConnectionLife(t *testing.T) {
 		fl.is(t, halfOpen, model.StateNew)
 		fl.asks(t, syn, 999, "") // retransmitted
 		fl.is(t, halfOpen, model.StateNew)
-		fl.asks(t, 0, 1000, "") // without ACK
-		fl.is(t, halfOpen, model.StateNew)
 		fl.asks(t, ack, 1000, "")
 		fl.is(t, tracks, model.StateEstablished)
 		fl.asks(t, psh|ack, 1000, "hello")

@@ -16,10 +16,15 @@ func TestInvalidTCP(t *testing.T) {
 	w := newScene(t)
 	w.eachFamily(t, func(t *testing.T, at hook, f family) {
 		for _, port := range []uint16{toRemote, toLocal, direct(toRemote, model.IPIP), direct(toLocal, model.IPIP)} {
-			for _, flags := range []byte{rst, rst | ack, fin, fin | ack, syn | ack, 0, psh, syn | fin, syn | rst, syn | fin | rst | ack} {
+			for _, flags := range []byte{rst, rst | ack, fin | ack, syn | ack} {
 				question := f.question(tcp, port)
 				question.flags = flags
 				w.drops(t, at, question.frame(t), model.DropInvalid)
+			}
+			for _, flags := range []byte{0, psh, fin, syn | fin, syn | rst, rst | fin | ack, syn | fin | rst | ack} {
+				question := f.question(tcp, port)
+				question.flags = flags
+				w.stack(t, at, question, model.Malformed)
 			}
 			if n := len(w.records(t, halfOpen)) + len(w.records(t, tracks)); n > 0 {
 				t.Fatalf("port %d: %d entries", port, n)

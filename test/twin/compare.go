@@ -29,7 +29,7 @@ var normalised = []struct {
 	{"packets of WireGuard", "ciphertext, and messages that its timers send: what comes out of the tunnel is compared", dropCiphertext},
 	{"the virtio header's bit for a valid checksum", "the receiver's own state, TP_STATUS_CSUM_VALID, is compared: it includes the bit (skb_csum_unnecessary in Linux)", forgetValid},
 	{"the identification of IPv4 headers that the node makes", "random (RFC 6864 section 4.1): of ICMP errors, of replies to echo requests and of tunnels' outer headers", forgetID},
-	{"the flow label of ICMPv6 errors", "a hash with a secret of the kernel (RFC 6437 section 3), which nobody reads back", forgetFlowLabel},
+	{"the flow label of ICMPv6 errors and RSTs", "a hash with a secret of the kernel (RFC 6437 section 3), which nobody reads back", forgetFlowLabel},
 	{"the identification of IPv6 fragments where the node has conntrack", "it reassembles the datagram, and the node fragments it with a random one (RFC 7739)", forgetFragmentID},
 	{"the TCP checksum of merged packets in ICMP errors", "left to the device, and so half done: the stack's conntrack translates it back as if it were whole", forgetQuotedChecksum},
 	{"ports of masquerade", "drawn at random: a one-to-one map for each flow", restorePort},
@@ -217,9 +217,15 @@ func forgetFragmentID(s *side, a *arrival, _ *seen) bool {
 	return true
 }
 
-func forgetFlowLabel(_ *side, a *arrival, _ *seen) bool {
+// forgetFlowLabel is about RSTs that the node sends.
+func forgetFlowLabel(s *side, a *arrival, _ *seen) bool {
+	const rst = 4
 	for _, p := range [][]byte{a.packet(), tunnelled(a.packet())} {
-		if len(p) > 40 && p[0]>>4 == 6 && p[6] == unix.IPPROTO_ICMPV6 && p[40] < layers.ICMPv6TypeEchoRequest {
+		if len(p) <= 40 || p[0]>>4 != 6 {
+			continue
+		}
+		message := p[6] == unix.IPPROTO_ICMPV6 && p[40] < layers.ICMPv6TypeEchoRequest
+		if t := transport(p); message || t != nil && t.protocol == tcp && t.source == s.own(true) && len(p) > 53 && p[53]&rst != 0 {
 			p[1] &= 0xf0
 			clear(p[2:4])
 		}

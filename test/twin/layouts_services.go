@@ -117,7 +117,7 @@ var balancerSkips = []string{
 }
 
 // ownAddresses are kinds to which the other lab's node answers at addresses that only it has.
-var ownAddresses = []string{"SCTP", "GRE", "ESP", "AH", "UDP-Lite", "to itself", "port 0", "an echo reply", "options", "source route option", "routing header"}
+var ownAddresses = []string{"SCTP", "GRE", "ESP", "AH", "UDP-Lite", "to itself", "port 0", "an echo reply", "options", "source route option", "routing header", "SYN and FIN", "no flags of TCP"}
 
 var balancerChanges = []string{
 	"a route with an MTU to a pod of the other node", "a route with a locked MTU to a pod of the other node", "a route with an MTU to a pod of the node",

@@ -48,6 +48,7 @@ var kinds = []kind{
 	{"merged TCP segments that are too long, without DF", func(f *Frame) { segment(f); f.DF, f.Length, f.Segment = false, 6000, 1600 }},
 	{"an acknowledgement", func(f *Frame) { segment(f); f.Length, f.Flags = 0, "A" }},
 	{"SYN and FIN", func(f *Frame) { segment(f); f.Length, f.Flags = 0, "SF" }},
+	{"a FIN", func(f *Frame) { segment(f); f.Length, f.Flags = 0, "FA" }},
 	{"no flags of TCP", func(f *Frame) { segment(f); f.Flags = "" }},
 	{"port 0", func(f *Frame) { f.Ports = [2]uint16{} }},
 	{"an echo request", func(f *Frame) { f.Protocol = icmp }},

@@ -54,7 +54,7 @@ type packet struct {
 const (
 	l3 = 14
 
-	fin, syn, rst, ack = 1, 2, 4, 16
+	fin, syn, rst, psh, ack, urg, ece, cwr = 1, 2, 4, 8, 16, 32, 64, 128
 
 	// The programs read no headers beyond this offset.
 	headersEnd = 512
@@ -188,6 +188,11 @@ func (p *packet) skip(header byte) (next byte, ok bool) {
 	return 0, false
 }
 
+// validFlags are those that the kernel's conntrack does not call invalid, besides others that go with all.
+var validFlags = map[byte]bool{
+	syn: true, syn | urg: true, syn | ack: true, rst: true, rst | ack: true, fin | ack: true, fin | ack | urg: true, ack: true, ack | urg: true,
+}
+
 // parsePorts parses layer 4, which has `left` bytes.
 func (p *packet) parsePorts(left int) parsed {
 	header := p.at(p.l4, 8)
@@ -203,7 +208,9 @@ func (p *packet) parsePorts(left int) parsed {
 		if header == nil || header[12]>>4 < 5 || int(header[12]>>4)*4 > left {
 			return malformed
 		}
-		p.flags = header[13]
+		if p.flags = header[13]; !validFlags[p.flags&^(psh|ece|cwr)] {
+			return malformed
+		}
 		p.sequence, p.acknowledged = binary.BigEndian.Uint32(header[4:]), binary.BigEndian.Uint32(header[8:])
 		p.payload = left - int(header[12]>>4)*4
 	} else {
