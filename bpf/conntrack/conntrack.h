@@ -134,17 +134,23 @@ __noinline int ct_assure(struct context *ctx, const struct ct_entry *unreplied)
 	return 0;
 }
 
-/* Notes the TCP sequence numbers of a side. 0 means unknown, so 1 is stored for 0. */
-static __always_inline void ct_note_sequence(const struct packet *p, struct ct_entry *ct)
+/* Returns the sequence number after a segment. 0 means unknown, so it is 1 instead of 0. */
+static __always_inline __u32 tcp_next(const struct packet *p)
 {
 	__u32 next =
 		p->sequence + p->payload + !!(p->tcp_flags & TCP_SYN) + !!(p->tcp_flags & TCP_FIN);
 
+	return next ? next : 1;
+}
+
+/* Notes the TCP sequence numbers of a side. 0 means unknown, so 1 is stored for 0. */
+static __always_inline void ct_note_sequence(const struct packet *p, struct ct_entry *ct)
+{
 	if (p->tuple.protocol != IPPROTO_TCP || p->fragment == FRAGMENT_LATER)
 		return;
 	if (p->tcp_flags & TCP_ACK)
 		ct->acked = p->acknowledged ? p->acknowledged : 1;
-	ct->next = next ? next : 1;
+	ct->next = tcp_next(p);
 	ct->follows = 1;
 }
 

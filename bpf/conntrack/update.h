@@ -230,13 +230,17 @@ __noinline int ct_set_port_taken(const struct ct_entry *ct)
 }
 
 /* Returns whether a packet may change the device by which the client's packets arrive and replies
- * leave. */
+ * leave. After a SYN alone only that SYN again, and what follows it. */
 static __always_inline int ct_may_move(const struct packet *p, const struct ct_entry *ct)
 {
-	return p->tuple.protocol != IPPROTO_TCP || seq_follows(p, ct);
+	if (p->tuple.protocol != IPPROTO_TCP)
+		return 1;
+	if (ct->follows && ct->next && !ct->acked)
+		return tcp_next(p) == ct->next || p->sequence == ct->next;
+	return seq_follows(p, ct);
 }
 
-/* Changes the device of a flow. */
+/* Changes the device of a flow. A packet that may not is not the client's. */
 __noinline int ct_set_device(struct ct_entry *ct, __u32 device)
 {
 	struct scratch *w = scratch_get();
@@ -244,8 +248,10 @@ __noinline int ct_set_device(struct ct_entry *ct, __u32 device)
 
 	if (!w || !ct)
 		return 0;
-	if (!ct_may_move(&w->packet, ct))
+	if (!ct_may_move(&w->packet, ct)) {
+		w->stray = 1;
 		return 0;
+	}
 	other = ct_reverse_of(w, ct);
 	ct->device = device;
 	if (other)
@@ -285,7 +291,8 @@ static __always_inline void ct_update(struct context *ctx, struct scratch *w, st
 	if (ct->flags & CT_REPLY && ct->state == CT_NEW)
 		ct_set_replied(ct);
 	assured = ct_is_assured(ct);
-	ct_note_sequence(p, ct);
+	if (!w->stray)
+		ct_note_sequence(p, ct);
 	if (assured)
 		ct_assure(ctx, ct);
 }

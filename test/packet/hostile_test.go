@@ -132,6 +132,47 @@ func TestForgedSegmentMovesNothing(t *testing.T) {
 	})
 }
 
+// After a SYN alone only that SYN again, and what follows it, moves its flow to another device: neither a segment with
+// numbers that its sender guesses, nor a second one beside it.
+func TestForgedSegmentMovesNoHalfOpenFlow(t *testing.T) {
+	w := newScene(t)
+	w.eachFamily(t, func(t *testing.T, at hook, f family) {
+		for _, port := range []uint16{toLocal, toRemote} {
+			for _, c := range []struct {
+				what  string
+				sent  []probe
+				moves bool
+			}{
+				{"an ACK", []probe{{flags: ack, seq: 1 << 31, ack: 1 << 30}}, false},
+				{"two ACKs", []probe{{flags: ack, seq: 1 << 31, ack: 1 << 30}, {flags: ack, seq: 1 << 31, ack: 1 << 30}}, false},
+				{"a SYN and an ACK", []probe{{flags: syn, seq: 1 << 31}, {flags: ack, seq: 1<<31 + 1, ack: 1 << 30}}, false},
+				{"the SYN again", []probe{{flags: syn, seq: clientISN}}, true},
+				{"the next segment", []probe{{flags: ack, seq: clientISN + 1, ack: 1 << 30}}, true},
+			} {
+				w.forget(t)
+				question := f.question(tcp, port)
+				question.seq = clientISN
+				w.run(t, at, question.frame(t))
+				key := model.Tuple{Source: question.from.Addr(), Destination: question.to.Addr(), SourcePort: question.from.Port(), DestinationPort: question.to.Port(), Protocol: tcp}
+				w.change(t, halfOpen, key, func(track *datapath.ConntrackEntry) { track.Device = w.index["eth1"] })
+				for _, p := range c.sent {
+					segment := question
+					segment.flags, segment.seq, segment.ack = p.flags, p.seq, p.ack
+					w.run(t, at, segment.frame(t))
+				}
+				device, want := uint32(0), w.index["eth1"]
+				if c.moves {
+					want = w.index["eth0"]
+				}
+				w.change(t, halfOpen, key, func(track *datapath.ConntrackEntry) { device = track.Device })
+				if device != want {
+					t.Errorf("port %d: after %s the flow is at device %d, want %d", port, c.what, device, want)
+				}
+			}
+		}
+	})
+}
+
 // A SYN with other flags opens no connection and so ends none: a flow whose backend no longer serves, or that a
 // forged RST has closed, keeps its entries.
 func TestSYNWithOtherFlagsEndsNothing(t *testing.T) {

@@ -158,7 +158,7 @@ func modelTuple(k datapath.EdgeTCTuple) model.Tuple {
 
 func modelTrack(k datapath.EdgeTCCtEntry) model.Track {
 	return model.Track{
-		Becomes: modelTuple(k.Xlate), Service: k.Lb.Service, Backend: k.Lb.Backend, LastSeen: k.LastSeen,
+		Becomes: modelTuple(k.Xlate), Service: k.Lb.Service, Backend: k.Lb.Backend, LastSeen: k.LastSeen, Device: k.Device,
 		State: model.State(k.State), Reply: k.Flags&1 != 0, Local: k.Flags&2 != 0, Fin: k.Flags&4 != 0, FromBalancer: k.Flags&16 != 0, Later: k.Flags&32 != 0,
 		PortTaken: k.Flags&128 != 0,
 		DSR:       model.DSR(k.Dsr), Acked: k.Acked, Next: k.Next, Packets: k.Packets, Bytes: k.Bytes,

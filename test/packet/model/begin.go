@@ -63,7 +63,7 @@ func (v *visit) begin() Result {
 	}
 	here := backend.Local || v.fromPod() && (v.leaves() || v.isPod(v.tuple.Source))
 	track := &Track{
-		Becomes: v.tuple, Service: f.Service, Backend: id, LastSeen: v.Now,
+		Becomes: v.tuple, Service: f.Service, Backend: id, LastSeen: v.Now, Device: v.device,
 		Local: here, FromBalancer: v.wrapped != nil, Packets: 1, Bytes: uint64(v.length),
 	}
 	track.Becomes.Destination, track.Becomes.DestinationPort = backend.Address, backend.Port
@@ -82,6 +82,7 @@ func (v *visit) begin() Result {
 	if v.returns(backend.Address) {
 		return v.beginHairpin(track, hash)
 	}
+	track.Device = v.clientDevice()
 	reason := v.keep(track, hash, !v.portTaken && (v.tuple.Protocol != UDP || !v.isPod(v.tuple.Source) && covers(v.Balancers, v.tuple.Source) < 0))
 	if reason != New && reason != Recovered {
 		return v.drop(reason)

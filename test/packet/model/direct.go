@@ -85,6 +85,9 @@ func (v *visit) followDirect(track *Track, half bool) Result {
 	if !ok {
 		return result
 	}
+	if track.Device != v.device && v.mayMove(track) {
+		track.Device = v.device
+	}
 	track.LastSeen = v.Now
 	track.Packets++
 	track.Bytes += uint64(v.length)
@@ -147,13 +150,18 @@ func (v *visit) noteSequence(track *Track) {
 	if v.flags&ack != 0 {
 		track.Acked = max(v.acknowledged, 1)
 	}
-	track.Next = v.sequence + uint32(v.payload)
+	track.Next = v.sequenceAfter()
+}
+
+// sequenceAfter is the number after a segment; 1 instead of 0, which means unknown.
+func (v *visit) sequenceAfter() uint32 {
+	next := v.sequence + uint32(v.payload)
 	for _, flag := range []byte{syn, fin} {
 		if v.flags&flag != 0 {
-			track.Next++
+			next++
 		}
 	}
-	track.Next = max(track.Next, 1)
+	return max(next, 1)
 }
 
 // servesStill reports whether one of the sets has a flow's backend.

@@ -66,6 +66,7 @@ type Track struct {
 	Becomes          Tuple
 	Service, Backend uint32
 	LastSeen         uint32
+	Device           uint32 // by which the client's packets arrive; 0: by a balancer
 	State            State
 	Reply, Local     bool
 	Fin              bool
@@ -148,6 +149,8 @@ type visit struct {
 	wrapped *wrapping // nil: not encapsulated
 	// portTaken: the client's port is in use at the backend.
 	portTaken bool
+	// stray: the packet came by another device than its flow's, and is not the client's.
+	stray bool
 }
 
 func (v *visit) pass(r Reason) Result {
@@ -166,7 +169,7 @@ func (v *visit) drop(r Reason) Result {
 // Ingress handles a packet that a device has received.
 func (e *Edge) Ingress(xdp bool, device uint32, frame []byte) Result {
 	p, result := parse(frame)
-	v := &visit{e, p, xdp, device, nil, false}
+	v := &visit{e, p, xdp, device, nil, false, false}
 	if [6]byte(frame) != e.MACs[device] {
 		return v.pass(NotService)
 	}
@@ -238,7 +241,7 @@ func (e *Edge) Ingress(xdp bool, device uint32, frame []byte) Result {
 // Egress handles a packet that leaves by a device, at tc.
 func (e *Edge) Egress(device uint32, frame []byte) Result {
 	p, result := parse(frame)
-	v := &visit{e, p, false, device, nil, false}
+	v := &visit{e, p, false, device, nil, false, false}
 	untouched := Result{Action: ActionPass, Frame: frame}
 	if result == other {
 		if result, ok := v.otherProtocol(theNode); ok {

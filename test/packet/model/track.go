@@ -34,7 +34,7 @@ func (v *visit) evict(key Tuple, track *Track) {
 // turned is the flow's other entry.
 func (t *Track) turned(key Tuple) *Track {
 	other := &Track{
-		Becomes: key.Reverse(), Service: t.Service, Backend: t.Backend, LastSeen: t.LastSeen,
+		Becomes: key.Reverse(), Service: t.Service, Backend: t.Backend, LastSeen: t.LastSeen, Device: t.Device,
 		State: t.State, Reply: !t.Reply, Local: t.Local, FromBalancer: t.FromBalancer,
 	}
 	if key.Protocol == UDP {
@@ -80,6 +80,7 @@ func (v *visit) follow(track *Track, half bool) Result {
 			return v.pass(ToTC)
 		}
 	}
+	v.move(track)
 	v.note(track, half)
 	if half && v.heard(track) {
 		v.promote(track)
@@ -89,6 +90,39 @@ func (v *visit) follow(track *Track, half bool) Result {
 		return Result{Action: ActionPass, Frame: v.change(to, 0)}
 	}
 	return v.send(to, hop, reason)
+}
+
+// clientDevice is the device by which the client's packets arrive; 0: unknown.
+func (v *visit) clientDevice() uint32 {
+	if v.wrapped != nil {
+		return 0
+	}
+	return v.device
+}
+
+// move notes that the client's packets arrive by another device.
+func (v *visit) move(track *Track) {
+	if track.Reply || track.FromBalancer || track.Device == v.clientDevice() {
+		return
+	}
+	if v.stray = !v.mayMove(track); v.stray {
+		return
+	}
+	track.Device = v.clientDevice()
+	if other := v.otherOf(track); other != nil {
+		other.Device = track.Device
+	}
+}
+
+// mayMove reports whether a packet is of the flow's client: after a SYN alone that SYN again, or what follows it.
+func (v *visit) mayMove(track *Track) bool {
+	switch {
+	case v.tuple.Protocol != TCP:
+		return true
+	case track.Next != 0 && track.Acked == 0:
+		return v.sequence == track.Next || v.sequenceAfter() == track.Next
+	}
+	return v.seesConnection(track)
 }
 
 // note updates a flow by a packet.
@@ -112,7 +146,7 @@ func (v *visit) note(track *Track, half bool) {
 			other.State = StateReplied
 		}
 	}
-	if half || v.flags&(syn|rst) == 0 && v.seesConnection(track) {
+	if half && !v.stray || !half && v.flags&(syn|rst) == 0 && v.seesConnection(track) {
 		v.noteSequence(track)
 	}
 }
