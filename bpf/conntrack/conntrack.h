@@ -261,7 +261,10 @@ __noinline int ct_delete_flow(const struct ct_entry *ct)
 	struct scratch *w = scratch_get();
 	struct ct_entry *other;
 
-	if (!w || !ct || dry_run)
+	if (!w || !ct)
+		return 0;
+	w->reused = 1;
+	if (dry_run)
 		return 0;
 	ct_account(ct);
 	other = ct_reverse_of(w, ct);

@@ -27,8 +27,12 @@ __noinline int ct_create(struct context *ctx, int keep_port)
 	ct_reverse(&w->packet.tuple, &w->ct, &w->reverse_key, &w->other);
 	search.recover_only = ct_is_invalid(w);
 	search.keep_port = keep_port || w->packet.tuple.protocol == IPPROTO_SCTP;
-	/* The stack sees the flows of backends on this node, and has entries of them. */
-	search.shared = !(w->ct.flags & CT_LOCAL);
+	/* The stack sees the flows of backends on this node, and has entries of them. One may be
+	 * the client's direct flow to the backend. Nothing in datagrams tells which flow they reply
+	 * to: the one to the Service, whose first datagram can be forged, gets another port, as by
+	 * netfilter. After a flow with the same tuple the entry may be of that. */
+	search.shared = !(w->ct.flags & CT_LOCAL) ||
+			(w->packet.tuple.protocol == IPPROTO_UDP && !w->reused);
 	if (!snat_choose_port(ctx, &search, w))
 		return search.recover_only ? EDGE_DROP_INVALID : EDGE_DROP_NO_PORT;
 	w->ct.xlate.source_port = w->reverse_key.destination_port;

@@ -58,6 +58,7 @@ struct scratch {
 			   */
 	__u32 node_port;  /* the untracked frontend is at an address of the node */
 	__u32 port_taken; /* the client's port is in use at the backend (CT_PORT_TAKEN) */
+	__u32 reused;	  /* the packet's tuple is that of a flow that has ended */
 	__u32 stray;	  /* the packet arrived by another device than its flow's others, and may be
 			     forged */
 	/* The following persist from packet to packet. */
@@ -95,6 +96,7 @@ static __always_inline void scratch_reset(struct scratch *w)
 	w->decap.chosen = 0;
 	w->dsr = DSR_NONE;
 	w->port_taken = 0;
+	w->reused = 0;
 	w->stray = 0;
 }
 

@@ -120,6 +120,25 @@ func TestOriginalDirectionOfKernelsFlow(t *testing.T) {
 	})
 }
 
+// A datagram in the name of a client that has a direct flow to the backend on this node, such as a forged one, does not
+// get that flow's port: the backend's answers keep their source. Without such a flow the client keeps its port.
+func TestDirectDatagramsGoOn(t *testing.T) {
+	w := newScene(t)
+	w.eachFamily(t, func(t *testing.T, at hook, f family) {
+		question, backend := f.question(udp, toLocal), on(f.local, targetPort)
+		w.passes(t, at, question.frame(t), question.translated(question.from, backend))
+		w.forget(t)
+		kernelTracks(t, udp, question.from, backend, kernel.StatusSeenReply|kernel.StatusAssured, 0)
+		other := w.seen(t, at, question, backend)
+		if other == clientPort {
+			t.Error("the datagram to the Service has the port of the direct flow")
+		}
+		w.ignores(t, atEgress, reply(backend, question.from, udp).frame(t))
+		answer := reply(backend, on(f.client, other), udp)
+		w.passes(t, atEgress, answer.frame(t), answer.translated(question.to, question.from))
+	})
+}
+
 // socketAt is a socket of the node with a Service's address and port, connected to a remote end if that is valid.
 func socketAt(t *testing.T, protocol uint8, at, remote netip.AddrPort) {
 	t.Helper()
