@@ -9,6 +9,7 @@
 #include <bpf/bpf_helpers.h>
 
 #include "filter/source_class.h"
+#include "icmp/message_sum.h"
 #include "icmp/packet_sum.h"
 #include "icmp/reply.h"
 #include "lb/frontend.h"
@@ -48,8 +49,7 @@ static __always_inline int icmp_echo_fix_checksum(struct context *ctx, const str
 	return packet_store(ctx, at, &check, sizeof(check));
 }
 
-/* Turns a request into its reply; a wrong checksum stays wrong. On error the packet may be partly
- * changed. */
+/* Turns a request into its reply. On error the packet may be partly changed. */
 static __always_inline int icmp_echo_reply(struct context *ctx, struct scratch *w)
 {
 	struct packet *p = &w->packet;
@@ -118,6 +118,8 @@ __noinline enum action icmp_echo(struct context *ctx, enum source_class class)
 		return pass(ctx, EDGE_MALFORMED);
 	if (icmp.code || icmp.type != (p->is_v6 ? ICMPV6_ECHO_REQUEST : ICMP_ECHO_REQUEST))
 		return ACTION_CONTINUE;
+	if (!p->fragment && !icmp_sum_is_right(ctx))
+		return pass(ctx, EDGE_MALFORMED);
 	reason = p->fragment ? EDGE_DROP_FRAGMENT : icmp_echo_verdict(w, frontend, class);
 	/* Options may request more than a reply (RFC 1122 section 3.2.2.6). */
 	if (reason == EDGE_ECHO &&

@@ -10,6 +10,7 @@
 #include "edge/select.h"
 #include "filter/prefilter.h"
 #include "filter/source_class.h"
+#include "icmp/message_sum.h"
 #include "icmp/quote.h"
 #include "icmp/reply.h"
 #include "lb/address.h"
@@ -90,7 +91,8 @@ __noinline enum action other_protocol(struct context *ctx, enum source_class cla
 	if (address_is_loopback(&asked.address) || needs_no_reply(ctx, p))
 		return ACTION_CONTINUE;
 	if (address_is_no_source(&p->tuple.source) || p->l4 > p->l3 + p->length ||
-	    !packet_reaches(ctx, p->l3 + p->length))
+	    !packet_reaches(ctx, p->l3 + p->length) ||
+	    (is_icmp(p) && !p->fragment && !icmp_sum_is_right(ctx)))
 		return pass(ctx, EDGE_MALFORMED);
 	if (!frontend)
 		return drop(ctx, w, EDGE_DROP_NO_SERVICE);

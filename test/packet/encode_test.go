@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"hash/crc32"
 	"net/netip"
+	"slices"
 	"testing"
 
 	"github.com/gopacket/gopacket"
@@ -118,7 +119,23 @@ func (p probe) frame(t testing.TB) []byte {
 		at := len(b) - len(p.payload) - 2
 		b[at], b[at+1] = 0, 0
 	}
+	if p.protocol == model.ICMP || p.protocol == model.ICMPv6 {
+		sumMessage(b[len(b)-p.length():], network)
+	}
 	return b
+}
+
+// length is that of layer 4: of a header of TCP, which stands for those of protocols without ports, and the payload.
+func (p probe) length() int { return 20 + len(p.payload) }
+
+// sumMessage sets the checksum of an ICMP message.
+func sumMessage(message []byte, network gopacket.NetworkLayer) {
+	var pseudo []byte
+	if ip, ok := network.(*layers.IPv6); ok {
+		pseudo = slices.Concat(ip.SrcIP, ip.DstIP, []byte{0, model.ICMPv6, byte(len(message) >> 8), byte(len(message))})
+	}
+	message[2], message[3] = 0, 0
+	binary.BigEndian.PutUint16(message[2:], checksum(0, slices.Concat(pseudo, message)))
 }
 
 // chain is the extension headers.

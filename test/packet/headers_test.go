@@ -346,6 +346,9 @@ func TestOtherProtocols(t *testing.T) {
 	w := newScene(t)
 	w.each(t, func(t *testing.T, at hook, f family, protocol uint8) {
 		for _, number := range []byte{1, 2, 47, 50, 58, 59, 136} {
+			if number == f.icmp() { // whose checksum is wrong here
+				continue
+			}
 			frame := f.question(protocol, toRemote).frame(t)
 			if f.client.Is4() {
 				frame[14+9] = number

@@ -36,14 +36,18 @@ var normalised = []struct {
 	{"the source port of VXLAN around ICMP errors", "a hash of the socket that sends the error, which is another one in each lab", forgetTunnelPort},
 }
 
-// agree reports whether the same has arrived, but for three things. If the stack has verified a checksum on the way, as
+// agree reports whether the same has arrived, but for four things. If the stack has verified a checksum on the way, as
 // conntrack does, and the shortcut has not, the receiver does: it takes longer, and no wrong packet is received. The
-// other way round is a difference. The stack answers each sender once a second what routes refuse, by a limit that no
+// other way round is a difference. So what conntrack finds invalid for its checksum, and netfilter does not translate,
+// the edge may forward if the checksum is still wrong where it arrives. The stack answers each sender once a second what routes refuse, by a limit that no
 // network namespace has of its own (ip_error, net.ipv4.route.error_cost): the shortcut may where the stack is silent.
 // And of a merged packet of which only some segments have to be fragmented, the others
 // may overtake these, because fragments take the stack.
-func agree(got [2][]seen) bool {
+func agree(l *layout, got [2][]seen) bool {
 	order := byEnd
+	if l.objects != nil && !slices.ContainsFunc(got[1], seen.isDamaged) {
+		got[0] = slices.DeleteFunc(slices.Clone(got[0]), seen.isDamaged)
+	}
 	if slices.ContainsFunc(got[1], seen.isFragment) {
 		order = byContent
 	}
@@ -68,6 +72,32 @@ func (p seen) isRefusal() bool {
 	a := arrival{frame: []byte(p.frame), l3: p.l3}
 	ip := a.packet()
 	return len(ip) >= 22 && ip[0] == 0x45 && ip[9] == unix.IPPROTO_ICMP && ip[20] == 3 && slices.Contains([]byte{0, 1, 13}, ip[21])
+}
+
+// isDamaged reports whether a whole TCP or UDP packet has a checksum that its receiver finds wrong.
+func (p seen) isDamaged() bool {
+	a := arrival{frame: []byte(p.frame), l3: p.l3}
+	ip := a.packet()
+	t := transport(ip)
+	if t == nil || p.isFragment() || p.status&unix.TP_STATUS_CSUMNOTREADY != 0 {
+		return false
+	}
+	at, start, end := 6, len(ip)-len(t.header), int(binary.BigEndian.Uint16(ip[2:]))
+	if t.v6 {
+		end = 40 + int(binary.BigEndian.Uint16(ip[4:]))
+	}
+	if t.protocol == tcp {
+		at = 16
+	}
+	if end > len(ip) || start+at+2 > end || t.v6 && ip[6] == unix.IPPROTO_FRAGMENT {
+		return false
+	}
+	segment := ip[start:end]
+	if t.protocol == udp && segment[at]|segment[at+1] == 0 {
+		return t.v6
+	}
+	pseudo := slices.Concat(t.source.AsSlice(), t.destination.AsSlice(), []byte{0, byte(t.protocol), byte(len(segment) >> 8), byte(len(segment))})
+	return sum(slices.Concat(pseudo, segment)) != 0xffff
 }
 
 // isFragment is about IPv4, which routers fragment.

@@ -35,7 +35,7 @@ func TestAgree(t *testing.T) {
 		other := packet
 		change(&other)
 		for _, got := range [][2][]seen{{{packet}, {other}}, {{other}, {packet}}} {
-			if agree(got) {
+			if agree(&layout{}, got) {
 				t.Errorf("packets agree that differ in their %s", name)
 			}
 		}
@@ -62,7 +62,29 @@ func TestAgree(t *testing.T) {
 		{"a checksum that only the stack has verified", [2][]seen{{packet}, {verified}}, true},
 		{"a checksum that only the shortcut has verified", [2][]seen{{verified}, {packet}}, false},
 	} {
-		if agree(c.got) != c.want {
+		if agree(&layout{}, c.got) != c.want {
+			t.Errorf("%s: agree is %t", c.what, !c.want)
+		}
+	}
+	right := packet
+	right.frame = string(ethernet(1, 2, ipv4(7, 64, "10.10.1.11", "10.10.2.11", udpOf(10001, 8080))))
+	damaged, partial := right, right
+	damaged.frame = string(spoiled([]byte(right.frame), 50))
+	partial.frame, partial.status = damaged.frame, unix.TP_STATUS_CSUMNOTREADY
+	for _, c := range []struct {
+		what   string
+		layout *layout
+		got    [2][]seen
+		want   bool
+	}{
+		{"a damaged datagram that the edge forwards", &balancer, [2][]seen{{damaged}, nil}, true},
+		{"a damaged datagram that the edge drops", &balancer, [2][]seen{nil, {damaged}}, false},
+		{"a damaged datagram and another one", &balancer, [2][]seen{{damaged}, {right}}, false},
+		{"a damaged datagram beside another shortcut", &layout{}, [2][]seen{{damaged}, nil}, false},
+		{"a datagram that the edge has repaired", &balancer, [2][]seen{{right}, nil}, false},
+		{"a datagram whose checksum the device computes", &balancer, [2][]seen{{partial}, nil}, false},
+	} {
+		if agree(c.layout, c.got) != c.want {
 			t.Errorf("%s: agree is %t", c.what, !c.want)
 		}
 	}

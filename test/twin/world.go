@@ -199,7 +199,7 @@ func (w *world) exchange(f Frame, within time.Duration) (got [2][]seen) {
 		for i := range w.sides {
 			got[i] = append(got[i], w.collect(i, f)...)
 		}
-		equal, n := agree(got), len(got[0])+len(got[1])
+		equal, n := agree(w.layout, got), len(got[0])+len(got[1])
 		if past := time.Since(begun); equal && n == before && (n > 0 || past >= wait) || past >= max(within, wait) {
 			return got
 		}
@@ -219,7 +219,7 @@ func (w *world) compare(frames []Frame, within time.Duration) (all []Difference)
 				got := w.exchange(f, within)
 				w.tally.frames++
 				w.tally.arrived += len(got[1])
-				if !agree(got) {
+				if !agree(w.layout, got) {
 					all = append(all, Difference{Frame: f, Cached: cached, Layout: w.layout.name, Changes: slices.Clone(w.changes), Got: got})
 				}
 			}

@@ -26,6 +26,9 @@ func (v *visit) echo() (Result, bool) {
 	if v.fragment == firstFragment {
 		return v.drop(DropFragment), true
 	}
+	if !v.messageIsRight() {
+		return v.pass(Malformed), true
+	}
 	if f.SourceSet != 0 && covers(v.Ranges[f.SourceSet], v.tuple.Source) < 0 {
 		return v.drop(DropSource), true
 	}
@@ -38,6 +41,15 @@ func (v *visit) echo() (Result, bool) {
 	}
 	v.Counts[Echoed]++
 	return Result{Action: ActionSend, Frame: v.reply(reply)}, true
+}
+
+// messageIsRight reports whether the checksum of an ICMP message is right.
+func (v *visit) messageIsRight() bool {
+	message, pseudo := v.frame[v.l4:l3+v.length], uint64(0)
+	if v.is6() {
+		pseudo = sum(uint64(ICMPv6)+uint64(len(message)), append(v.tuple.Source.AsSlice(), v.tuple.Destination.AsSlice()...))
+	}
+	return fold(sum(pseudo, message)) == 0xffff
 }
 
 // reply has the same bytes except for addresses, hops and type.

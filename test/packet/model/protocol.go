@@ -30,6 +30,9 @@ func (v *visit) otherProtocol(c class) (Result, bool) {
 	}
 	if end := l3 + v.length; noSource(v.tuple.Source) || end > len(v.frame) || v.l4 > end {
 		return v.pass(Malformed), true
+	if icmp := v.tuple.Protocol == ICMP && !v.is6() || v.tuple.Protocol == ICMPv6 && v.is6(); icmp && v.fragment == whole && !v.messageIsRight() {
+		return v.pass(Malformed), true
+	}
 	}
 	decision := f.Outside
 	switch {
