@@ -43,8 +43,7 @@ static __always_inline int needs_no_reply(struct context *ctx, const struct pack
 }
 
 /* Returns whether the protocol of an IPv6 packet is unknown, because the parser (packet/parse.h)
- * has stopped at an extension header: too many headers, an unsupported length, or segments left, so
- * that the packet is in transit to another node. */
+ * has stopped at an extension header: too many headers, or an unsupported length. */
 static __always_inline int hides_protocol(const struct packet *p)
 {
 	if (!p->is_v6)
@@ -53,7 +52,6 @@ static __always_inline int hides_protocol(const struct packet *p)
 	case IPPROTO_HOPOPTS:
 	case IPPROTO_ROUTING:
 	case IPPROTO_FRAGMENT:
-	case IPPROTO_AH:
 	case IPPROTO_DSTOPTS:
 		return 1;
 	default:

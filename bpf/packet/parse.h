@@ -30,8 +30,6 @@ struct ipv6_fragment {
 struct ipv6_extension {
 	__u8 next_header;
 	__u8 length; /* in units of 8 octets, without the first 8 */
-	__u8 type;   /* of a routing header, like the next field */
-	__u8 segments_left;
 };
 
 /* Returns the length of a packet by its IP header, or its actual length if the field is 0: merged
@@ -71,9 +69,9 @@ static __always_inline enum parsed parse_v4(struct context *ctx, struct packet *
 	return has_ports(ip->protocol) ? PARSED : PARSED_OTHER;
 }
 
-/* Skips one extension header (RFC 8200 section 4). Returns whether there was one. Does not skip a
- * routing header with segments left: the destination is then an intermediate hop (section 4.4), and
- * what follows is for another node. */
+/* Skips one extension header (RFC 8200 section 4). Returns whether there was one. Skips a
+ * routing header whatever segments it has left, and no authentication header, like netfilter
+ * (ipv6_find_hdr with IP6_FH_F_AUTH). */
 static __always_inline int skip_extension(struct context *ctx, struct packet *p, __u8 *next)
 {
 	const struct ipv6_extension *extension;
@@ -84,7 +82,7 @@ static __always_inline int skip_extension(struct context *ctx, struct packet *p,
 	case IPPROTO_ROUTING:
 	case IPPROTO_DSTOPTS:
 		extension = packet_bytes(ctx, p->l4, sizeof(*extension));
-		if (!extension || (*next == IPPROTO_ROUTING && extension->segments_left))
+		if (!extension)
 			return 0;
 		*next = extension->next_header;
 		p->l4 += (extension->length + 1) * 8;

@@ -19,10 +19,10 @@ func (f family) ofProtocol(protocol, kind uint8) probe {
 // R21: a ClusterIP refuses every protocol with ICMP port unreachable, whoever the client is, and an unused
 // address of a ServiceCIDR drops it. It passes at other addresses.
 func TestProtocolsWithoutPorts(t *testing.T) {
-	const gre, esp, ospf, udpLite = 47, 50, 89, 136
+	const gre, esp, ah, ospf, udpLite = 47, 50, 51, 89, 136
 	w := newScene(t)
 	w.eachFamily(t, func(t *testing.T, at hook, f family) {
-		for _, protocol := range []uint8{gre, esp, ospf, udpLite, f.icmp()} {
+		for _, protocol := range []uint8{gre, esp, ah, ospf, udpLite, f.icmp()} {
 			for _, from := range []netip.Addr{f.client, f.pod} {
 				asked := f.ofProtocol(protocol, 200)
 				asked.from = on(from, asked.from.Port())

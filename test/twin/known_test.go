@@ -45,11 +45,6 @@ var known = faults{
 		kinds:     []string{Passes},
 	},
 	{
-		line:      "IPv6 packets with a routing header are not served by the edge",
-		layouts:   []string{"balancer", "balancer by XDP", "masquerade beside NodePorts"},
-		scenarios: []string{"routing header"},
-	},
-	{
 		line:      "ICMPv6 errors about the MTU of a route that is not locked quote the hop limit before the node, and always tell that MTU: the stack finds it after the device's",
 		layouts:   []string{"balancer", "balancer by XDP", "routed", "wireguard", "two NICs", "tables of pods"},
 		scenarios: []string{"a route with an MTU to a pod of the other node"},
@@ -218,6 +213,11 @@ var fixed = faults{
 		layouts:   []string{"addresses of Services"},
 		scenarios: []string{"wrong ICMP checksum"},
 		kinds:     []string{Passes},
+	},
+	{
+		line:      "IPv6 packets with a routing header are not served by the edge",
+		layouts:   []string{"balancer", "balancer by XDP", "masquerade beside NodePorts"},
+		scenarios: []string{"routing header"},
 	},
 	{line: "nftables' netdev egress hook at the uplink is skipped", scenarios: []string{"a netdev rule at egress of the uplink"}},
 	{

@@ -163,8 +163,8 @@ func (p *packet) parse6() parsed {
 func (p *packet) skip(header byte) (next byte, ok bool) {
 	switch header {
 	case 0, 43, 60:
-		extension := p.at(p.l4, 4)
-		if extension == nil || header == 43 && extension[3] > 0 { // it has other destinations to visit
+		extension := p.at(p.l4, 2)
+		if extension == nil {
 			return 0, false
 		}
 		p.l4 += 8 * (int(extension[1]) + 1)

@@ -14,9 +14,8 @@ const (
 
 // otherProtocol handles a packet to an address of Services whose protocol no Service has (R21).
 func (v *visit) otherProtocol(c class) (Result, bool) {
-	// Hop-by-hop options, routing, fragment, authentication, destination options: the protocol behind these
-	// is unknown.
-	hidden := v.is6() && slices.Contains([]uint8{0, 43, 44, 51, 60}, v.tuple.Protocol)
+	// Hop-by-hop options, routing, fragment, destination options: the protocol behind these is unknown.
+	hidden := v.is6() && slices.Contains([]uint8{0, 43, 44, 60}, v.tuple.Protocol)
 	to := v.tuple.Destination
 	if v.l4 == 0 || hasPorts(v.tuple.Protocol) == ours || hidden {
 		return Result{}, false
@@ -30,9 +29,9 @@ func (v *visit) otherProtocol(c class) (Result, bool) {
 	}
 	if end := l3 + v.length; noSource(v.tuple.Source) || end > len(v.frame) || v.l4 > end {
 		return v.pass(Malformed), true
+	}
 	if icmp := v.tuple.Protocol == ICMP && !v.is6() || v.tuple.Protocol == ICMPv6 && v.is6(); icmp && v.fragment == whole && !v.messageIsRight() {
 		return v.pass(Malformed), true
-	}
 	}
 	decision := f.Outside
 	switch {
