@@ -300,6 +300,14 @@ func tunnelled(p []byte) []byte {
 	return nil
 }
 
+// innermost is the packet inside of VXLAN, or the packet itself.
+func innermost(p []byte) []byte {
+	if inner := tunnelled(p); inner != nil {
+		return inner
+	}
+	return p
+}
+
 func dropCiphertext(s *side, a *arrival, _ *seen) bool {
 	p := a.packet()
 	if s.Shape.Network != lab.NetworkWireGuard || p == nil || p[0]>>4 != 4 || p[9] != unix.IPPROTO_UDP || a.l3 {

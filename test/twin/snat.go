@@ -60,10 +60,10 @@ func (s *side) own(v6 bool) netip.Addr {
 	return s.addresses[0]
 }
 
-// learn notes the port that a client's flow has got, from a packet of it at its server. A second port for a flow, or a
+// learn notes the port that a client's flow has got, from a packet of it at its server, or in a tunnel. A second port for a flow, or a
 // second flow at a port, is an error.
 func (s *side) learn(sent Frame, a arrival) error {
-	t := transport(a.packet())
+	t := transport(innermost(a.packet()))
 	if s.layout.server == 0 || sent.Ports[0] == s.layout.server || t == nil || t.to != s.layout.server || t.source != s.own(t.v6) && t.source != sent.From || sent.Protocol != t.protocol {
 		return nil
 	}
@@ -106,8 +106,11 @@ func (s *side) endFlow(f Frame) {
 // restorePort has the client's own port compared, also in errors of other routers about the server's packets.
 func restorePort(s *side, a *arrival, p *seen) bool {
 	packet := a.packet()
-	if t := transport(packet); t != nil && t.to == s.layout.server {
+	if t := transport(innermost(packet)); t != nil && t.to == s.layout.server {
 		if client, ok := s.snat.clients[snatPort{t.source, t.protocol, t.from}]; ok {
+			if tunnelled(packet) != nil {
+				clear(packet[20:22]) // the source port of VXLAN is a hash of the ports inside
+			}
 			t.restore(t.header[:2], client, p.vnet.Flags&unix.VIRTIO_NET_HDR_F_NEEDS_CSUM == 0)
 		}
 	}
