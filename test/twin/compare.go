@@ -36,16 +36,17 @@ var normalised = []struct {
 	{"the source port of VXLAN around ICMP errors", "a hash of the socket that sends the error, which is another one in each lab", forgetTunnelPort},
 }
 
-// agree reports whether the same has arrived, but for four things. If the stack has verified a checksum on the way, as
-// conntrack does, and the shortcut has not, the receiver does: it takes longer, and no wrong packet is received. The
-// other way round is a difference. So what conntrack finds invalid for its checksum, and netfilter does not translate,
-// the edge may forward if the checksum is still wrong where it arrives. The stack answers each sender once a second what routes refuse, by a limit that no
-// network namespace has of its own (ip_error, net.ipv4.route.error_cost): the shortcut may where the stack is silent.
-// And of a merged packet of which only some segments have to be fragmented, the others
-// may overtake these, because fragments take the stack.
+// agree reports whether the same has arrived, but for four things. If the stack has verified a checksum on the way,
+// as conntrack does, and the shortcut has not, the receiver does: it takes longer, and no wrong packet is received.
+// The other way round is a difference. So what conntrack finds invalid for its checksum, and netfilter does not
+// translate, the edge and flow offload may forward if the checksum is still wrong where it arrives, as the kernel's
+// flowtables do. The stack answers each sender once a second what routes refuse, by a limit that no network
+// namespace has of its own (ip_error, net.ipv4.route.error_cost): the shortcut may where the stack is silent. And of
+// a merged packet of which only some segments have to be fragmented, the others may overtake these, because
+// fragments take the stack.
 func agree(l *layout, got [2][]seen) bool {
 	order := byEnd
-	if l.objects != nil && !slices.ContainsFunc(got[1], seen.isDamaged) {
+	if (l.objects != nil || l.learns > 0) && !slices.ContainsFunc(got[1], seen.isDamaged) {
 		got[0] = slices.DeleteFunc(slices.Clone(got[0]), seen.isDamaged)
 	}
 	if slices.ContainsFunc(got[1], seen.isFragment) {

@@ -80,6 +80,7 @@ func TestAgree(t *testing.T) {
 		{"a damaged datagram that the edge forwards", &balancer, [2][]seen{{damaged}, nil}, true},
 		{"a damaged datagram that the edge drops", &balancer, [2][]seen{nil, {damaged}}, false},
 		{"a damaged datagram and another one", &balancer, [2][]seen{{damaged}, {right}}, false},
+		{"a damaged datagram that flow offload forwards", &offload, [2][]seen{{damaged}, nil}, true},
 		{"a damaged datagram beside another shortcut", &layout{}, [2][]seen{{damaged}, nil}, false},
 		{"a datagram that the edge has repaired", &balancer, [2][]seen{{right}, nil}, false},
 		{"a datagram whose checksum the device computes", &balancer, [2][]seen{{partial}, nil}, false},
