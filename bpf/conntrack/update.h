@@ -249,7 +249,7 @@ __noinline int ct_set_device(struct ct_entry *ct, __u32 device)
 	if (!w || !ct)
 		return 0;
 	if (!ct_may_move(&w->packet, ct)) {
-		w->stray = 1;
+		w->may_be_forged = 1;
 		return 0;
 	}
 	other = ct_reverse_of(w, ct);
@@ -291,7 +291,7 @@ static __always_inline void ct_update(struct context *ctx, struct scratch *w, st
 	if (ct->flags & CT_REPLY && ct->state == CT_NEW)
 		ct_set_replied(ct);
 	assured = ct_is_assured(ct);
-	if (!w->stray)
+	if (!w->may_be_forged)
 		ct_note_sequence(p, ct);
 	if (assured)
 		ct_assure(ctx, ct);

@@ -59,8 +59,8 @@ struct scratch {
 	__u32 node_port;  /* the untracked frontend is at an address of the node */
 	__u32 port_taken; /* the client's port is in use at the backend (CT_PORT_TAKEN) */
 	__u32 reused;	  /* the packet's tuple is that of a flow that has ended */
-	__u32 stray;	  /* the packet arrived by another device than its flow's others, and may be
-			     forged */
+	__u32 may_be_forged; /* the packet arrived by another device than its flow's others, and
+				shows nothing that only the client knows */
 	/* The following persist from packet to packet. */
 	struct own_mac own;
 	__u64 jiffies; /* when `second` and `tick` were read */
@@ -97,7 +97,7 @@ static __always_inline void scratch_reset(struct scratch *w)
 	w->dsr = DSR_NONE;
 	w->port_taken = 0;
 	w->reused = 0;
-	w->stray = 0;
+	w->may_be_forged = 0;
 }
 
 /* Reads the coarse clock, CLOCK_MONOTONIC, once per jiffy: the kernel advances both at the same

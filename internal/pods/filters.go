@@ -20,8 +20,8 @@ type filter struct {
 	what string
 	// atPeer: a program at the peer hook of a netkit device.
 	atPeer bool
-	// invalid: a rule that drops what conntrack finds invalid, and nothing else of the device. It keeps no packet on the
-	// stack.
+	// invalid: a rule that drops what conntrack finds invalid, and nothing else of the device. It keeps no packet
+	// on the stack.
 	invalid bool
 }
 

@@ -45,8 +45,8 @@ func (d *trackingDatapath) UntrackPodFlows(flows []kernelct.Flow) error {
 }
 
 // Flows of a pod that leaves the shortcut are tracked before its row is deleted; they return when all pods for which
-// they were tracked have returned. So do flows that begin until the row is deleted. Those of a pod that has ended are not
-// tracked.
+// they were tracked have returned. So do flows that begin until the row is deleted. Those of a pod that has ended are
+// not tracked.
 func TestFlowsLeaveAndReturn(t *testing.T) {
 	a, b, c := netip.MustParseAddrPort("10.0.0.1:1"), netip.MustParseAddrPort("10.0.0.2:2"), netip.MustParseAddrPort("10.0.0.3:3")
 	flow := kernelct.Flow{Source: a, Destination: b, Protocol: 6}

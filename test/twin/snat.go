@@ -60,8 +60,8 @@ func (s *side) own(v6 bool) netip.Addr {
 	return s.addresses[0]
 }
 
-// learn notes the port that a client's flow has got, from a packet of it at its server, or in a tunnel. A second port for a flow, or a
-// second flow at a port, is an error.
+// learn notes the port that a client's flow has got, from a packet of it at its server, or in a tunnel. A second port
+// for a flow, or a second flow at a port, is an error.
 func (s *side) learn(sent Frame, a arrival) error {
 	t := transport(innermost(a.packet()))
 	if s.layout.server == 0 || sent.Ports[0] == s.layout.server || t == nil || t.to != s.layout.server || t.source != s.own(t.v6) && t.source != sent.From || sent.Protocol != t.protocol {

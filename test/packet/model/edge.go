@@ -149,8 +149,8 @@ type visit struct {
 	wrapped *wrapping // nil: not encapsulated
 	// portTaken: the client's port is in use at the backend.
 	portTaken bool
-	// stray: the packet came by another device than its flow's, and is not the client's.
-	stray bool
+	// mayBeForged: the packet came by another device than its flow's, and is not the client's.
+	mayBeForged bool
 }
 
 func (v *visit) pass(r Reason) Result {

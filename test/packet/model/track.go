@@ -105,7 +105,7 @@ func (v *visit) move(track *Track) {
 	if track.Reply || track.FromBalancer || track.Device == v.clientDevice() {
 		return
 	}
-	if v.stray = !v.mayMove(track); v.stray {
+	if v.mayBeForged = !v.mayMove(track); v.mayBeForged {
 		return
 	}
 	track.Device = v.clientDevice()
@@ -146,7 +146,7 @@ func (v *visit) note(track *Track, half bool) {
 			other.State = StateReplied
 		}
 	}
-	if half && !v.stray || !half && v.flags&(syn|rst) == 0 && v.seesConnection(track) {
+	if half && !v.mayBeForged || !half && v.flags&(syn|rst) == 0 && v.seesConnection(track) {
 		v.noteSequence(track)
 	}
 }
