@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Layouts of conntrack entries and of their sets, shared by the programs and the agent. */
+/* Layouts of conntrack entries and of their sets, shared by the programs and the agent; of the
+ * ports of fragmented datagrams. */
 #pragma once
 
 #include <linux/types.h>
@@ -98,4 +99,23 @@ enum ct_timeout {
 	TIMEOUT_CLOSING_DSR, /* only the client's FIN is seen */
 	TIMEOUT_CLOSED,
 	TIMEOUTS,
+};
+
+/* Identifies a fragmented datagram. Only its first fragment has the ports (RFC 791, RFC 8200
+ * section 4.5). */
+struct fragment_key {
+	struct address source;
+	struct address destination;
+	__u32 id;
+	__u8 protocol;
+	__u8 reserved[3];
+};
+
+struct fragment {
+	__be16 source_port;
+	__be16 destination_port;
+	__u32 since; /* seconds, CLOCK_MONOTONIC */
+	/* Payload still to leave, in bytes: the offset of the last fragment, which is the length of
+	 * all others, minus the length of those that have left. 0: all have left. */
+	__s32 missing;
 };

@@ -9,9 +9,9 @@
 #include <bpf/bpf_helpers.h>
 
 #include "conntrack/conntrack.h"
+#include "conntrack/fragments.h"
+#include "conntrack/types.h"
 #include "dsr/decap.h"
-#include "edge/maps.h"
-#include "edge/types.h"
 #include "lb/address.h"
 #include "lb/frontend.h"
 #include "lb/maps.h"
@@ -23,8 +23,8 @@
 #include "state/scratch.h"
 #include "state/types.h"
 
-/* Lifetime of an entry in seconds: the reassembly timeout of Linux (net.ipv4.ipfrag_time). Senders
- * reuse an identification (RFC 6864 section 4.3). */
+/* Lifetime of an entry in seconds, of a datagram that is not complete: the reassembly timeout of
+ * Linux (net.ipv4.ipfrag_time). Senders reuse an identification (RFC 6864 section 4.3). */
 #define FRAGMENT_SECONDS 30
 
 /* Returns whether a first fragment belongs to a flow, or is for a Service. */
@@ -54,10 +54,7 @@ __noinline int fragment_ports(struct context *ctx)
 	if (!w)
 		return 0;
 	p = &w->packet;
-	key.source = p->tuple.source;
-	key.destination = p->tuple.destination;
-	key.id = p->fragment_id;
-	key.protocol = p->tuple.protocol;
+	fragment_key_set(&key, p);
 	if (p->fragment == FRAGMENT_FIRST) {
 		if (dry_run || !fragment_is_ours(ctx, w))
 			return 1;

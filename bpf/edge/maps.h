@@ -1,19 +1,11 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Tables of the edge: the ports of fragmented datagrams (edge/fragment_ports.h), next hops to
- * clients (edge/source.h). */
+/* Tables of the edge: next hops to clients (edge/source.h). */
 #pragma once
 
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
 
 #include "edge/types.h"
-
-struct {
-	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__uint(max_entries, 1);
-	__type(key, struct fragment_key);
-	__type(value, struct fragment);
-} fragments SEC(".maps");
 
 /* 1: the device is one of the next hops to the network. Has the networks of routes with several
  * next hops, and of other routes inside. */

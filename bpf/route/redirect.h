@@ -6,6 +6,7 @@
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
 
+#include "conntrack/fragments.h"
 #include "encap/decap.h"
 #include "encap/encap.h"
 #include "encap/wire.h"
@@ -137,14 +138,20 @@ __noinline enum action too_big(struct context *ctx)
 			  EDGE_DROP_TOO_BIG);
 }
 
-/* Removes the bytes after a fragment that was made here. Frames of this length need no Ethernet
- * padding. */
-static __always_inline int trim_fragment(struct context *ctx, const struct packet *p)
+/* Notes that a fragment leaves, and removes the bytes after one that was made here. Frames of this
+ * length need no Ethernet padding. Global function: the verifier checks it once. */
+__noinline int finish_fragment(struct context *ctx)
 {
-	__u32 end = p->l3 + p->length;
+	__u32 zero = 0, end;
+	struct scratch *w = bpf_map_lookup_elem(&scratch, &zero);
+	const struct packet *p;
 
-	if (!p->fragment || p->is_v6 || end < ETH_ZLEN - ETH_HLEN + LINK_HEADER ||
-	    end >= packet_length(ctx))
+	if (!w)
+		return -1;
+	p = &w->packet;
+	end = p->l3 + p->length;
+	fragment_leaves(ctx, p);
+	if (p->is_v6 || end < ETH_ZLEN - ETH_HLEN + LINK_HEADER || end >= packet_length(ctx))
 		return 0;
 	return packet_trim(ctx, end);
 }
@@ -155,7 +162,7 @@ static __always_inline int rewrite(struct context *ctx, struct scratch *w, int h
 {
 	enum decap_result decapped = w->decap.dsr ? decap_strip(ctx) : DECAP_DONE;
 
-	if (decapped == DECAP_FAILED || trim_fragment(ctx, &w->packet))
+	if (decapped == DECAP_FAILED || (w->packet.fragment && finish_fragment(ctx)))
 		return -1;
 	if (decapped == DECAP_DONE && packet_translate(ctx, &w->packet, &w->to, hops))
 		return -1;

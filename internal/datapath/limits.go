@@ -136,8 +136,8 @@ func halfOpenSets(flows uint32) uint32 { return conntrackSets(max(flows/2, minHa
 
 // fragmentsFor returns the number of fragmented datagrams that are tracked: one for eight conntrack
 // entries. An entry is needed from the first fragment of a datagram to its last one, mostly for some
-// milliseconds. It stays until it is evicted: 32,768 entries last for 6 seconds at 5,000 datagrams per
-// second.
+// milliseconds. If some are lost it stays until it is evicted: 32,768 entries last for 6 seconds at
+// 5,000 such datagrams per second.
 func fragmentsFor(flows uint32) uint32 { return max(flows/8, minFragments) }
 
 // LimitFlag returns the name of the flag that sizes a table, "" if there is none.

@@ -27,7 +27,7 @@ func TestMemoryOfTheDefaultLimits(t *testing.T) {
 		case EdgeTCMapConntrack, EdgeTCMapConntrackTags, EdgeTCMapUnreplied, EdgeTCMapUnrepliedTags:
 			ofFlows += uint64(mappedarray.Bytes(m))
 		case EdgeTCMapFragments:
-			ofFlows += uint64(m.MaxEntries()) * 120
+			ofFlows += uint64(m.MaxEntries()) * 128
 		default:
 			if m.Type() == ebpf.Array {
 				all += uint64(mappedarray.Bytes(m))

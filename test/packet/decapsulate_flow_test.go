@@ -161,6 +161,7 @@ func TestEncapsulatedFragments(t *testing.T) {
 		for i := range pieces {
 			w.opensTo(t, at, wrap(pieces[i]), want[i])
 		}
+		w.drops(t, at, wrap(pieces[1]), model.DropFragment) // of another datagram
 		// A datagram whose first fragment has not arrived.
 		w.drops(t, at, wrap(question.probe.fragments(t, 0x78, 64)[1]), model.DropFragment)
 	})

@@ -265,8 +265,8 @@ func TestFragmentPortsAreRemembered(t *testing.T) {
 func (w *world) ageFragments(t testing.TB, seconds uint32) {
 	t.Helper()
 	var key [40]byte
-	var value [8]byte
-	all := map[[40]byte][8]byte{}
+	var value [12]byte
+	all := map[[40]byte][12]byte{}
 	entries := w.maps[datapath.EdgeTCMapFragments].Iterate()
 	for entries.Next(&key, &value) {
 		binary.NativeEndian.PutUint32(value[4:], binary.NativeEndian.Uint32(value[4:])-seconds)

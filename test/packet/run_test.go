@@ -230,8 +230,9 @@ func (w *world) fragments(t testing.TB) map[model.FragmentKey]model.Fragment {
 		_                   [3]byte
 	}
 	var value struct {
-		Ports [4]byte
-		Since uint32
+		Ports   [4]byte
+		Since   uint32
+		Missing int32
 	}
 	entries := w.maps[datapath.EdgeTCMapFragments].Iterate()
 	for entries.Next(&key, &value) {
@@ -240,7 +241,8 @@ func (w *world) fragments(t testing.TB) map[model.FragmentKey]model.Fragment {
 		if k.Source.Is4() { // two bytes, in network byte order
 			k.ID >>= 16
 		}
-		all[k] = model.Fragment{Source: binary.BigEndian.Uint16(value.Ports[:]), Destination: binary.BigEndian.Uint16(value.Ports[2:]), Since: value.Since}
+		all[k] = model.Fragment{Source: binary.BigEndian.Uint16(value.Ports[:]), Destination: binary.BigEndian.Uint16(value.Ports[2:]), Since: value.Since,
+			Missing: value.Missing}
 	}
 	must(t, entries.Err())
 	return all

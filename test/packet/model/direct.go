@@ -178,6 +178,7 @@ func (v *visit) servedBy(f Frontend, track *Track) bool {
 }
 
 func (v *visit) sendDirect(d direct, reason Reason) Result {
+	v.fragmentLeaves()
 	if d.dsr == Opt && !v.is6() && v.l4-l3 > 60-8 {
 		return v.drop(DropRewriteFailed) // no room for an option
 	}
@@ -192,12 +193,12 @@ func (v *visit) sendDirect(d direct, reason Reason) Result {
 
 // encapsulated is the frame to be sent.
 func (v *visit) encapsulated(d direct) []byte {
-	inner := *v
+	inner := v.packet
 	inner.tuple.Protocol = SCTP // the tuple stays: no checksum changes
 	frame := inner.change(v.tuple, 1)
 	switch d.dsr {
 	case Opt:
-		return v.option(v.change(d.to, 1))
+		return v.option(v.packet.change(d.to, 1))
 	case Geneve:
 		backend := d.to.Destination.AsSlice()
 		udp := binary.BigEndian.AppendUint16(nil, 49152|uint16(d.hash>>18))

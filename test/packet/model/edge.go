@@ -93,6 +93,7 @@ type FragmentKey struct {
 type Fragment struct {
 	Source, Destination uint16
 	Since               uint32
+	Missing             int32 // the last fragment's offset minus the bytes of all others that have left
 }
 
 // AffinityKey identifies a client of a Service.
@@ -293,7 +294,7 @@ func (v *visit) ofNode() Result {
 // fragmentPorts stores the ports of a datagram's first fragment for the others, for 30 seconds, if it belongs
 // to a flow or is for a Service.
 func (v *visit) fragmentPorts() bool {
-	key := FragmentKey{v.tuple.Source, v.tuple.Destination, v.id, v.tuple.Protocol}
+	key := v.fragmentKey()
 	switch v.fragment {
 	case firstFragment:
 		_, ok := v.Tables.find(v.tuple)
@@ -301,7 +302,7 @@ func (v *visit) fragmentPorts() bool {
 			_, ok = v.frontendOfBalancer(v.tuple)
 		}
 		if track, _ := v.Edge.find(v.tuple); ok || track != nil {
-			v.Fragments[key] = Fragment{v.tuple.SourcePort, v.tuple.DestinationPort, v.Now}
+			v.Fragments[key] = Fragment{v.tuple.SourcePort, v.tuple.DestinationPort, v.Now, 0}
 		}
 	case laterFragment:
 		f, ok := v.Fragments[key]
@@ -311,6 +312,34 @@ func (v *visit) fragmentPorts() bool {
 		v.tuple.SourcePort, v.tuple.DestinationPort = f.Source, f.Destination
 	}
 	return true
+}
+
+func (v *visit) fragmentKey() FragmentKey {
+	return FragmentKey{v.tuple.Source, v.tuple.Destination, v.id, v.tuple.Protocol}
+}
+
+// change is the packet as it leaves with another tuple.
+func (v *visit) change(to Tuple, hops byte) []byte {
+	v.fragmentLeaves()
+	return v.packet.change(to, hops)
+}
+
+// fragmentLeaves notes that a fragment leaves. After the last one of the whole datagram its ports are forgotten.
+func (v *visit) fragmentLeaves() {
+	key := v.fragmentKey()
+	f, ok := v.Fragments[key]
+	if v.fragment == whole || !ok {
+		return
+	}
+	if v.fragment == laterFragment && !v.more {
+		f.Missing += int32(v.offset)
+	} else {
+		f.Missing -= int32(l3 + v.length - v.l4)
+	}
+	v.Fragments[key] = f
+	if f.Missing == 0 {
+		delete(v.Fragments, key)
+	}
 }
 
 // serviceAloneHas reports whether an address is a Service's and not the node's: there is a frontend for all its

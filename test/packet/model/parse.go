@@ -44,6 +44,8 @@ type packet struct {
 	length   int // from the IP header on
 	fragment fragment
 	id       uint32 // of fragments, in network byte order
+	offset   int    // of a fragment, in bytes
+	more     bool   // a fragment, and not the last one
 	flags    byte   // of TCP; of SCTP those with the same meaning
 	hops     byte
 	// Of TCP.
@@ -115,6 +117,7 @@ func (p *packet) parse4() parsed {
 	}
 	p.id = uint32(binary.BigEndian.Uint16(ip[4:]))
 	where := binary.BigEndian.Uint16(ip[6:])
+	p.offset, p.more = int(where&0x1fff)*8, where&0x2000 != 0
 	switch {
 	case where&0x1fff != 0:
 		p.fragment = laterFragment
@@ -177,6 +180,7 @@ func (p *packet) skip(header byte) (next byte, ok bool) {
 		p.l4 += 8
 		p.id = binary.BigEndian.Uint32(extension[4:])
 		where := binary.BigEndian.Uint16(extension[2:])
+		p.offset, p.more = int(where&0xfff8), where&1 != 0
 		switch {
 		case where&0xfff8 != 0:
 			p.fragment = laterFragment
