@@ -61,6 +61,9 @@ PROMETHEUS_VERSION = $(shell sed -n 's/^\tgithub.com\/prometheus\/prometheus v/v
 # A module of its own, because container runtimes and kustomize are large. It runs the control plane of the cluster's.
 DEPLOY = test/deploy
 DEPLOY_TEST = BEELINE_PROGRAM=$(CURDIR)/bin/beeline go -C $(DEPLOY) test -json -vet=off
+# A module of its own: the kube-proxy of the next Kubernetes, for the judge alone.
+KUBE_PROXY = test/kubeproxy
+KUBE_PROXY_VERSION = $(shell sed -n 's/^\tk8s.io\/kubernetes v/v/p' $(KUBE_PROXY)/go.mod)
 KUBERNETES_VERSION = $(shell sed -n 's/^\tk8s.io\/kubernetes v/v/p' $(CLUSTER)/go.mod)
 
 # The image has the date of the commit, so that the same commit gives the same image.
@@ -68,7 +71,7 @@ IMAGE ?= beeline.invalid/beeline:$(subst +,-,$(VERSION))
 API_SERVER ?=
 IMAGE_DATE := $(shell git log -1 --format=%ct 2>/dev/null || echo 0)
 
-.PHONY: help setup programs generate build hoststack image manifests controlplane monitoring demo check test test-full test-kernels soak fuzz lint bin/bench bench bench-endurance bench-instructions bench-docs clean
+.PHONY: help setup programs generate build hoststack image manifests controlplane kubeproxy monitoring demo check test test-full test-kernels soak fuzz lint bin/bench bench bench-endurance bench-instructions bench-docs clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -121,6 +124,14 @@ build/controlplane: $(CLUSTER)/go.mod $(CLUSTER)/go.sum $(wildcard $(CLUSTER)/cm
 		-o $(CURDIR)/$@ ./cmd/controlplane"
 	@touch $@
 
+build/kubeproxy: $(KUBE_PROXY)/go.mod $(KUBE_PROXY)/go.sum $(KUBE_PROXY)/main.go | setup $(SUITE)
+	scripts/setup --modules $(KUBE_PROXY)
+	@$(SUITE) --quiet "kube-proxy $(KUBE_PROXY_VERSION)=go -C $(KUBE_PROXY) build -v -ldflags '-s -w -X k8s.io/component-base/version.gitVersion=$(KUBE_PROXY_VERSION)' \
+		-o $(CURDIR)/$@ ."
+	@touch $@
+
+kubeproxy: build/kubeproxy ## build the kube-proxy of the next Kubernetes, which the judge compares with in test-full
+
 controlplane: build/controlplane ## build the Kubernetes that tests and benchmarks run (minutes, once)
 
 build/monitoring: $(MONITORING)/go.mod $(MONITORING)/go.sum | setup $(SUITE)
@@ -155,7 +166,7 @@ test: build hoststack lint controlplane monitoring build/envoy ## lint, and all 
 		--then --go 'monitoring=$(MONITORING_TEST) -timeout 10m ./...' \
 		--beside --go 'deployment=$(DEPLOY_TEST) -timeout 20m ./...'
 
-test-full: build hoststack lint controlplane monitoring build/envoy ## all tests, also those that -short skips above, with the race detector where it helps (root)
+test-full: build hoststack lint controlplane kubeproxy monitoring build/envoy ## all tests, also those that -short skips above, with the race detector where it helps (root)
 	@$(SUITE) --log build/test-full.json \
 		--go 'races=CGO_ENABLED=1 $(GO_TEST) -timeout 30m -race ./internal/...' \
 		--go 'packages=$(PACKAGES_TEST) -count=1 $(MOST_PACKAGES)' \
@@ -167,6 +178,7 @@ test-full: build hoststack lint controlplane monitoring build/envoy ## all tests
 		--go 'monitoring=$(MONITORING_TEST) -timeout 10m -count=1 ./...' \
 		--go 'deployment=$(DEPLOY_TEST) -timeout 20m -count=1 ./...' \
 		--go '650 scenarios=$(CLUSTER_TEST) -timeout 40m ./judge -run TheSame -seed=0 -scenarios=650' \
+		--go "judge, kube-proxy $(KUBE_PROXY_VERSION)=$(CLUSTER_TEST) -timeout 40m ./judge -run 'TheSame|TestLiveChanges' -kubeproxy=$(CURDIR)/build/kubeproxy" \
 		--go 'ten minutes of reused ports=$(CLUSTER_TEST) -timeout 20m ./judge -run ReusedPorts -reuse=10m' \
 		--run 'kernels, emulated=scripts/kernels' \
 		--run 'instructions=$(MAKE) bench-instructions'

@@ -28,6 +28,9 @@ type ControlPlane struct {
 	Lab *lab.Lab
 	// Dir holds its files, logs and kubeconfigs among them.
 	Dir string
+	// ProxyProgram is a kube-proxy of another version for proxies that are started from now on; empty: that of the
+	// control plane.
+	ProxyProgram string
 
 	program                            string
 	controllers                        []string

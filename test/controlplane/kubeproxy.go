@@ -48,9 +48,12 @@ func (c *ControlPlane) StartProxyWith(host *lab.Host, mode string, config []byte
 	if err := os.WriteFile(file, config, 0o644); err != nil {
 		return nil, err
 	}
+	argv := []string{c.program, "kube-proxy", "--config=" + file}
+	if c.ProxyProgram != "" {
+		argv = []string{c.ProxyProgram, "--config=" + file}
+	}
 	p := &Proxy{Host: host, Mode: mode, process: &Process{
-		Name: "kube-proxy", Host: host, Log: filepath.Join(host.Dir, "kube-proxy.log"),
-		argv: []string{c.program, "kube-proxy", "--config=" + file},
+		Name: "kube-proxy", Host: host, Log: filepath.Join(host.Dir, "kube-proxy.log"), argv: argv,
 	}}
 	if mode == IPTablesLegacy {
 		path, err := legacyPath(host.Dir)

@@ -90,7 +90,8 @@ func TestOptedOutPodIsServedByPacket(t *testing.T) {
 }
 
 // R17, R19: it also reaches the NodePorts of its own node, with packets that never leave the node: with a
-// backend on this node, on another, the node itself, and the pod itself.
+// backend on this node, on another, the node itself, and the pod itself, which alone sees another address than the
+// pod's own.
 func TestOptedOutPodAsksItsNode(t *testing.T) {
 	for _, mode := range []string{"tc", "xdp"} {
 		t.Run(mode, func(t *testing.T) {
@@ -102,7 +103,7 @@ func TestOptedOutPodAsksItsNode(t *testing.T) {
 			a1, own := w.Host("a1"), w.Host("node-a")
 			for _, network := range []string{"tcp", "udp"} {
 				for _, ips := range [][2]netip.Addr{{own.Addr4, a1.Addr4}, {own.Addr6, a1.Addr6}} {
-					sees := map[string]netip.Addr{"a1": ips[0], "b1": ips[0], "a2": ips[1], "node-a": ips[1]}
+					sees := map[string]netip.Addr{"a1": ips[0], "b1": ips[1], "a2": ips[1], "node-a": ips[1]}
 					seen := map[string]bool{}
 					for range 5 * tries {
 						answer, err := w.askAs("a1", network, netip.AddrPortFrom(ips[0], nodePort))

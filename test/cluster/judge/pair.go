@@ -7,10 +7,13 @@ package judge
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"io"
 	"net"
 	"os"
+	"os/exec"
+	"strings"
 	"sync"
 
 	"github.com/vishvananda/netlink"
@@ -21,6 +24,8 @@ import (
 	"beeline.io/beeline/test/lab"
 	"beeline.io/beeline/test/node"
 )
+
+var kubeProxy = flag.String("kubeproxy", "", "program of a kube-proxy of another version than the cluster's; an absolute path")
 
 // judged is the node under test, in both labs of a pair.
 const judged = "node-a"
@@ -56,6 +61,14 @@ func New(t cluster.TB, program string, options Options) *Pair {
 	t.Logf("Beeline's lab is %s", second.Name)
 	p := &Pair{Cluster: cluster.New(t)}
 	p.Sides = [2]*Side{{"kube-proxy", p.Cluster.Lab}, {"Beeline", second}}
+	if *kubeProxy != "" {
+		version, err := exec.Command(*kubeProxy, "--version").Output()
+		if err != nil {
+			t.Fatalf("-kubeproxy=%s (`make kubeproxy` builds one): %v", *kubeProxy, err)
+		}
+		t.Logf("kube-proxy is %s", strings.TrimSpace(string(version)))
+		p.Cluster.ProxyProgram = *kubeProxy
+	}
 	p.Agent = p.Cluster.NewAgent(program, p.Sides[1].Lab.Host(judged))
 	log := &node.Log{}
 	p.Agent.Log = log
