@@ -66,7 +66,10 @@ func (w *world) meet(node string, pods ...string) {
 	w.t.Helper()
 	for _, pod := range pods {
 		for _, addr := range addresses(w.Host(pod), 0) {
-			w.pings(node, addr.Addr())
+			w.eventually(node+" reaches "+addr.String(), func() bool {
+				got, err := w.echo(node, addr.Addr(), 0)
+				return err == nil && got.isReply
+			})
 		}
 	}
 }
