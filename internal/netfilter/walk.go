@@ -127,8 +127,8 @@ func (w *walk) all(bases []base) {
 		w.local[v6] = w.subject.local(v6)
 	}
 	classes := append(w.subject.classes(false), w.subject.classes(true)...)
-	for _, c := range classes {
-		if w.invalid {
+	if w.invalid {
+		for _, c := range classes {
 			c.states = ctInvalid
 		}
 	}
