@@ -32,7 +32,10 @@ type kernel struct {
 	assured   conntracktest.Table
 	attach    int // calls
 	prefilter *datapath.Prefilter
-	tcError   error
+	// written: the XFRM policies so far. readers: what WaitForReaders waits for; nil: nothing.
+	written chan datapath.XFRMPolicies
+	readers chan struct{}
+	tcError error
 
 	routings    hash[uint32, datapath.Routing]
 	routeMTUs   hash[datapath.RouteKey, uint32]
@@ -92,9 +95,19 @@ func (k *kernel) EdgeDevices() datapath.Hash[uint32, datapath.EdgeDevice] { retu
 func (k *kernel) NextHops() datapath.Hash[datapath.NextHopKey, uint32]    { return k.nextHops }
 func (k *kernel) Prefilter() *datapath.Prefilter                          { return k.prefilter }
 
-func (k *kernel) WaitForReaders() error { return nil }
+func (k *kernel) WaitForReaders() error {
+	if k.readers != nil {
+		<-k.readers
+	}
+	return nil
+}
 
-func (k *kernel) SetXFRMPolicies(datapath.XFRMPolicies) error { return nil }
+func (k *kernel) SetXFRMPolicies(all datapath.XFRMPolicies) error {
+	if k.written != nil {
+		k.written <- all
+	}
+	return nil
+}
 
 func (k *kernel) Routings() datapath.Hash[uint32, datapath.Routing]   { return k.routings }
 func (k *kernel) RouteMTUs() datapath.Hash[datapath.RouteKey, uint32] { return k.routeMTUs }

@@ -35,7 +35,7 @@ func (e *Edge) Run(ctx context.Context) error {
 		failed <- netdev.Watch(ctx, e.changed, unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR,
 			unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE, unix.RTNLGRP_IPV4_NETCONF)
 	}()
-	go func() { failed <- e.followPolicies(ctx) }()
+	go func() { failed <- e.watchPolicies(ctx) }()
 	go func() { failed <- e.followRouting(ctx) }()
 	e.countAll(time.Now())
 	var loops sync.WaitGroup

@@ -6,6 +6,7 @@ import (
 	"context"
 	"net/netip"
 	"slices"
+	"sync"
 	"time"
 
 	"beeline.io/beeline/internal/condition"
@@ -18,32 +19,60 @@ import (
 // policyShare: walks of all flows for policies take at most 1/policyShare of the time.
 const policyShare = 20
 
-// followPolicies writes the XFRM policies when they have changed, and deletes the flows that they concern, until ctx
-// ends.
-func (e *Edge) followPolicies(ctx context.Context) error {
-	changed, ended := wakeup.NewSignal(), make(chan error, 1)
-	go func() { ended <- node.WatchXFRMPolicies(ctx, changed) }()
+// watchPolicies is followPolicies with the kernel's notifications of changes.
+func (e *Edge) watchPolicies(ctx context.Context) error {
+	changed := wakeup.NewSignal()
+	var loop sync.WaitGroup
+	loop.Go(func() { e.followPolicies(ctx, changed) })
+	err := node.WatchXFRMPolicies(ctx, changed)
+	loop.Wait()
+	return err
+}
+
+// followPolicies writes the XFRM policies when they have changed, and has the flows deleted that they concern, until ctx
+// ends. A policy that comes or goes does not wait for a walk of the flows.
+func (e *Edge) followPolicies(ctx context.Context, changed wakeup.Signal) {
+	latest := make(chan []node.XFRMPolicy, 1)
+	var walks sync.WaitGroup
+	walks.Go(func() { e.deleteFlowsOf(ctx, latest) })
+	defer walks.Wait()
 	var last []node.XFRMPolicy
-	pause := settleTime
 	for {
 		select {
-		case err := <-ended:
-			return err
+		case <-ctx.Done():
+			return
 		case <-changed:
 		}
-		if !sleep(ctx, pause) {
-			return <-ended
+		if !sleep(ctx, settleTime) {
+			return
 		}
 		e.mu.Lock()
 		policies := e.writePolicies()
 		e.mu.Unlock()
-		pause = settleTime
 		if len(policies) > 0 && !slices.Equal(policies, last) {
-			begin := time.Now()
-			e.deleteConcerned(policies)
-			pause = max(settleTime, policyShare*time.Since(begin))
+			select { // only the latest policies count
+			case <-latest:
+			default:
+			}
+			latest <- policies
 		}
 		last = policies
+	}
+}
+
+// deleteFlowsOf deletes the flows that policies concern, for each that it receives, until ctx ends.
+func (e *Edge) deleteFlowsOf(ctx context.Context, latest <-chan []node.XFRMPolicy) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case policies := <-latest:
+			begin := time.Now()
+			e.deleteConcerned(policies)
+			if !sleep(ctx, policyShare*time.Since(begin)) {
+				return
+			}
+		}
 	}
 }
 

@@ -3,11 +3,17 @@
 package edge
 
 import (
+	"context"
 	"net/netip"
+	"slices"
+	"sync"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/node"
+	"beeline.io/beeline/internal/wakeup"
 )
 
 // Policies of both directions between the same ends are one pair; masks have the length of the prefix, in both
@@ -38,4 +44,36 @@ func TestPairsOf(t *testing.T) {
 	if got := pairsOf(many[:127]); got.Count != 127 {
 		t.Errorf("127 policies: %d pairs", got.Count)
 	}
+}
+
+// Policies that come or go while the flows of others are deleted are written at once.
+func TestPoliciesDoNotWaitForFlows(t *testing.T) {
+	w := newWorld(t, Config{})
+	w.kernel.written, w.kernel.readers = make(chan datapath.XFRMPolicies), make(chan struct{})
+	everything := netip.MustParsePrefix("0.0.0.0/0")
+	var policies atomic.Pointer[[]node.XFRMPolicy]
+	w.policies = func() ([]node.XFRMPolicy, error) { return slices.Clone(*policies.Load()), nil }
+	ctx, cancel := context.WithCancel(t.Context())
+	changed := wakeup.NewSignal()
+	var loop sync.WaitGroup
+	loop.Go(func() { w.followPolicies(ctx, changed) })
+	for n := range 4 { // the first walk does not end before the last change
+		all := []node.XFRMPolicy{}
+		if n%2 == 0 {
+			all = append(all, node.XFRMPolicy{Direction: node.XFRMForward, Source: everything, Destination: everything, Block: true})
+		}
+		policies.Store(&all)
+		changed.Send()
+		select {
+		case got := <-w.kernel.written:
+			if int(got.Count) != len(all) {
+				t.Errorf("change %d: %d pairs are written, want %d", n, got.Count, len(all))
+			}
+		case <-time.After(time.Minute):
+			t.Fatalf("change %d: no policies are written", n)
+		}
+	}
+	close(w.kernel.readers)
+	cancel()
+	loop.Wait()
 }
