@@ -301,7 +301,7 @@ func (s *Shortcut) wanted() *rows {
 	if s.around == nil || s.searched == nil {
 		return nil
 	}
-	n, found := s.around.network, slices.Concat(s.searched.found, s.around.reversePaths(), s.around.routeMarks(datapath.RouteLookupsTakeMarks()))
+	n, found := s.around.network, slices.Concat(s.searched.found, s.around.reversePaths(), s.around.vrfs(), s.around.routeMarks(datapath.RouteLookupsTakeMarks()))
 	if s.schedule.held && !s.config.IgnoreFilters {
 		found = append(found, filter{what: "packet filters that change faster than they can be searched"})
 	}
