@@ -17,6 +17,7 @@
 #include "lb/types.h"
 #include "packet/packet.h"
 #include "packet/tuple.h"
+#include "route/fib.h"
 #include "state/events.h"
 #include "state/scratch.h"
 #include "state/types.h"
@@ -127,6 +128,8 @@ __noinline enum action icmp_echo(struct context *ctx, enum source_class class)
 		return ACTION_CONTINUE;
 	if (reason == EDGE_NOT_SERVICE)
 		return ACTION_CONTINUE;
+	if (reason == EDGE_ECHO && sender_is_forbidden(ctx))
+		reason = EDGE_DROP_NO_ROUTE;
 	if (reason == EDGE_ECHO && icmp_echo_reply(ctx, w))
 		reason = EDGE_DROP_REWRITE_FAILED;
 	if (reason != EDGE_ECHO)

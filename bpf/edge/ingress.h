@@ -27,6 +27,7 @@
 #include "filter/prefilter.h"
 #include "filter/source_class.h"
 #include "filter/xfrm.h"
+#include "icmp/message_sum.h"
 #include "icmp/quote.h"
 #include "lb/address.h"
 #include "lb/backend_select.h"
@@ -51,17 +52,17 @@ static __always_inline enum action new_flow_remote(struct context *ctx, struct s
 	enum edge_reason reason;
 	enum routed routed;
 
+	routed = route_snat(ctx, w);
+	if (not_routed(routed))
+		return no_route(ctx, routed);
 	if (w->packet.hops <= 1)
 		return ttl_exceeded(ctx, w);
-	routed = route_snat(ctx, w);
 #ifdef EDGE_XDP
 	if (needs_tc(ctx, routed, &w->fib))
 		return pass(ctx, EDGE_TO_TC);
 #endif
 	if (routed == ROUTED_TOO_BIG)
 		return too_big(ctx);
-	if (not_routed(routed))
-		return no_route(ctx, routed);
 	if (address_is_unspecified(&w->ct.xlate.source))
 		return drop(ctx, w, EDGE_DROP_NO_ADDRESS);
 	if (xfrm_concerns(&w->ct.xlate)) /* from the node's address */
@@ -129,12 +130,12 @@ static __always_inline enum action new_flow_hairpin(struct context *ctx, struct 
 	enum edge_reason reason;
 	enum routed routed;
 
-	if (w->packet.hops <= 1)
-		return ttl_exceeded(ctx, w);
 	w->ct.xlate.source = w->packet.tuple.destination;
 	routed = route(ctx, w, &w->ct.xlate);
 	if (not_routed(routed))
 		return no_route(ctx, routed);
+	if (w->packet.hops <= 1)
+		return ttl_exceeded(ctx, w);
 	if (routed == ROUTED_TOO_BIG)
 		return too_big(ctx);
 	reason = ct_create(ctx, 0);
@@ -171,6 +172,21 @@ static __always_inline int keeps_client_port(const struct scratch *w, enum sourc
 	       (class == FROM_OUTSIDE && !balancer_of(source));
 }
 
+/* Answers the first packet of a flow to a backend on this node if its TTL is used up and the node
+ * would forward it, so that no entry is created. What goes to an address of the node itself is not
+ * forwarded. */
+static __always_inline enum action expired_local(struct context *ctx, struct scratch *w)
+{
+	enum routed routed;
+
+	if (w->packet.hops > 1 || w->decap.dsr)
+		return ACTION_CONTINUE;
+	routed = route(ctx, w, &w->ct.xlate);
+	if (routed == NOT_ROUTED)
+		return ACTION_CONTINUE;
+	return not_routed(routed) ? no_route(ctx, routed) : ttl_exceeded(ctx, w);
+}
+
 /* Handles the first packet of a flow from outside the node, or from its pods. */
 static __always_inline enum action new_flow(struct context *ctx, struct scratch *w)
 {
@@ -198,6 +214,8 @@ static __always_inline enum action new_flow(struct context *ctx, struct scratch 
 		return action;
 	if (!w->decap.dsr && address_is_link_local(&w->packet.tuple.source))
 		return beyond_scope(ctx);
+	if (!w->decap.dsr && !segment_sum_is_right(ctx))
+		return pass(ctx, EDGE_MALFORMED);
 	by_stack = backend->local;
 #ifndef EDGE_XDP
 	/* The reply comes back through this node, to the pod's device. */
@@ -211,6 +229,9 @@ static __always_inline enum action new_flow(struct context *ctx, struct scratch 
 	if (!w->decap.dsr && is_hairpin(ctx, w, from_pod))
 		return new_flow_hairpin(ctx, w);
 #endif
+	action = expired_local(ctx, w);
+	if (action != ACTION_CONTINUE)
+		return action;
 	w->ct.flags |= CT_LOCAL;
 	if (w->decap.dsr) {
 		w->ct.flags |= CT_DSR;
@@ -238,12 +259,12 @@ static __always_inline enum action established(struct context *ctx, struct scrat
 	enum routed routed = ROUTED;
 
 	if (!(flags & (CT_LOCAL | CT_OUTBOUND))) {
-		if (p->hops <= 1)
-			return ttl_exceeded(ctx, w);
 		if (flags & CT_REPLY)
 			routed = route_reply(ctx, w, &w->to, ct->device);
 		else
 			routed = route(ctx, w, &w->to);
+		if (p->hops <= 1)
+			return not_routed(routed) ? no_route(ctx, routed) : ttl_exceeded(ctx, w);
 #ifdef EDGE_XDP
 		/* tc finds the same flow, and updates it. */
 		if (needs_tc(ctx, routed, &w->fib))

@@ -12,23 +12,8 @@
 #include "packet/device.h"
 #include "packet/packet.h"
 #include "packet/types.h"
+#include "route/fib.h"
 #include "state/scratch.h"
-
-/* Looks up the route to the source of a packet, by any device or (BPF_FIB_LOOKUP_OUTPUT) by the one
- * that it arrived by. */
-static __always_inline long source_route(struct context *ctx, struct scratch *w, __u32 flags)
-{
-	struct bpf_fib_lookup *fib = &w->fib;
-
-	__builtin_memset(fib, 0, sizeof(*fib));
-	fib->family = AF_INET;
-	fib->ifindex = packet_device(ctx);
-	fib->tot_len = 1; /* fits any MTU: the lookup of a packet that is too big tells no device */
-	fib->l4_protocol = w->packet.tuple.protocol;
-	fib->ipv4_src = address_to_v4(&w->packet.tuple.destination);
-	fib->ipv4_dst = address_to_v4(&w->packet.tuple.source);
-	return bpf_fib_lookup(ctx, fib, sizeof(*fib), flags);
-}
 
 static __always_inline int has_route(long result)
 {
@@ -59,7 +44,8 @@ static __always_inline int source_has_next_hop(struct context *ctx, struct scrat
 	is = bpf_map_lookup_elem(&next_hops, &key);
 	if (!is || !*is)
 		return 0;
-	return has_route(source_route(ctx, w, BPF_FIB_LOOKUP_OUTPUT)) && w->fib.rt_metric == metric;
+	return has_route(route_to_sender(ctx, w, BPF_FIB_LOOKUP_OUTPUT)) &&
+	       w->fib.rt_metric == metric;
 }
 
 /* Returns whether the stack would accept the source of a packet at its input device. Global
@@ -74,7 +60,7 @@ __noinline int source_is_valid(struct context *ctx, struct scratch *w)
 	validation = source_validation_at(device);
 	if (!validation)
 		return 1;
-	result = source_route(ctx, w, 0);
+	result = route_to_sender(ctx, w, 0);
 	switch (result) {
 	case BPF_FIB_LKUP_RET_SUCCESS:
 	case BPF_FIB_LKUP_RET_NO_NEIGH:

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* The checksum of an ICMP message. The kernel's conntrack finds a message with a wrong one invalid,
- * and no stack replies to it. */
+/* The checksum of an ICMP message, a TCP segment or a UDP datagram. If it is wrong, the kernel's
+ * conntrack finds the packet invalid, and no stack replies. */
 #pragma once
 
 #include <linux/bpf.h>
@@ -13,28 +13,59 @@
 #include "packet/packet.h"
 #include "state/scratch.h"
 
-/* Returns whether the checksum of the packet's message, which is not fragmented, is right. ICMPv6
- * includes a pseudo header (RFC 4443 section 2.3). Global function: the verifier checks it once. */
+/* Returns the sum of the pseudo header (RFC 9293 section 3.1, RFC 8200 section 8.1). The words
+ * before an IPv4 address in the tuple add nothing. */
+static __always_inline __u64 pseudo_sum(const struct packet *p, __u8 protocol)
+{
+	const __u32 *addresses = (const __u32 *)&p->tuple;
+	__u64 sum = bpf_htonl(p->l3 + p->length - p->l4) + (__u64)bpf_htonl(protocol);
+
+	for (int i = 0; i < 8; i++)
+		sum += addresses[i];
+	return sum;
+}
+
+/* Returns whether the checksum of an ICMP message, which is not fragmented, is right. Only ICMPv6
+ * has a pseudo header (RFC 4443 section 2.3). Global function: the verifier checks it once. */
 __noinline int icmp_sum_is_right(struct context *ctx)
 {
 	struct scratch *w = scratch_get();
-	const __u32 *addresses;
-	__u32 length;
-	__u64 all;
+	const struct packet *p;
 	__s64 sum;
 
 	if (!w)
 		return 0;
-	length = w->packet.l3 + w->packet.length - w->packet.l4;
-	sum = packet_sum(ctx, w->packet.l4, length);
+	p = &w->packet;
+	sum = packet_sum(ctx, p->l4, p->l3 + p->length - p->l4);
 	if (sum < 0)
 		return 0;
-	all = sum;
-	if (w->packet.is_v6) {
-		addresses = (const __u32 *)&w->packet.tuple;
-		for (int i = 0; i < 8; i++)
-			all += addresses[i];
-		all += bpf_htonl(length) + (__u64)bpf_htonl(IPPROTO_ICMPV6);
-	}
-	return !checksum_of(checksum_fold(all));
+	if (p->is_v6)
+		sum += pseudo_sum(p, IPPROTO_ICMPV6);
+	return !checksum_of(checksum_fold(sum));
+}
+
+/* Returns whether the checksum of a TCP segment or UDP datagram is right, or left to the device:
+ * the field then has the sum of the pseudo header. Fragments are not verified. Global function: the
+ * verifier checks it once. */
+__noinline int segment_sum_is_right(struct context *ctx)
+{
+	struct scratch *w = scratch_get();
+	const struct packet *p;
+	__sum16 check;
+	__u64 pseudo;
+	__s64 sum;
+
+	if (!w)
+		return 0;
+	p = &w->packet;
+	if (p->fragment || p->tuple.protocol == IPPROTO_SCTP || packet_sum_verified(ctx))
+		return 1;
+	if (packet_load(ctx, checksum_offset(p), &check, sizeof(check)))
+		return 0;
+	if (!check && p->tuple.protocol == IPPROTO_UDP)
+		return 1;
+	pseudo = pseudo_sum(p, p->tuple.protocol);
+	sum = packet_sum(ctx, p->l4, p->l3 + p->length - p->l4);
+	return sum >= 0 && (!checksum_of(checksum_fold(sum + pseudo)) ||
+			    check == (__sum16)~checksum_of(checksum_fold(pseudo)));
 }

@@ -181,9 +181,10 @@ static __always_inline int icmp_translate(struct context *ctx, struct scratch *w
 			    0);
 	w->to = outer->tuple;
 	w->to.destination = ct->xlate.destination;
-	/* The other side does not know the reporting host if both addresses are translated; and the
-	 * backend reports as the Service. */
-	if (!(ct->flags & CT_LOCAL) || address_equal(&outer->tuple.source, &key->source))
+	/* As by the stack: where the source of the flow's packets is translated, so is the host that
+	 * reports. */
+	if (!address_equal(&ct->xlate.source, &key->source) ||
+	    ct->xlate.source_port != key->source_port)
 		w->to.source = ct->xlate.source;
 	if (sum < 0 ||
 	    packet_store(ctx, w->quoted.l3, quote->after, length_between(length, 28, QUOTE_MAX)) ||

@@ -74,6 +74,12 @@ static __always_inline int packet_reaches(const struct __sk_buff *ctx, __u32 end
 	return end <= packet_length(ctx);
 }
 
+/* Returns whether the device has verified the checksum of layer 4. */
+static __always_inline int packet_sum_verified(struct __sk_buff *ctx)
+{
+	return bpf_csum_level(ctx, BPF_CSUM_LEVEL_QUERY) >= 0;
+}
+
 static __always_inline __u32 packet_segment(const struct __sk_buff *ctx)
 {
 	return ctx->gso_size;

@@ -118,6 +118,22 @@ static __always_inline int has_route_back(struct context *ctx, struct scratch *w
 	       w->fib.ifindex == stack_device_of(packet_device(ctx));
 }
 
+/* Returns the MTU to quote to a packet that exceeds that of its route, and decrements the hop limit
+ * if the stack has done so by then. IPv6 applies the device's MTU, or that of a locked route,
+ * before it decrements, and that of any other route afterwards. */
+static __always_inline __u32 pod_mtu_exceeded(struct context *ctx, struct scratch *w, __u32 mtu)
+{
+	const struct packet *p = &w->packet;
+
+	if (!p->is_v6)
+		return mtu;
+	if (pod_route_ask(ctx, w, &p->tuple, 0xffff) == BPF_FIB_LKUP_RET_FRAG_NEEDED &&
+	    wire_length(ctx, p) > w->fib.mtu_result)
+		return w->fib.mtu_result;
+	packet_decrement_ttl(ctx, p);
+	return mtu;
+}
+
 /* Replies to a packet that exceeds the MTU to another node. The stack would reply, too, but its
  * conntrack would see the flow. It fragments what may be fragmented, also each segment of merged
  * packets. */
@@ -129,6 +145,7 @@ static __always_inline enum action pod_too_big(struct context *ctx, struct scrat
 	if (!own || !(p->is_v6 || dont_fragment(ctx, p)) || !has_route_back(ctx, w, own))
 		return pod_stack(ctx, POD_STACK_ROUTE);
 	pod_count(POD_PATH_TOO_BIG);
+	mtu = pod_mtu_exceeded(ctx, w, mtu);
 	if (reply_icmp_error(ctx, p, own, ICMP_TOO_BIG, mtu) != REPLY_SENT)
 		return packet_drop(ctx);
 	return packet_bounce(ctx);

@@ -78,6 +78,43 @@ static __always_inline enum routed not_routed_by(long result)
 	}
 }
 
+/* Looks up the route to the sender of the packet, by any device or (BPF_FIB_LOOKUP_OUTPUT) by the
+ * one that it arrived by. */
+static __always_inline long route_to_sender(struct context *ctx, struct scratch *w, __u32 flags)
+{
+	const struct tuple *sent = &w->packet.tuple;
+	struct bpf_fib_lookup *fib = &w->fib;
+
+	__builtin_memset(fib, 0, sizeof(*fib));
+	fib->ifindex = packet_device(ctx);
+	fib->tot_len = 1; /* fits any MTU: the lookup of a packet that is too big tells no device */
+	fib->l4_protocol = sent->protocol;
+	if (w->packet.is_v6) {
+		fib->family = AF_INET6;
+		__builtin_memcpy(fib->ipv6_src, &sent->destination, sizeof(struct address));
+		__builtin_memcpy(fib->ipv6_dst, &sent->source, sizeof(struct address));
+	} else {
+		fib->family = AF_INET;
+		fib->ipv4_src = address_to_v4(&sent->destination);
+		fib->ipv4_dst = address_to_v4(&sent->source);
+	}
+	return bpf_fib_lookup(ctx, fib, sizeof(*fib), flags);
+}
+
+/* Returns whether a route, or a rule, forbids packets to the sender of the packet: the stack sends
+ * it no reply. Global function: the verifier checks it once. */
+__noinline int sender_is_forbidden(struct context *ctx)
+{
+	struct scratch *w = scratch_get();
+	enum routed routed;
+
+	if (!w)
+		return 0;
+	routed = not_routed_by(route_to_sender(ctx, w, 0));
+	return routed == ROUTE_BLACKHOLE || routed == ROUTE_UNREACHABLE ||
+	       routed == ROUTE_PROHIBITED;
+}
+
 /* BPF_FIB_LOOKUP_MARK, since Linux 6.10: the lookup's mark is where the result's `smac` begins. */
 #define FIB_LOOKUP_MARK (1U << 5)
 
@@ -175,6 +212,7 @@ __noinline int fib_lookup_asked(struct context *ctx, const struct tuple *to, __u
 
 	if (!w || !to)
 		return NOT_ROUTED;
+	w->too_big_at_output = 0;
 	result = bpf_fib_lookup(ctx, &w->fib, sizeof(w->fib), flags);
 	if (result < 0 && flags & FIB_LOOKUP_MARK) {
 		flags &= ~FIB_LOOKUP_MARK;
@@ -186,8 +224,10 @@ __noinline int fib_lookup_asked(struct context *ctx, const struct tuple *to, __u
 		mtu = route_mtu(w, to);
 		if (mtu && (length > mtu || mtu < w->fib.mtu_result))
 			w->fib.mtu_result = mtu;
-		if (mtu && length > mtu)
+		if (mtu && length > mtu) {
+			w->too_big_at_output = w->packet.is_v6;
 			return ROUTED_TOO_BIG;
+		}
 	}
 	switch (result) {
 	case BPF_FIB_LKUP_RET_SUCCESS:

@@ -33,6 +33,8 @@ static __always_inline enum action send_reply(struct context *ctx, const struct 
 		return drop(ctx, w, EDGE_DROP_REWRITE_FAILED);
 	if (reply == REPLY_RATE_LIMITED)
 		return drop(ctx, w, EDGE_ICMP_RATE_LIMITED);
+	if (sender_is_forbidden(ctx))
+		return drop(ctx, w, EDGE_DROP_NO_ROUTE);
 	edge_count(reason);
 	emit_event(ctx, w, reason);
 	return w->egress ? packet_redirect_ingress(ctx) : packet_bounce(ctx);
@@ -49,16 +51,17 @@ static __always_inline enum action reject(struct context *ctx, const struct scra
 			  EDGE_REJECTED);
 }
 
-/* Replies with time exceeded (RFC 792, RFC 4443 section 3.3) from this node. No reply to later
+/* Replies with time exceeded (RFC 792, RFC 4443 section 3.3), from the address that was asked: the
+ * stack translates the source of its errors like that of the flow's packets. No reply to later
  * fragments (RFC 1122 section 3.2.2). */
 static __always_inline enum action ttl_exceeded(struct context *ctx, const struct scratch *w)
 {
 	const struct packet *p = &w->packet;
-	const struct address *own = address_on(packet_device(ctx), p->is_v6);
 
-	if (!own || p->fragment == FRAGMENT_LATER)
+	if (p->fragment == FRAGMENT_LATER)
 		return drop(ctx, w, EDGE_TTL_EXCEEDED);
-	return send_reply(ctx, w, reply_icmp_error(ctx, p, own, ICMP_TIME_EXCEEDED, 0),
+	return send_reply(ctx, w,
+			  reply_icmp_error(ctx, p, &p->tuple.destination, ICMP_TIME_EXCEEDED, 0),
 			  EDGE_TTL_EXCEEDED);
 }
 
@@ -133,6 +136,8 @@ __noinline enum action too_big(struct context *ctx)
 	}
 	if (p->fragment == FRAGMENT_LATER || !(p->is_v6 || dont_fragment(ctx, p)))
 		return drop(ctx, w, EDGE_DROP_TOO_BIG);
+	if (w->too_big_at_output && w->dsr == DSR_NONE && !w->egress)
+		packet_decrement_ttl(ctx, p);
 	return send_reply(ctx, w,
 			  reply_icmp_error(ctx, p, &p->tuple.destination, ICMP_TOO_BIG, mtu),
 			  EDGE_DROP_TOO_BIG);

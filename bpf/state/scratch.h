@@ -56,9 +56,12 @@ struct scratch {
 	struct route_key route_key;
 	__u32 fib_cached; /* `fib` is from the next-hop cache, not from a lookup (route/fib_cache.h)
 			   */
-	__u32 node_port;  /* the untracked frontend is at an address of the node */
-	__u32 port_taken; /* the client's port is in use at the backend (CT_PORT_TAKEN) */
-	__u32 reused;	  /* the packet's tuple is that of a flow that has ended */
+	/* The packet exceeds the MTU of an IPv6 route, which the stack applies in its output, after
+	 * it has decremented the hop limit (route/fib.h). */
+	__u32 too_big_at_output;
+	__u32 node_port;     /* the untracked frontend is at an address of the node */
+	__u32 port_taken;    /* the client's port is in use at the backend (CT_PORT_TAKEN) */
+	__u32 reused;	     /* the packet's tuple is that of a flow that has ended */
 	__u32 may_be_forged; /* the packet arrived by another device than its flow's others, and
 				shows nothing that only the client knows */
 	/* The following persist from packet to packet. */

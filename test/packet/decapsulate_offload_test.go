@@ -165,13 +165,11 @@ func sendMerged(t testing.TB, device int, frame []byte, segment uint16) {
 	defer unix.Close(fd)
 	must(t, unix.SetsockoptInt(fd, unix.SOL_PACKET, unix.PACKET_VNET_HDR, 1))
 	const needsChecksum, gsoTCPv4, gsoTCPv6 = 1, 1, 4
-	l4, kind, addresses := 34, byte(gsoTCPv4), frame[26:34]
+	l4, kind := 34, byte(gsoTCPv4)
 	if frame[12] == 0x86 {
-		l4, kind, addresses = 54, gsoTCPv6, frame[22:54]
+		l4, kind = 54, gsoTCPv6
 	}
-	length := len(frame) - l4
-	pseudo := slices.Concat(addresses, []byte{0, tcp, byte(length >> 8), byte(length)})
-	binary.BigEndian.PutUint16(frame[l4+16:], ^checksum(0, pseudo))
+	leaveSum(frame)
 	// struct virtio_net_hdr: flags, type, length of the headers, segment, where the checksum begins and
 	// where it is.
 	header := binary.NativeEndian.AppendUint16([]byte{needsChecksum, kind}, uint16(l4+20))

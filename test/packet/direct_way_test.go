@@ -178,7 +178,7 @@ func TestDirectNoWay(t *testing.T) {
 		last := f.question(protocol, direct(toRemote, dsr))
 		last.hops = 1
 		before := w.counts(t)
-		w.leaves(t, at, last.frame(t), model.ActionSend, last.icmpAnswer(t, f.own, [2]uint8{11, 0}, [2]uint8{3, 0}, 0))
+		w.leaves(t, at, last.frame(t), model.ActionSend, last.icmpAnswer(t, last.to.Addr(), [2]uint8{11, 0}, [2]uint8{3, 0}, 0))
 		w.counted(t, before, model.TTLExceeded)
 		w.answersWithoutRoute(t, at, f.question(protocol, direct(toNoRoute, dsr)))
 		if dsr != model.Opt {

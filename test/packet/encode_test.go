@@ -128,6 +128,21 @@ func (p probe) frame(t testing.TB) []byte {
 // length is that of layer 4: of a header of TCP, which stands for those of protocols without ports, and the payload.
 func (p probe) length() int { return 20 + len(p.payload) }
 
+// leaveSum leaves the checksum of a TCP segment or UDP datagram to the device: the field gets the sum of the pseudo
+// header. The frame has neither options nor extension headers.
+func leaveSum(frame []byte) {
+	l4, at, addresses, protocol := 34, 16, frame[26:34], frame[23]
+	length := int(binary.BigEndian.Uint16(frame[16:])) - 20
+	if frame[12] == 0x86 {
+		l4, addresses, protocol, length = 54, frame[22:54], frame[20], int(binary.BigEndian.Uint16(frame[18:]))
+	}
+	if protocol == udp {
+		at = 6
+	}
+	pseudo := slices.Concat(addresses, []byte{0, protocol, byte(length >> 8), byte(length)})
+	binary.BigEndian.PutUint16(frame[l4+at:], ^checksum(0, pseudo))
+}
+
 // sumMessage sets the checksum of an ICMP message.
 func sumMessage(message []byte, network gopacket.NetworkLayer) {
 	var pseudo []byte

@@ -5,12 +5,15 @@ package packet
 import (
 	"bytes"
 	"maps"
+	"net"
 	"net/netip"
 	"os"
 	"testing"
 	"time"
 
 	"github.com/gopacket/gopacket/layers"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"beeline.io/beeline/test/packet/model"
 )
@@ -209,15 +212,15 @@ func (w *world) forwarding(t *testing.T, value string) {
 	}
 }
 
-// A packet whose hops end at the node, a flow's first or not, gets "time exceeded" from the node (RFC 792, RFC
-// 4443 section 3.3). It does not count for its flow.
+// A packet whose hops end at the node, a flow's first or not, gets "time exceeded" from the address that it was sent to
+// (RFC 792, RFC 4443 section 3.3). It does not count for its flow.
 func TestHops(t *testing.T) {
 	w := newScene(t)
 	w.each(t, func(t *testing.T, at hook, f family, protocol uint8) {
 		exceeded := func(p probe) {
 			t.Helper()
 			before := w.counts(t)
-			w.leaves(t, at, p.frame(t), model.ActionSend, p.icmpAnswer(t, f.own, [2]uint8{11, 0}, [2]uint8{3, 0}, 0))
+			w.leaves(t, at, p.frame(t), model.ActionSend, p.icmpAnswer(t, p.to.Addr(), [2]uint8{11, 0}, [2]uint8{3, 0}, 0))
 			w.counted(t, before, model.TTLExceeded)
 		}
 		question := f.question(protocol, toRemote)
@@ -250,6 +253,50 @@ func TestHops(t *testing.T) {
 			t.Errorf("the conntrack entries %v became %v", records, after)
 		}
 	})
+}
+
+// The first packet of a flow to a backend on this node gets the error as well, and makes no entry: the node would
+// forward it to the pod.
+func TestHopsToAPodOfTheNode(t *testing.T) {
+	w := newScene(t)
+	w.localPods(t)
+	w.each(t, func(t *testing.T, at hook, f family, protocol uint8) {
+		question := f.question(protocol, toLocal)
+		question.hops = 1
+		before := w.counts(t)
+		w.leaves(t, at, question.frame(t), model.ActionSend, question.icmpAnswer(t, f.vip, [2]uint8{11, 0}, [2]uint8{3, 0}, 0))
+		w.counted(t, before, model.TTLExceeded)
+		w.remembersNothing(t)
+		question.hops = 2
+		w.passes(t, at, question.frame(t), question.translated(question.from, on(f.local, targetPort)))
+	})
+}
+
+// A sender to which a route forbids packets gets no answer, as by the stack: neither an error, a RST nor an echo.
+func TestForbiddenSender(t *testing.T) {
+	w := newScene(t)
+	for _, kind := range []int{unix.RTN_BLACKHOLE, unix.RTN_UNREACHABLE, unix.RTN_PROHIBIT} {
+		var routes []*netlink.Route
+		for _, f := range families {
+			route := &netlink.Route{Type: kind, Dst: &net.IPNet{IP: f.client.AsSlice(), Mask: net.CIDRMask(f.client.BitLen(), f.client.BitLen())}}
+			must(t, netlink.RouteAdd(route))
+			routes = append(routes, route)
+		}
+		w.each(t, func(t *testing.T, at hook, f family, protocol uint8) {
+			w.drops(t, at, f.question(protocol, rejected).frame(t), model.DropNoRoute)
+			w.drops(t, at, f.question(protocol, toNoRoute).frame(t), model.DropNoRoute)
+			w.drops(t, at, f.ping("abcdefgh").frame(t), model.DropNoRoute)
+			last := f.question(protocol, toRemote)
+			last.hops = 1
+			w.drops(t, at, last.frame(t), model.DropNoRoute)
+			other := f.question(protocol, rejected)
+			other.from = on(f.client.Next(), clientPort)
+			w.goes(t, at, other.frame(t), model.Rejected)
+		})
+		for _, route := range routes {
+			must(t, netlink.RouteDel(route))
+		}
+	}
 }
 
 // No error about an error, nor about a later fragment (RFC 1122 section 3.2.2, RFC 4443 section 2.4).

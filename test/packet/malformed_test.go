@@ -3,6 +3,7 @@
 package packet
 
 import (
+	"bytes"
 	"encoding/binary"
 	"fmt"
 	"math/rand/v2"
@@ -57,6 +58,57 @@ func (w *world) remembersNothing(t testing.TB) {
 			t.Errorf("table %s has %v", table, records)
 		}
 	}
+}
+
+// The first packet of a flow has to have the right checksum, or one that is left to the device: else it is passed
+// unchanged, as conntrack finds it invalid, and begins no flow. Datagrams of any length are summed; those without a
+// checksum are accepted.
+func TestWrongSumBeginsNoFlow(t *testing.T) {
+	w := newScene(t)
+	w.each(t, func(t *testing.T, at hook, f family, protocol uint8) {
+		if protocol == sctp {
+			t.Skip("no helper of the kernel computes the CRC32c of SCTP")
+		}
+		l4, check, header := 14+20, 16, 20
+		if f.client.Is6() {
+			l4 += 20
+		}
+		if protocol == udp {
+			check, header = 6, 8
+		}
+		for _, port := range []uint16{toRemote, toLocal} {
+			for _, length := range []int{0, 1, 8, 511, 1400} {
+				question := f.question(protocol, port)
+				question.payload = make([]byte, length)
+				begins := func(frame []byte) {
+					t.Helper()
+					before := w.counts(t)
+					w.run(t, at, frame)
+					w.counted(t, before, model.New)
+					w.forget(t)
+				}
+				frame := question.frame(t)
+				field := frame[l4+check : l4+check+2]
+				for _, octet := range []int{0, 1, check, check + 1, header + length - 1} {
+					damaged := bytes.Clone(frame)
+					damaged[l4+octet] ^= 0x10
+					before := w.counts(t)
+					w.ignores(t, at, damaged)
+					w.counted(t, before, model.Malformed)
+				}
+				w.remembersNothing(t)
+				begins(frame)
+				leaveSum(frame)
+				begins(frame)
+				field[0], field[1] = 0, 0
+				if protocol == udp {
+					begins(frame)
+				} else {
+					w.ignores(t, at, frame)
+				}
+			}
+		}
+	})
 }
 
 // Headers that contradict themselves or the frame: the stack judges them; the edge neither forwards nor answers

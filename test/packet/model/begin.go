@@ -73,6 +73,9 @@ func (v *visit) begin() Result {
 	if v.wrapped == nil && ofLink(v.tuple.Source) {
 		return v.beyondScope()
 	}
+	if v.wrapped == nil && !v.segmentIsRight() {
+		return v.pass(Malformed)
+	}
 	if track.DSR = v.dsrOf(dsr, backend); track.DSR != SNAT {
 		return v.beginDirect(track)
 	}
@@ -81,6 +84,9 @@ func (v *visit) begin() Result {
 	}
 	if v.returns(backend.Address) {
 		return v.beginHairpin(track, hash)
+	}
+	if v.hops <= 1 && v.wrapped == nil && v.Route(backend.Address) != nil {
+		return v.outOfHops()
 	}
 	track.Device = v.clientDevice()
 	reason := v.keep(track, hash, !v.portTaken && (v.tuple.Protocol != UDP || !v.isPod(v.tuple.Source) && covers(v.Balancers, v.tuple.Source) < 0))
@@ -115,12 +121,11 @@ func (v *visit) own(device uint32) netip.Addr {
 
 // outOfHops is the result for a packet whose last hop this is.
 func (v *visit) outOfHops() Result {
-	own := v.own(v.device)
-	if !own.IsValid() || v.fragment == laterFragment {
+	if v.fragment == laterFragment {
 		return v.drop(TTLExceeded)
 	}
 	v.Counts[TTLExceeded]++
-	return Result{Action: ActionSend, Frame: v.timeExceeded(own)}
+	return Result{Action: ActionSend, Frame: v.timeExceeded(v.tuple.Destination)}
 }
 
 // noRoute is the result for a packet that no route leads on.
@@ -156,18 +161,18 @@ func (v *visit) tooBig(hop *NextHop) Result {
 func (v *visit) fits(hop *NextHop) bool { return hop == nil || hop.MTU == 0 || v.length <= hop.MTU }
 
 func (v *visit) beginRemote(track *Track, hash uint32) Result {
+	hop := v.Route(track.Becomes.Destination)
+	if hop == nil {
+		return v.noRoute()
+	}
 	if v.hops <= 1 {
 		return v.outOfHops()
 	}
-	hop := v.Route(track.Becomes.Destination)
 	if !v.fits(hop) {
 		return v.tooBig(hop)
 	}
 	if v.leftToTC(hop) {
 		return v.pass(ToTC)
-	}
-	if hop == nil {
-		return v.noRoute()
 	}
 	own := v.own(hop.Device)
 	if !own.IsValid() {
@@ -183,15 +188,15 @@ func (v *visit) beginRemote(track *Track, hash uint32) Result {
 
 // beginHairpin handles the first packet of a pod to itself.
 func (v *visit) beginHairpin(track *Track, hash uint32) Result {
+	hop := v.Route(track.Becomes.Destination)
+	if hop == nil {
+		return v.noRoute()
+	}
 	if v.hops <= 1 {
 		return v.outOfHops()
 	}
-	hop := v.Route(track.Becomes.Destination)
 	if !v.fits(hop) {
 		return v.tooBig(hop)
-	}
-	if hop == nil {
-		return v.noRoute()
 	}
 	track.Becomes.Source, track.Local = v.tuple.Destination, false
 	reason := v.keep(track, hash, false)

@@ -52,6 +52,19 @@ func (v *visit) messageIsRight() bool {
 	return fold(sum(pseudo, message)) == 0xffff
 }
 
+// segmentIsRight reports whether the checksum of a TCP segment or a UDP datagram is right, or left to the device, or
+// not there.
+func (v *visit) segmentIsRight() bool {
+	at := map[uint8]int{TCP: 16, UDP: 6}[v.tuple.Protocol]
+	if v.fragment != whole || at == 0 {
+		return true
+	}
+	segment := v.frame[v.l4 : l3+v.length]
+	check := binary.BigEndian.Uint16(segment[at:])
+	pseudo := sum(uint64(v.tuple.Protocol)+uint64(len(segment)), append(v.tuple.Source.AsSlice(), v.tuple.Destination.AsSlice()...))
+	return check == 0 && v.tuple.Protocol == UDP || fold(sum(pseudo, segment)) == 0xffff || check == fold(pseudo)
+}
+
 // reply has the same bytes except for addresses, hops and type.
 func (v *visit) reply(kind byte) []byte {
 	v.fragment = laterFragment // no ports

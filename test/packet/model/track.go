@@ -69,10 +69,13 @@ func (v *visit) follow(track *Track, half bool) Result {
 	}
 	var hop *NextHop
 	if !track.Local {
+		hop = v.Route(to.Destination)
+		if v.hops <= 1 && hop == nil {
+			return v.noRoute()
+		}
 		if v.hops <= 1 {
 			return v.outOfHops()
 		}
-		hop = v.Route(to.Destination)
 		if !v.fits(hop) {
 			return v.tooBig(hop)
 		}
