@@ -177,7 +177,7 @@ static __always_inline __u32 quoted_inside(struct context *ctx, struct scratch *
 		return 0;
 	__builtin_memset(quoted, 0, sizeof(*quoted));
 	quoted->l3 = begin;
-	parsed = is_v6 ? parse_v6(ctx, quoted) : parse_v4(ctx, quoted);
+	parsed = is_v6 ? parse_v6(ctx, quoted) : parse_quoted_v4(ctx, quoted);
 	if (parsed != PARSED || quoted->fragment == FRAGMENT_LATER || quoted->l4 + 8 > end ||
 	    quoted->l4 + 8 > begin + quoted->length)
 		return 0;

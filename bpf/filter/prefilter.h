@@ -20,6 +20,7 @@
 #include "lb/address.h"
 #include "lb/maps.h"
 #include "lb/types.h"
+#include "packet/header_sum.h"
 #include "packet/packet.h"
 #include "packet/types.h"
 
@@ -136,6 +137,8 @@ static __always_inline int prefilter_miss_v4(struct context *ctx, const struct p
 		return 0;
 	left = bpf_ntohs(p->ip.tot_len) - sizeof(p->ip);
 	if (left > 0xffff) /* the IP header states a shorter packet */
+		return 0;
+	if (!header_sum_is_right(&p->ip))
 		return 0;
 	return prefilter_well_formed(ctx, p->ip.protocol, &p->l4,
 				     LINK_HEADER + sizeof(struct iphdr), left);

@@ -76,7 +76,7 @@ static __always_inline int quote_parse(struct context *ctx, const struct packet 
 	if (!icmp || !is_icmp_error(outer->tuple.protocol, icmp->type))
 		return 0;
 	quoted->l3 = outer->l4 + sizeof(*icmp);
-	parsed = outer->is_v6 ? parse_v6(ctx, quoted) : parse_v4(ctx, quoted);
+	parsed = outer->is_v6 ? parse_v6(ctx, quoted) : parse_quoted_v4(ctx, quoted);
 	if (parsed == PARSED_OTHER)
 		return 0;
 	ports = packet_bytes(ctx, quoted->l4, 8);

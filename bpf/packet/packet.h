@@ -154,8 +154,8 @@ struct packet {
 enum parsed {
 	PARSED,		  /* a tuple with ports, or a later fragment without ports */
 	PARSED_OTHER,	  /* not IP, or a protocol without ports */
-	PARSED_MALFORMED, /* inconsistent IP, TCP, UDP or SCTP headers, or flags of
-			    TCP that no stack sends together */
+	PARSED_MALFORMED, /* inconsistent IP, TCP, UDP or SCTP headers, a wrong checksum of the IPv4
+			    header, or flags of TCP that no stack sends together */
 };
 
 static __always_inline int has_ports(__u8 protocol)

@@ -13,6 +13,7 @@
 
 #include "lb/address.h"
 #include "packet/access.h"
+#include "packet/header_sum.h"
 #include "packet/packet.h"
 #include "packet/tuple.h"
 
@@ -42,13 +43,11 @@ static __always_inline __u32 length_of_header(struct context *ctx, const struct 
 	return field + before;
 }
 
-static __always_inline enum parsed parse_v4(struct context *ctx, struct packet *p)
+static __always_inline enum parsed parse_header_v4(struct context *ctx, struct packet *p,
+						   const struct iphdr *ip)
 {
-	const struct iphdr *ip = packet_bytes(ctx, p->l3, sizeof(*ip));
 	__u16 fragment;
 
-	if (!ip)
-		return PARSED_MALFORMED;
 	if (ip->version != 4 || ip->ihl < 5)
 		return PARSED_MALFORMED;
 	address_put_v4(&p->tuple.source, ip->saddr);
@@ -67,6 +66,32 @@ static __always_inline enum parsed parse_v4(struct context *ctx, struct packet *
 	else if (fragment & IP_MORE_FRAGMENTS)
 		p->fragment = FRAGMENT_FIRST;
 	return has_ports(ip->protocol) ? PARSED : PARSED_OTHER;
+}
+
+/* Parses an IPv4 header and verifies its checksum. */
+static __always_inline enum parsed parse_v4(struct context *ctx, struct packet *p)
+{
+	const struct iphdr *ip = packet_bytes(ctx, p->l3, sizeof(*ip));
+	enum parsed parsed;
+	int right;
+
+	if (!ip)
+		return PARSED_MALFORMED;
+	right = header_sum_is_right(ip);
+	parsed = parse_header_v4(ctx, p, ip);
+	if (parsed == PARSED_MALFORMED)
+		return parsed;
+	if (p->l4 - p->l3 > sizeof(*ip))
+		right = long_header_sum_is_right(ctx, p->l3, p->l4);
+	return right ? parsed : PARSED_MALFORMED;
+}
+
+/* Parses the IPv4 header that an ICMP error quotes. The stack does not verify its checksum either. */
+static __always_inline enum parsed parse_quoted_v4(struct context *ctx, struct packet *p)
+{
+	const struct iphdr *ip = packet_bytes(ctx, p->l3, sizeof(*ip));
+
+	return ip ? parse_header_v4(ctx, p, ip) : PARSED_MALFORMED;
 }
 
 /* Skips one extension header (RFC 8200 section 4). Returns whether there was one. Skips a

@@ -11,7 +11,6 @@
 #include <bpf/bpf_helpers.h>
 
 #include "packet/access.h"
-#include "packet/header_sum.h"
 #include "packet/packet.h"
 #include "packet/tuple.h"
 #include "packet/types.h"
@@ -81,7 +80,7 @@ static __always_inline int pod_flow_valid(struct context *ctx, struct scratch *w
 	return entry->known & POD_FLOW_DECISION &&
 	       !(w->packet.tcp_flags & (TCP_SYN | TCP_FIN | TCP_RST)) &&
 	       (entry->routed || !is_odd_for_bridge(ctx, &w->packet)) &&
-	       pod_flow_same(ctx, w, entry) && header_sum_is_right(ctx, &w->packet);
+	       pod_flow_same(ctx, w, entry);
 }
 
 /* Notes of what packets an entry is. */

@@ -63,7 +63,7 @@ static __always_inline const struct tuple *tracked_tuple(struct context *ctx, st
 
 	*may = 0;
 	if (p->fragment || parsed == PARSED_MALFORMED || has_options(p) || !p->l4 ||
-	    !packet_reaches(ctx, p->l3 + p->length) || !header_sum_is_right(ctx, p))
+	    !packet_reaches(ctx, p->l3 + p->length))
 		return 0;
 	if (parsed == PARSED) {
 		*may = p->tuple.protocol != IPPROTO_SCTP; /* no lookup in the kernel's conntrack */

@@ -90,15 +90,14 @@ static __always_inline int fragment_write(struct __sk_buff *ctx, struct iphdr *i
 }
 
 /* Reads the IP header of a packet to fragment. Returns an error for options, some of which belong
- * only in the first fragment, and for a wrong header checksum, which new headers would hide. */
+ * only in the first fragment. */
 static __always_inline int fragment_header(struct __sk_buff *ctx, const struct packet *p,
 					   struct iphdr *ip)
 {
 	__u32 length = p->length - sizeof(*ip);
 
 	if (p->l3 != LINK_HEADER || p->l4 != LINK_HEADER + sizeof(*ip) ||
-	    packet_load(ctx, LINK_HEADER, ip, sizeof(*ip)) ||
-	    checksum_of(bpf_csum_diff(0, 0, (__be32 *)ip, sizeof(*ip), 0)))
+	    packet_load(ctx, LINK_HEADER, ip, sizeof(*ip)))
 		return -1;
 	return (bpf_ntohs(ip->frag_off) & IP_FRAGMENT_OFFSET) * 8 + length > 0xffff;
 }

@@ -36,8 +36,8 @@ enum edge_reason {
 	/* TCP that neither opens a connection nor belongs to a known one: RST, FIN, SYN+ACK */
 	EDGE_DROP_INVALID,
 	EDGE_MALFORMED, /* inconsistent headers, flags of TCP that do not go together, a wrong
-			   checksum of a flow's first packet, or a source address that no packet may
-			   have */
+			   checksum of the IPv4 header or of a flow's first packet, or a source
+			   address that no packet may have */
 	EDGE_DROP_REWRITE_FAILED, /* the packet could not be rewritten */
 	EDGE_TTL_EXCEEDED,	  /* TTL or hop limit used up; replied with ICMP time exceeded */
 	EDGE_DROP_TOO_BIG, /* exceeds the next hop's MTU; replied with an ICMP error, unless it may

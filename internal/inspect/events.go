@@ -74,7 +74,7 @@ var Reasons = map[string]string{
 	"drop_backend_not_local": "dropped: encapsulated for a backend that the Service does not have on this node",
 	"drop_fragment":          "dropped: a fragment for a Service without the first fragment, or of an ICMP echo request",
 	"drop_invalid":           "dropped: a TCP packet that neither starts a connection nor belongs to a known one (RST, FIN or SYN+ACK)",
-	"malformed":              "passed unchanged: inconsistent headers, TCP flags that do not go together, a wrong checksum of a flow's first packet, or an invalid source address",
+	"malformed":              "passed unchanged: inconsistent headers, TCP flags that do not go together, a wrong checksum of the IPv4 header or of a flow's first packet, or an invalid source address",
 	"drop_rewrite_failed":    "dropped: the packet could not be rewritten",
 	"ttl_exceeded":           "dropped: TTL exceeded (answered with ICMP time exceeded)",
 	"drop_too_big":           "dropped: too big for the next hop (answered with ICMP, unless it must be fragmented and cannot be)",

@@ -38,7 +38,7 @@ func TestEncapsulatedContradictions(t *testing.T) {
 		for _, change := range contradictions(f, question.protocol, len(plain)) {
 			damaged := bytes.Clone(plain)
 			copy(damaged[change.at:], change.bytes)
-			question.inner = damaged[14:]
+			question.inner = repair(damaged, 14)[14:]
 			before := w.counts(t)
 			w.ignores(t, at, how.wrap(t, f, question))
 			before[model.NotService]++
@@ -66,6 +66,7 @@ func lengthen(at []byte, f family, by int) {
 		field = at[14+4:]
 	}
 	binary.BigEndian.PutUint16(field, uint16(int(binary.BigEndian.Uint16(field))+by))
+	repair(at, 14)
 }
 
 // Impossible sources are impossible in inner packets, too.
@@ -100,6 +101,7 @@ func TestOptionsThatAreNearlyOurs(t *testing.T) {
 					continue
 				}
 				damaged[field] = byte(value)
+				repair(damaged, 14)
 				if got := w.run(t, at, damaged); got.Action != model.ActionPass || !bytes.Equal(got.Frame, damaged) {
 					t.Fatalf("byte %d is %#x: action %v, and the packet became\n%s", field, value, got.Action, hex.Dump(got.Frame))
 				}
@@ -122,6 +124,9 @@ func TestEncapsulatedRandomDamage(t *testing.T) {
 			damaged := bytes.Clone(frame)
 			for range 1 + random.IntN(3) {
 				damaged[12+random.IntN(len(frame)-12-len(question.payload))] = byte(random.Uint32())
+			}
+			if random.IntN(4) > 0 {
+				repair(damaged, 14)
 			}
 			if random.IntN(4) == 0 {
 				damaged = damaged[:max(shortest(at, families[1]), random.IntN(len(damaged)))]

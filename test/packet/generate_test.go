@@ -144,6 +144,9 @@ func (g *generator) frame() []byte {
 		for range 1 + g.IntN(3) {
 			b[g.IntN(min(len(b), 80))] = byte(g.Uint32())
 		}
+		if g.chance(80) {
+			repair(b, 14)
+		}
 	case g.chance(3):
 		b = b[:14+20+g.IntN(len(b)-33)]
 		if b[12] == 0x86 && len(b) < 54 {
@@ -155,7 +158,7 @@ func (g *generator) frame() []byte {
 	return b
 }
 
-// encode makes a packet with correct lengths and checksums.
+// encode makes a packet with correct lengths and checksums, but for a wrong one of an IPv4 header now and then.
 func (g *generator) encode(t model.Tuple) []byte {
 	segment := g.segment(t)
 	b := append(append(append([]byte(nil), eth0MAC[:]...), gatewayMAC[:]...), 8, 0)
@@ -183,7 +186,11 @@ func (g *generator) encode(t model.Tuple) []byte {
 		}
 		ip = append(append(append(ip, t.Source.AsSlice()...), t.Destination.AsSlice()...), options...)
 		binary.BigEndian.PutUint16(ip[10:], checksum(0, ip))
-		return append(append(b, ip...), segment...)
+		b = append(append(b, ip...), segment...)
+		if g.chance(2) {
+			return spoil(b, 14, uint16(1+g.IntN(0xffff)))
+		}
+		return b
 	}
 	b[12], b[13] = 0x86, 0xdd
 	next := t.Protocol

@@ -32,12 +32,13 @@ func (g *generator) wrapped(t model.Tuple) []byte {
 	}
 	backend := g.backendFor(t, f)
 	balancer := pick(g, f.balancer(), f.balancer(), f.balancer(), f.balancer(), f.client, f.pod, f.own)
+	inner := g.encode(t)
 	var b []byte
 	switch g.IntN(3) {
 	case 0:
-		b = g.outer(backend.Addr(), balancer, map[bool]byte{true: 4, false: 41}[t.Source.Is4()], g.encode(t)[14:])
+		b = g.outer(backend.Addr(), balancer, map[bool]byte{true: 4, false: 41}[t.Source.Is4()], inner[14:])
 	case 1:
-		inner, size := g.encode(t), len(backend.Addr().AsSlice())
+		size := len(backend.Addr().AsSlice())
 		geneve := slices.Concat([]byte{byte(8+size) / 4, 0x40}, inner[12:14], []byte{0, 0, 0, 0, 0xff, 0xbe, 0x81, byte(4+size) / 4},
 			binary.BigEndian.AppendUint16(nil, backend.Port()), []byte{0, 0}, backend.Addr().AsSlice(), inner[14:])
 		udpHeader := binary.BigEndian.AppendUint16([]byte{0xc0, 0, 0x17, 0xc1}, uint16(8+len(geneve)))
@@ -47,10 +48,15 @@ func (g *generator) wrapped(t model.Tuple) []byte {
 			t.Source = pick(g, f.balancer(), f.pod)
 		}
 		b = g.withOption(t, backend)
+		inner = b
 	}
 	if g.chance(10) { // but not in the destination: the model has no routes to neighbours
 		at := pick(g, 14+g.IntN(12), min(len(b)-1, 54+g.IntN(60)), 12+g.IntN(4))
 		b[at] = byte(g.Uint32())
+		if g.chance(80) {
+			repair(b, 14)
+			repair(b, len(b)-len(inner)+14)
+		}
 	}
 	return b
 }
@@ -99,8 +105,10 @@ func (g *generator) withOption(t model.Tuple, backend netip.AddrPort) []byte {
 		ip := b[14 : 14+int(b[14]&15)*4+8]
 		ip[0] += 2
 		binary.BigEndian.PutUint16(ip[2:], binary.BigEndian.Uint16(ip[2:])+8)
-		ip[10], ip[11] = 0, 0
-		binary.BigEndian.PutUint16(ip[10:], checksum(0, ip))
+		repair(b, 14)
+		if g.chance(2) {
+			return spoil(b, 14, uint16(1+g.IntN(0xffff)))
+		}
 		return b
 	}
 	b = slices.Concat(b[:54], []byte{b[20], 2, 0x5e, 18}, what, []byte{1, 0}, b[54:])

@@ -343,6 +343,7 @@ func TestOtherProtocols(t *testing.T) {
 			frame := f.question(protocol, toRemote).frame(t)
 			if f.client.Is4() {
 				frame[14+9] = number
+				repair(frame, 14)
 			} else {
 				frame[14+6] = number
 			}

@@ -123,6 +123,7 @@ func TestContradictions(t *testing.T) {
 			for _, change := range contradictions(f, protocol, len(frame)) {
 				damaged := append([]byte(nil), frame...)
 				copy(damaged[change.at:], change.bytes)
+				repair(damaged, 14)
 				before := w.counts(t)
 				w.ignores(t, at, damaged)
 				before[model.Malformed]++

@@ -112,7 +112,7 @@ func (p *packet) parse4() parsed {
 	p.hops = ip[8]
 	p.length = int(binary.BigEndian.Uint16(ip[2:]))
 	p.l4 = l3 + header
-	if p.length < header {
+	if p.length < header || !p.headerSumIsRight(header) {
 		return malformed
 	}
 	p.id = uint32(binary.BigEndian.Uint16(ip[4:]))
@@ -125,6 +125,12 @@ func (p *packet) parse4() parsed {
 		p.fragment = firstFragment
 	}
 	return hasPorts(p.tuple.Protocol)
+}
+
+// headerSumIsRight verifies the checksum of an IPv4 header, which must be complete.
+func (p *packet) headerSumIsRight(header int) bool {
+	last := p.at(l3+header-4, 4)
+	return last != nil && fold(sum(0, p.frame[l3:l3+header])) == 0xffff
 }
 
 func hasPorts(protocol byte) parsed {
