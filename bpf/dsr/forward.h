@@ -189,8 +189,8 @@ static __always_inline enum action established_dsr(struct context *ctx, struct s
 		return action;
 	if (xfrm_concerns_outer(w))
 		return drop(ctx, w, EDGE_DROP_XFRM);
-	if (ct->device != device && !dry_run && ct_may_move(&w->packet, ct))
-		ct->device = device;
+	if (ct->device != device && !dry_run)
+		ct_set_device(ct, device);
 	ct_update(ctx, w, ct, unreplied);
 	return dsr_send(ctx, w, EDGE_ESTABLISHED);
 }

@@ -137,7 +137,7 @@ func TestForgedSegmentMovesNothing(t *testing.T) {
 func TestForgedSegmentMovesNoHalfOpenFlow(t *testing.T) {
 	w := newScene(t)
 	w.eachFamily(t, func(t *testing.T, at hook, f family) {
-		for _, port := range []uint16{toLocal, toRemote} {
+		for _, port := range []uint16{toLocal, toRemote, direct(toRemote, model.IPIP)} {
 			for _, c := range []struct {
 				what  string
 				sent  []probe
@@ -164,7 +164,9 @@ func TestForgedSegmentMovesNoHalfOpenFlow(t *testing.T) {
 				if c.moves {
 					want = w.index["eth0"]
 				}
-				w.change(t, halfOpen, key, func(track *datapath.ConntrackEntry) { device = track.Device })
+				for _, table := range []string{halfOpen, tracks} {
+					w.change(t, table, key, func(track *datapath.ConntrackEntry) { device = track.Device })
+				}
 				if device != want {
 					t.Errorf("port %d: after %s the flow is at device %d, want %d", port, c.what, device, want)
 				}

@@ -85,9 +85,7 @@ func (v *visit) followDirect(track *Track, half bool) Result {
 	if !ok {
 		return result
 	}
-	if track.Device != v.device && v.mayMove(track) {
-		track.Device = v.device
-	}
+	v.move(track)
 	track.LastSeen = v.Now
 	track.Packets++
 	track.Bytes += uint64(v.length)
@@ -101,7 +99,7 @@ func (v *visit) followDirect(track *Track, half bool) Result {
 	v.noteLater(track, half)
 	goesOn := half && v.flags&(syn|rst) == 0 && (v.tuple.Protocol == UDP && track.Later || v.tuple.Protocol == SCTP ||
 		v.tuple.Protocol == TCP && track.State != StateClosed && v.flags&ack != 0 && v.sequence == track.Next)
-	if half || v.flags&(syn|rst) == 0 && v.seesConnection(track) {
+	if half && !v.mayBeForged || !half && v.flags&(syn|rst) == 0 && v.seesConnection(track) {
 		v.noteSequence(track)
 	}
 	if goesOn {
