@@ -15,6 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"beeline.io/beeline/internal/inspect"
+	"beeline.io/beeline/test/controlplane"
 	"beeline.io/beeline/test/lab"
 	"beeline.io/beeline/test/node"
 )
@@ -85,8 +86,7 @@ func put[T any](ctx context.Context, client writer[T], object T) error {
 func (p *KubeProxy) Await(ctx context.Context, m Mark) error {
 	var targets []string
 	for _, addr := range m.backends() {
-		// As in "dnat ip to numgen random mod 1 map { 0 : 198.18.0.1 . 8080 }".
-		targets = append(targets, fmt.Sprintf(" %s . %d ", addr, lab.PortTCP))
+		targets = append(targets, controlplane.Target(addr, lab.PortTCP))
 	}
 	return p.AwaitRules(ctx, fmt.Sprintf("at %v", m), targets...)
 }

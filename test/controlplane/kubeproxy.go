@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
+	"strconv"
 	"strings"
 	"syscall"
 
@@ -104,7 +106,17 @@ conntrack: {maxPerCore: 0, min: 0, tcpEstablishedTimeout: 0s, tcpCloseWaitTimeou
 `, strings.TrimSuffix(mode, "-legacy"), host.Name, c.Kubeconfig(userProxy), podRanges)
 }
 
-// AwaitRules waits until the node's rules of both families contain each of these strings, as `nft list` or
+// Target is a regular expression of an address in rules that translate to it, as `nft list` prints them:
+// "10.10.1.11 . 80" up to Kubernetes 1.36, "10.10.1.11:80" and "[fd00::1]:80" since 1.37. Port 0 stands for any.
+func Target(addr string, port uint16) string {
+	number := `\d+`
+	if port != 0 {
+		number = strconv.Itoa(int(port))
+	}
+	return `[ \[]` + regexp.QuoteMeta(addr) + `( \. |\]?:)` + number + `\b`
+}
+
+// AwaitRules waits until the node's rules of both families match each of these regular expressions, as `nft list` or
 // `iptables-save` prints them.
 func (p *Proxy) AwaitRules(ctx context.Context, what string, all ...string) error {
 	return p.process.await(ctx, what, func(ctx context.Context) error {
@@ -113,8 +125,8 @@ func (p *Proxy) AwaitRules(ctx context.Context, what string, all ...string) erro
 			return err
 		}
 		for _, want := range all {
-			if !strings.Contains(rules, want) {
-				return fmt.Errorf("no rule has %q", want)
+			if !regexp.MustCompile(want).MatchString(rules) {
+				return fmt.Errorf("no rule matches %q", want)
 			}
 		}
 		return nil

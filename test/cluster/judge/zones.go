@@ -6,7 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
+	"regexp"
 	"time"
 
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -15,6 +15,7 @@ import (
 	kubeproxy "k8s.io/kube-proxy/config/v1alpha1"
 
 	"beeline.io/beeline/test/cluster"
+	"beeline.io/beeline/test/controlplane"
 	"beeline.io/beeline/test/node"
 )
 
@@ -81,7 +82,9 @@ func (p *Pair) kubeProxyKnowsZone(ctx context.Context) (bool, error) {
 		if err != nil {
 			return false, fmt.Errorf("nft list table %s kube-proxy: %w", family, err)
 		}
-		has := func(machine string) bool { return strings.Contains(string(rules), " "+zoneEndpoints[machine][i]+" . ") }
+		has := func(machine string) bool {
+			return regexp.MustCompile(controlplane.Target(zoneEndpoints[machine][i], 0)).Match(rules)
+		}
 		if !has(judged) || has("node-b") {
 			return false, nil
 		}
