@@ -181,8 +181,8 @@ static __always_inline int icmp_translate(struct context *ctx, struct scratch *w
 			    0);
 	w->to = outer->tuple;
 	w->to.destination = ct->xlate.destination;
-	/* As by the stack: where the source of the flow's packets is translated, so is the host that
-	 * reports. */
+	/* As by the stack: where the source of the flow's packets is translated, so is the host
+	 * that reports. */
 	if (!address_equal(&ct->xlate.source, &key->source) ||
 	    ct->xlate.source_port != key->source_port)
 		w->to.source = ct->xlate.source;

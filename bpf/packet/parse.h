@@ -86,7 +86,8 @@ static __always_inline enum parsed parse_v4(struct context *ctx, struct packet *
 	return right ? parsed : PARSED_MALFORMED;
 }
 
-/* Parses the IPv4 header that an ICMP error quotes. The stack does not verify its checksum either. */
+/* Parses the IPv4 header that an ICMP error quotes. The stack does not verify its checksum either.
+ */
 static __always_inline enum parsed parse_quoted_v4(struct context *ctx, struct packet *p)
 {
 	const struct iphdr *ip = packet_bytes(ctx, p->l3, sizeof(*ip));

@@ -29,8 +29,8 @@ func (e *Edge) watchPolicies(ctx context.Context) error {
 	return err
 }
 
-// followPolicies writes the XFRM policies when they have changed, and has the flows deleted that they concern, until ctx
-// ends. A policy that comes or goes does not wait for a walk of the flows.
+// followPolicies writes the XFRM policies when they have changed, and has the flows deleted that they concern, until
+// ctx ends. A policy that comes or goes does not wait for a walk of the flows.
 func (e *Edge) followPolicies(ctx context.Context, changed wakeup.Signal) {
 	latest := make(chan []node.XFRMPolicy, 1)
 	var walks sync.WaitGroup
