@@ -123,13 +123,14 @@ func (r *Routing) HasRoutes() bool {
 const nextHopGroup = 32
 
 // WatchRouting sends a signal at the start and when ReadRouting may have another result, until ctx ends. A change of a
-// route concerns only while `routes` returns true, and if the route itself has what ReadRouting is about.
+// route concerns only while `routes` returns true, and if the route itself has what ReadRouting is about, or may have:
+// without net.ipv4.nexthop_compat_mode a message names an object instead of its next hops.
 func WatchRouting(ctx context.Context, changed wakeup.Signal, routes func() bool) error {
 	return netdev.WatchSome(ctx, changed, func(m syscall.NetlinkMessage) bool {
 		if m.Header.Type != unix.RTM_NEWROUTE && m.Header.Type != unix.RTM_DELROUTE || routes() {
 			return true
 		}
 		r, ok, err := parseRoute(m.Data)
-		return err != nil || ok && (r.MTU != 0 || r.TOS != 0 || r.From || slices.ContainsFunc(r.Hops, func(h NextHop) bool { return h.Encap != 0 }))
+		return err != nil || ok && (r.MTU != 0 || r.TOS != 0 || r.From || r.Hops == nil || slices.ContainsFunc(r.Hops, func(h NextHop) bool { return h.Encap != 0 }))
 	}, unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE, unix.RTNLGRP_IPV4_RULE, unix.RTNLGRP_IPV6_RULE, nextHopGroup)
 }

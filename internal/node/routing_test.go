@@ -3,6 +3,7 @@
 package node
 
 import (
+	"context"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -13,6 +14,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"beeline.io/beeline/internal/wakeup"
 )
 
 // The longest network that contains an address has the smallest MTU of the longest networks of each table, and no
@@ -94,7 +97,7 @@ func TestRouteMTUs(t *testing.T) {
 }
 
 // Of routes with something that the kernel adds to packets those with an outer header in table main have a device, if
-// it is one alone and no other table has such a route.
+// it is one alone, no other table has such a route, and the route is by the destination alone.
 func TestEncapRoutes(t *testing.T) {
 	hop := func(device int, encap Encap) NextHop { return NextHop{Device: device, Encap: encap} }
 	routes := []Route{
@@ -103,9 +106,14 @@ func TestEncapRoutes(t *testing.T) {
 		route(254, "fd00::/64", 0, hop(1, EncapSeg6Local)), route(254, "fd01::/64", 0, hop(3, EncapIP6)),
 		route(254, "10.6.0.0/16", 0, hop(1, EncapIP4)), route(254, "10.6.0.0/16", 0, hop(1, EncapIP4)),
 	}
+	for i, more := range []Route{{TOS: 0x10}, {From: true}} {
+		more.Table, more.To, more.Hops = 254, netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(7 + i)}), 16), []NextHop{hop(1, EncapIP4)}
+		routes = append(routes, more)
+	}
 	r := NewRouting(routes, nil, nil)
 	want := map[string]EncapRoute{
 		"10.1.0.0/16": {Device: 1, MTU: 1400}, "10.2.0.0/16": {}, "10.3.0.0/16": {}, "10.4.0.0/16": {}, "fd01::/64": {Device: 3}, "10.6.0.0/16": {},
+		"10.7.0.0/16": {}, "10.8.0.0/16": {},
 	}
 	got := map[string]EncapRoute{}
 	for to, route := range r.Encaps {
@@ -118,7 +126,7 @@ func TestEncapRoutes(t *testing.T) {
 	for i := range r.Unusable {
 		texts = append(texts, r.Unusable[i].String())
 	}
-	if got, want := fmt.Sprint(texts), "[10.2.0.0/16 encap ip, encap ip 10.3.0.0/16 encap mpls 10.4.7.0/24 encap ip table 77 10.6.0.0/16 encap ip]"; got != want {
+	if got, want := fmt.Sprint(texts), "[10.2.0.0/16 encap ip, encap ip 10.3.0.0/16 encap mpls 10.4.7.0/24 encap ip table 77 10.6.0.0/16 encap ip 10.7.0.0/16 encap ip 10.8.0.0/16 encap ip]"; got != want {
 		t.Errorf("%s, want %s", got, want)
 	}
 }
@@ -200,9 +208,32 @@ func readRules(t *testing.T) error {
 	if err := ip("route add 10.9.0.0/16 tos 0x10 dev d0"); err != nil {
 		return err
 	}
+	if err := ip("-6 route add 2001:db8:9::/48 from 2001:db8:8::/48 dev d0"); err != nil {
+		return err
+	}
 	r, err := ReadRouting()
-	if !r.ByTOS {
-		t.Errorf("a route by TOS is not noticed")
+	if !r.ByTOS || !r.BySource {
+		t.Errorf("by TOS %t, by the source %t: a route is not noticed", r.ByTOS, r.BySource)
 	}
 	return err
+}
+
+// The watcher notices what a look-up does not tell: MTUs, routes and rules by more than the destination, and next hops
+// that routes have by their number.
+func TestWatchRouting(t *testing.T) {
+	inNamespace(t, func() error {
+		for _, do := range []string{"link set lo up", "link add d0 type veth peer name d1", "link set d0 addrgenmode none", "link set d1 addrgenmode none", "link set d1 up", "link set d0 up", "addr add 192.0.2.1/24 dev d0"} {
+			if err := ip(do); err != nil {
+				return err
+			}
+		}
+		if err := os.WriteFile("/proc/sys/net/ipv4/nexthop_compat_mode", []byte("0"), 0o644); err != nil {
+			return err
+		}
+		return wantNoticed(t, func(ctx context.Context, changed wakeup.Signal) error {
+			return WatchRouting(ctx, changed, func() bool { return false })
+		},
+			"route add 10.1.0.0/16 dev d0 mtu 1300", "route del 10.1.0.0/16", "route add 10.2.0.0/16 tos 0x10 dev d0", "-6 route add 2001:db8:9::/48 from 2001:db8:8::/48 dev d0",
+			"rule add pref 9 from 192.0.2.1 table 77", "-6 rule add pref 9 from 2001:db8::1 table 77", "nexthop add id 7 via 192.0.2.7 dev d0", "route add 10.3.0.0/16 nhid 7", "link set d0 mtu 1400")
+	})
 }

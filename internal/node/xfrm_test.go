@@ -116,37 +116,42 @@ func TestXFRMPolicyMatches(t *testing.T) {
 // The watcher notices added and deleted policies, a flush and a change of default actions.
 func TestWatchXFRMPolicies(t *testing.T) {
 	inNamespace(t, func() error {
-		// The thread is in the namespace, so the subscription has to be made on it.
-		changed := wakeup.NewSignal()
-		ctx, cancel := context.WithCancel(t.Context())
-		n, err := netns.Current()
-		if err != nil {
-			cancel()
+		return wantNoticed(t, WatchXFRMPolicies,
+			"xfrm policy add dir out src 10.1.0.0/16 dst 10.2.0.0/16 action block", "xfrm policy delete dir out src 10.1.0.0/16 dst 10.2.0.0/16",
+			"xfrm policy add dir out src 10.1.0.0/16 dst 10.2.0.0/16", "xfrm policy flush", "xfrm policy setdefault fwd block", "xfrm policy setdefault fwd accept")
+	})
+}
+
+// wantNoticed checks that a watcher sends a signal at the start, and after each of some commands of ip(8).
+func wantNoticed(t *testing.T, watch func(context.Context, wakeup.Signal) error, commands ...string) error {
+	t.Helper()
+	// The thread is in the namespace, so the subscription has to be made on it.
+	changed := wakeup.NewSignal()
+	ctx, cancel := context.WithCancel(t.Context())
+	n, err := netns.Current()
+	if err != nil {
+		cancel()
+		return err
+	}
+	ended := make(chan error, 1)
+	go func() {
+		ended <- n.Do(func() error { return watch(ctx, changed) })
+		n.Close()
+	}()
+	defer func() {
+		cancel()
+		<-ended
+	}()
+	<-changed // the start
+	for _, do := range commands {
+		if err := ip(do); err != nil {
 			return err
 		}
-		ended := make(chan error, 1)
-		go func() {
-			ended <- n.Do(func() error { return WatchXFRMPolicies(ctx, changed) })
-			n.Close()
-		}()
-		defer func() {
-			cancel()
-			<-ended
-		}()
-		<-changed // the start
-		for _, do := range []string{
-			"add dir out src 10.1.0.0/16 dst 10.2.0.0/16 action block", "delete dir out src 10.1.0.0/16 dst 10.2.0.0/16",
-			"add dir out src 10.1.0.0/16 dst 10.2.0.0/16", "flush", "setdefault fwd block", "setdefault fwd accept",
-		} {
-			if err := ip("xfrm policy " + do); err != nil {
-				return err
-			}
-			select {
-			case <-changed:
-			case <-time.After(10 * time.Second):
-				t.Errorf("not noticed: %s", do)
-			}
+		select {
+		case <-changed:
+		case <-time.After(10 * time.Second):
+			t.Errorf("not noticed: ip %s", do)
 		}
-		return nil
-	})
+	}
+	return nil
 }
