@@ -27,7 +27,6 @@ type Rule struct {
 
 // Of linux/fib_rules.h, in Linux 6.14.
 const (
-	fraSource    = 2
 	fraPriority  = 6
 	fraMark      = 10
 	fraTunnel    = 12
@@ -37,10 +36,6 @@ const (
 	fraDPort     = 24
 	fraDSCP      = 25
 	fraFlowLabel = 26
-	fraLabelMask = 27
-	fraSPortMask = 28
-	fraDPortMask = 29
-	fraDSCPMask  = 30
 )
 
 // Rules returns the routing rules of both families.
@@ -80,17 +75,15 @@ func parseRule(m []byte) (r Rule, err error) {
 		switch a.Attr.Type & nl.NLA_TYPE_MASK {
 		case fraPriority:
 			r.Priority = attributeUint32(a.Value)
-		case fraSource:
-			r.Source = true
 		case fraMark:
 			r.Mark = attributeUint32(a.Value)
 		case fraMarkMask:
 			r.MarkMask = attributeUint32(a.Value)
 		case fraTunnel:
 			r.Tunnel = true
-		case fraProtocol, fraSPort, fraDPort, fraSPortMask, fraDPortMask:
+		case fraProtocol, fraSPort, fraDPort:
 			r.Ports = true
-		case fraDSCP, fraDSCPMask, fraFlowLabel, fraLabelMask:
+		case fraDSCP, fraFlowLabel:
 			r.TOS = true
 		}
 	}
