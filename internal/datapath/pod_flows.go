@@ -39,7 +39,8 @@ func (t *PodTuple) flow() kernelct.Flow {
 	}
 }
 
-func podTupleOf(f kernelct.Flow) PodTuple {
+// PodTupleOf returns the key of the record of a flow.
+func PodTupleOf(f kernelct.Flow) PodTuple {
 	t := PodTuple{SourcePort: NetworkOrder(f.Source.Port()), DestinationPort: NetworkOrder(f.Destination.Port()), Protocol: f.Protocol}
 	t.Source.Bytes, t.Destination.Bytes = f.Source.Addr().As16(), f.Destination.Addr().As16()
 	return t
@@ -152,7 +153,7 @@ func (d *Datapath) UntrackPodFlows(flows []kernelct.Flow) error {
 		if !open[i] {
 			continue
 		}
-		err = records.established.Put(podTupleOf(f), PodRecord{Since: now, Seen: now, Flags: uint32(PodPodRecordFlagPOD_REPLIED)})
+		err = records.established.Put(PodTupleOf(f), PodRecord{Since: now, Seen: now, Flags: uint32(PodPodRecordFlagPOD_REPLIED)})
 		if err != nil {
 			return err
 		}

@@ -40,7 +40,10 @@ func kernelTracks(t testing.TB, protocol uint8, from, to netip.AddrPort, status 
 // States of TCP in the kernel's conntrack.
 const (
 	synSent     = 1
+	synReceived = 2
 	established = 3
+	timeWait    = 7
+	closed      = 8
 )
 
 // answers makes a packet one that no client begins a connection with.
@@ -108,14 +111,32 @@ func TestOriginalDirectionOfKernelsFlow(t *testing.T) {
 		kernelTracks(t, protocol, question.from, question.to, 0, synSent)
 		w.served(t, at, question)
 	})
-	w.eachFamily(t, func(t *testing.T, at hook, f family) {
-		question := f.question(tcp, toRemote).continues()
-		kernelTracks(t, tcp, question.from, question.to, kernel.StatusSeenReply|kernel.StatusAssured, established)
-		w.stack(t, at, question, model.KernelFlow)
-	})
+	const replied = kernel.StatusSeenReply | kernel.StatusAssured
+	for _, c := range []struct {
+		status   kernel.Status
+		state    uint8
+		isServed bool
+	}{
+		{0, established, true}, // of a segment whose SYN it has not seen (nf_conntrack_tcp_loose)
+		{replied, synReceived, false},
+		{replied, established, false},
+		{replied, timeWait, false},
+		{replied, closed, true},
+	} {
+		w.eachFamily(t, func(t *testing.T, at hook, f family) {
+			question := f.question(tcp, toRemote).continues()
+			kernelTracks(t, tcp, question.from, question.to, c.status, c.state)
+			if c.isServed {
+				w.served(t, at, question)
+				w.forget(t)
+			} else {
+				w.stack(t, at, question, model.KernelFlow)
+			}
+		})
+	}
 	w.eachFamily(t, func(t *testing.T, at hook, f family) {
 		question := f.question(udp, toRemote)
-		kernelTracks(t, udp, question.from, question.to, kernel.StatusSeenReply|kernel.StatusAssured, 0)
+		kernelTracks(t, udp, question.from, question.to, replied, 0)
 		w.served(t, at, question)
 	})
 }
@@ -225,6 +246,15 @@ func TestUntrackedNodePort(t *testing.T) {
 	})
 }
 
+// The kernel is not asked about what a balancer has encapsulated: a flow that it has with the same ends is another.
+func TestEncapsulatedBesideKernelsFlow(t *testing.T) {
+	w := newDSRScene(t)
+	w.eachWrapping(t, func(t *testing.T, at hook, f family, how wrapping, question wrapped) {
+		kernelTracks(t, question.protocol, question.to, question.from, 0, synSent)
+		w.opens(t, at, how.wrap(t, f, question), question.translated(question.from, question.backend))
+	})
+}
+
 // kinds changes the kind of all frontends.
 func (w *world) kinds(t testing.TB, kind service.FrontendKind) {
 	t.Helper()
@@ -278,7 +308,8 @@ func (w *world) connected(t *testing.T, at hook, f family) (question probe, own,
 }
 
 // The port of an assured flow is known to the kernel's conntrack if the backend is outside the pod networks and the
-// agent permits it, and no longer than the flow lasts. The flow's own entry does not keep it from its port.
+// agent permits it, and no longer than the flow lasts. The flow's own entry does not keep it from its port. An entry of
+// another flow with the port is left alone.
 func TestKernelKnowsSNATPorts(t *testing.T) {
 	w := newWorld(t, limits{})
 	pods := w.scene()
@@ -307,6 +338,17 @@ func TestKernelKnowsSNATPorts(t *testing.T) {
 		w.forget(t)
 		if _, again, _ := w.askRemote(t, at, f, tcp); again != own {
 			t.Errorf("the flow gets %s, want %s: the entry is its own", again, own)
+		}
+		w.forget(t)
+		flushKernel(t)
+		w.permit(t, false)
+		question, own, backend = w.connected(t, at, f)
+		w.permit(t, true)
+		kernelTracks(t, tcp, own, backend, kernel.StatusSeenReply|kernel.StatusAssured, established)
+		question.flags, question.ack = rst, 0
+		w.run(t, at, question.frame(t))
+		if entry := kernelEntry(t, tcp, own, backend); entry == nil || entry.Mark != 0 || entry.Timeout < 90 || entry.Timeout > 100 {
+			t.Errorf("another flow's entry is now %+v, want it as it was, with a timeout of 100 s", entry)
 		}
 	})
 	w.apply(t, pods)
