@@ -105,8 +105,7 @@ enum decapsulated {
 /* Checks for an encapsulated packet. Global function: the verifier checks it once. */
 __noinline int decap_inspect(struct context *ctx, __u32 parsed)
 {
-	__u32 zero = 0;
-	struct scratch *w = bpf_map_lookup_elem(&scratch, &zero);
+	struct scratch *w = scratch_get();
 	enum parsed inside;
 
 	if (!w)
@@ -166,8 +165,8 @@ static __always_inline int yields_to_balancer(const struct scratch *w, const str
  * checks it once. */
 __noinline int chosen_by_balancer_gone(struct context *ctx)
 {
-	__u32 zero = 0, slot = 0;
-	struct scratch *w = bpf_map_lookup_elem(&scratch, &zero);
+	__u32 slot = 0;
+	struct scratch *w = scratch_get();
 	struct destination backend = {};
 	struct frontend *frontend;
 
@@ -189,8 +188,8 @@ static __always_inline int chosen_by_balancer_reused(struct context *ctx, const 
  * nodes are forwarded unchanged. Global function: the verifier checks it once. */
 __noinline enum action chosen_by_balancer(struct context *ctx)
 {
-	__u32 zero = 0, slot = 0;
-	struct scratch *w = bpf_map_lookup_elem(&scratch, &zero);
+	__u32 slot = 0;
+	struct scratch *w = scratch_get();
 	struct destination chosen = {};
 	struct frontend *frontend;
 	struct backend *backend;

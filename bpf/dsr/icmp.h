@@ -313,8 +313,7 @@ static __always_inline enum action icmp_error_to_client(struct context *ctx, str
  * reversed. Global function: the verifier checks it once. */
 __noinline enum action icmp_error_dsr(struct context *ctx)
 {
-	__u32 zero = 0;
-	struct scratch *w = bpf_map_lookup_elem(&scratch, &zero);
+	struct scratch *w = scratch_get();
 	__u8 protocol;
 
 	if (!w || !w->quoted.l3)

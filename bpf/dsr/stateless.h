@@ -145,8 +145,7 @@ static __always_inline void untracked_count(struct context *ctx, struct scratch 
  * function: the verifier checks it once. */
 __noinline __u32 untracked_select(__u32 hash)
 {
-	__u32 zero = 0;
-	struct scratch *w = bpf_map_lookup_elem(&scratch, &zero);
+	struct scratch *w = scratch_get();
 	struct frontend_key key = {};
 	struct frontend *frontend;
 

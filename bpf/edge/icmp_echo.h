@@ -95,8 +95,7 @@ icmp_echo_verdict(struct scratch *w, const struct frontend *frontend, enum sourc
  * the headers. */
 __noinline enum action icmp_echo(struct context *ctx, enum source_class class)
 {
-	__u32 zero = 0;
-	struct scratch *w = bpf_map_lookup_elem(&scratch, &zero);
+	struct scratch *w = scratch_get();
 	struct packet *p = w ? &w->packet : 0;
 	struct frontend_key asked = {};
 	struct frontend *frontend;

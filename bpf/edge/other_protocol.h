@@ -72,8 +72,7 @@ static __always_inline int may_be_for_service(const struct packet *p)
  * checks it once. */
 __noinline enum action other_protocol(struct context *ctx, enum source_class class)
 {
-	__u32 zero = 0;
-	struct scratch *w = bpf_map_lookup_elem(&scratch, &zero);
+	struct scratch *w = scratch_get();
 	const struct decision *decision;
 	struct frontend_key asked = {};
 	struct frontend *frontend;

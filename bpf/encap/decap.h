@@ -144,8 +144,7 @@ static __always_inline enum decap_result decap_strip_option(struct context *ctx,
  * checks it once. */
 __noinline int decap_strip(struct context *ctx)
 {
-	__u32 zero = 0;
-	struct scratch *w = bpf_map_lookup_elem(&scratch, &zero);
+	struct scratch *w = scratch_get();
 
 	if (!w)
 		return DECAP_FAILED;

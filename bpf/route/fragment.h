@@ -134,8 +134,8 @@ static long fragment_step(__u32 i, struct fragmentation *p)
 __noinline enum action fragment(struct __sk_buff *ctx, __u32 mtu)
 {
 	struct fragmentation p = {.ctx = ctx, .device = packet_device(ctx)};
-	__u32 zero = 0, more;
-	struct scratch *w = bpf_map_lookup_elem(&scratch, &zero);
+	__u32 more;
+	struct scratch *w = scratch_get();
 
 	if (!w || mtu < sizeof(p.ip) + 8 || w->packet.length <= mtu ||
 	    fragment_header(ctx, &w->packet, &p.ip) || complete_checksum(ctx, &w->packet))

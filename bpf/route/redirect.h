@@ -70,8 +70,7 @@ static __always_inline enum action ttl_exceeded(struct context *ctx, const struc
  * (RFC 1122 section 3.2.2). Global function: the verifier checks it once. */
 __noinline enum action no_route(struct context *ctx, __u32 routed)
 {
-	__u32 zero = 0;
-	struct scratch *w = bpf_map_lookup_elem(&scratch, &zero);
+	struct scratch *w = scratch_get();
 	enum icmp_error error = ICMP_NO_ROUTE;
 
 	if (!w)
@@ -93,8 +92,7 @@ __noinline enum action no_route(struct context *ctx, __u32 routed)
  * function: the verifier checks it once. */
 __noinline enum action beyond_scope(struct context *ctx)
 {
-	__u32 zero = 0;
-	struct scratch *w = bpf_map_lookup_elem(&scratch, &zero);
+	struct scratch *w = scratch_get();
 
 	if (!w)
 		return packet_drop(ctx);
@@ -111,8 +109,8 @@ __noinline enum action beyond_scope(struct context *ctx)
  * 1122 section 3.2.2). Global function: the verifier checks it once. */
 __noinline enum action too_big(struct context *ctx)
 {
-	__u32 zero = 0, mtu;
-	struct scratch *w = bpf_map_lookup_elem(&scratch, &zero);
+	__u32 mtu;
+	struct scratch *w = scratch_get();
 	const struct packet *p;
 
 	if (!w)
@@ -147,9 +145,9 @@ __noinline enum action too_big(struct context *ctx)
  * length need no Ethernet padding. Global function: the verifier checks it once. */
 __noinline int finish_fragment(struct context *ctx)
 {
-	__u32 zero = 0, end;
-	struct scratch *w = bpf_map_lookup_elem(&scratch, &zero);
+	struct scratch *w = scratch_get();
 	const struct packet *p;
+	__u32 end;
 
 	if (!w)
 		return -1;

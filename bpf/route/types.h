@@ -30,9 +30,9 @@ enum routing_flag {
 	ROUTED_BY_SOURCE = 1,
 	ROUTED_BY_PORTS = 2,
 	ROUTED_BY_TOS = 4,
-	ROUTED_BY_MARK = 32,
+	ROUTED_BY_MARK = 8,
 	/* `route_mtus` has not room for all: the smallest MTU counts for all routes. */
-	ROUTE_MTUS_MISSING = 8,
+	ROUTE_MTUS_MISSING = 32,
 	/* The tables are filled, and what the node forwards over IPv4 does not obey path MTUs that
 	 * sockets have learned (net.ipv4.ip_forward_use_pmtu), which the kernel's lookup does. */
 	ROUTE_IGNORES_PMTU = 16,

@@ -14,8 +14,7 @@
 /* Records the result of a dry run. */
 static __noinline void explain(enum edge_reason reason)
 {
-	__u32 zero = 0;
-	struct scratch *w = bpf_map_lookup_elem(&scratch, &zero);
+	struct scratch *w = scratch_get();
 	struct explanation *e = explanation_get();
 
 	if (!w || !e)
