@@ -168,6 +168,7 @@ var ruleChanges = []change{
 	rule("a prohibit rule to a pod of the other node", "to <{b1}|{b1.6}> prohibit"),
 	rule("a prohibit rule by protocol and port", "ipproto udp dport 80 prohibit"),
 	rule("a blackhole rule by TOS", "tos 0x10 blackhole"),
+	rule("a blackhole rule by TOS for replies, with rp_filter", "from <{b1}|{b1.6}> to <{a1}|{a1.6}> tos 0x10 blackhole").with("echo 1 > /proc/sys/net/ipv4/conf/all/rp_filter", "echo 0 > /proc/sys/net/ipv4/conf/all/rp_filter"),
 }
 
 var settingChanges = []change{
