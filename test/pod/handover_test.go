@@ -4,6 +4,7 @@ package pod
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -168,7 +169,8 @@ func (w *world) wantAnswers(all map[string]net.Conn, when string) {
 	}
 }
 
-// The same without an agent: a policy has its effect on new connections when the lease has ended, and open ones go on.
+// The same without an agent: a policy has its effect on new connections when the lease has ended, and open ones go on,
+// with ICMP errors about them.
 func TestPolicyKeepsConnectionsWithoutAgent(t *testing.T) {
 	for _, test := range []struct {
 		name        string
@@ -180,12 +182,18 @@ func TestPolicyKeepsConnectionsWithoutAgent(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			w := startWorld(t, lab.Shape{}, "--pod-filter-age="+filterAge.String())
 			w.noPickup()
+			single := w.openFlow("a1", "a2", "udp", 0, true, idle)
 			flows := w.openFlows()
 			test.end(w)
 			w.rules("node-a", denyIngress)
 			time.Sleep(filterAge + soon)
 			w.wantDenied("b1", "a1")
 			w.wantAlive(flows, "without an agent")
+			single.far.Close()
+			w.eventually("an ICMP error about an open flow arrives", func() bool {
+				_, err := single.near.Write([]byte("hello"))
+				return errors.Is(err, unix.ECONNREFUSED)
+			})
 
 			test.resume(w)
 			w.awaitWithheld("a1")
