@@ -154,6 +154,11 @@ func TestNoWay(t *testing.T) {
 	w := newScene(t)
 	w.each(t, func(t *testing.T, at hook, f family, protocol uint8) {
 		w.answersWithoutRoute(t, at, f.question(protocol, toNoRoute))
+		long := f.question(protocol, toNoRoute)
+		long.payload = make([]byte, 100)
+		parts := long.fragments(t, 0x91, 64)
+		w.run(t, at, parts[0])
+		w.drops(t, at, parts[1], model.DropNoRoute) // no error about a later fragment (RFC 1122 section 3.2.2)
 		w.drops(t, at, f.question(protocol, noBackends).frame(t), model.DropNoBackend)
 		// eth2 is not the packet's device, so tc handles it.
 		w.drops(t, atIngress, f.question(protocol, toNoAddress).frame(t), model.DropNoAddress)
