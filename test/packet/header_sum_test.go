@@ -117,12 +117,9 @@ func TestWrongHeaderSumClosesNoFlow(t *testing.T) {
 	w := newDSRScene(t)
 	w.eachIPv4(t, func(t *testing.T, at hook, f family, protocol uint8) {
 		type flow struct {
-			name      string
-			from      hook
-			packet    func(flags byte) []byte
-			begins    bool
-			malformed model.Reason
-			sums      []int // offsets of headers
+			name   string
+			packet func(flags byte) []byte
+			sums   []int // offsets of headers
 		}
 		var flows []flow
 		for _, port := range []uint16{toRemote, toLocal, direct(toRemote, model.IPIP), direct(toRemote, model.Opt)} {
