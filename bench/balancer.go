@@ -55,13 +55,12 @@ const fewestRequests = 200
 
 // measure runs wrk once. On a busy machine it may get next to no CPU: such a run is repeated.
 func (w *way) measure(ctx context.Context, b *bench, seconds int) error {
-	const tries = 10
-	for range tries {
+	for range wrkTries {
 		if err := w.run(ctx, b, seconds); !errors.Is(err, errNoAnswer) {
 			return err
 		}
 	}
-	return fmt.Errorf("fewer than %d requests in %d s, %d times in a row", fewestRequests, seconds, tries)
+	return fmt.Errorf("fewer than %d requests in %d s, %d times in a row", fewestRequests, seconds, wrkTries)
 }
 
 // run runs wrk, and proves which path its requests took.

@@ -42,6 +42,9 @@ type wrkResult struct {
 	Errors       uint64  `json:"errors"`
 }
 
+// wrkTries is how often wrk runs until it gets a reply.
+const wrkTries = 10
+
 var errNoAnswer = errors.New("wrk got no or few replies")
 
 // runWrk has a host request a page for some seconds, on connections that stay open.

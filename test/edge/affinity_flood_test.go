@@ -79,7 +79,12 @@ func (w *world) flood(to netip.AddrPort, clients int) {
 		copy(packet[16:], to.Addr().AsSlice())
 		binary.BigEndian.PutUint16(packet[20:], 40000)
 		binary.BigEndian.PutUint16(packet[22:], to.Port())
-		packet[32], packet[33] = 5<<4, 2 // SYN
+		packet[32], packet[33] = 5<<4, 2     // SYN
+		sum := uint32(unix.IPPROTO_TCP + 20) // of the pseudo header: the rest is left to the device
+		for at := 12; at < 20; at += 2 {
+			sum += uint32(binary.BigEndian.Uint16(packet[at:]))
+		}
+		binary.BigEndian.PutUint16(packet[36:], uint16(sum&0xffff+sum>>16))
 		w.must(unix.Sendto(fd, packet, 0, rawAddress(to.Addr())))
 		if n%100 == 99 {
 			time.Sleep(2 * time.Millisecond) // lets the queues drain

@@ -29,7 +29,7 @@ import (
 )
 
 // startTimeout bounds the time until an agent is ready; emulated machines need much of it.
-const startTimeout = 8 * time.Minute
+const startTimeout = 15 * time.Minute
 
 // Agent is an agent on a node of a lab, running or not.
 type Agent struct {
