@@ -21,10 +21,12 @@ const policyShare = 20
 
 // watchPolicies is followPolicies with the kernel's notifications of changes.
 func (e *Edge) watchPolicies(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
 	changed := wakeup.NewSignal()
 	var loop sync.WaitGroup
 	loop.Go(func() { e.followPolicies(ctx, changed) })
 	err := node.WatchXFRMPolicies(ctx, changed)
+	cancel() // also if it has failed: Run waits for the error
 	loop.Wait()
 	return err
 }
