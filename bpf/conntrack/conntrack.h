@@ -175,7 +175,7 @@ static __always_inline void ct_init(struct scratch *w)
 {
 	ct_note_sequence(&w->packet, &w->ct);
 	if (w->packet.tuple.protocol == IPPROTO_UDP)
-		w->ct.next = second_of(w);
+		w->ct.next = w->second;
 }
 
 /* Inserts the entry of a new flow of which only one direction is seen (DSR). */
@@ -214,7 +214,7 @@ __noinline int ct_expired(__u32 hash)
 		return 0;
 	at = ct_find(&w->packet.tuple, hash, CT_TABLE_ANY);
 	mark = ct_eviction_at(at);
-	return mark && eviction_expired(mark, tick_of(w));
+	return mark && eviction_expired(mark, w->tick);
 }
 
 /* Returns whether a packet asks for a new connection. A SYN with FIN, RST or ACK does not
@@ -243,7 +243,7 @@ static __always_inline int ct_is_reused(struct scratch *w, const struct ct_entry
 		return 1;
 	if (!tcp_opens(p) && p->tuple.protocol != IPPROTO_UDP)
 		return 0;
-	return second_of(w) - ct->last_seen > MIN_TIMEOUT && ct_expired(w->hash);
+	return w->second - ct->last_seen > MIN_TIMEOUT && ct_expired(w->hash);
 }
 
 /* Returns whether a packet replies to a SYN that was not seen here: the client has connected to the
@@ -276,37 +276,43 @@ __noinline int ct_delete_flow(const struct ct_entry *ct)
 	return 0;
 }
 
+/* Updates the eviction data of an entry at a place, of the flow of the packet and `ct`. */
+static __always_inline int ct_set_eviction(struct scratch *w, const struct ct_entry *ct, __u32 at,
+					   int unreplied)
+{
+	struct set_eviction *mark = ct_eviction_at(at);
+
+	if (!mark)
+		return -1;
+	*mark = ct_eviction_of(w, w->packet.tuple.protocol, ct, unreplied);
+	return 0;
+}
+
 /* Updates the time and eviction data of both entries of the packet's flow. Restores the entry of an
  * assured flow that has lost one. */
 __noinline int ct_refresh(struct context *ctx, const struct ct_entry *ct)
 {
 	struct scratch *w = scratch_get();
-	struct set_eviction *mark, fresh;
 	const struct ct_entry *other;
 	__u32 at, other_at;
+	int unreplied;
 
 	if (!w || !ct)
 		return 0;
 	at = ct_find(&w->packet.tuple, w->hash, CT_TABLE_ANY);
-	mark = ct_eviction_at(at);
-	if (!mark)
-		return 0;
-	fresh = ct_eviction_of(w, w->packet.tuple.protocol, ct, (at & CT_AT_UNREPLIED) != 0);
-	*mark = fresh;
-	if (ct->dsr)
+	unreplied = (at & CT_AT_UNREPLIED) != 0;
+	if (ct_set_eviction(w, ct, at, unreplied) || ct->dsr)
 		return 0;
 	other = ct_reverse_find(w, ct, &other_at);
 	if (other) {
-		mark = ct_eviction_at(other_at);
-		if (mark)
-			*mark = fresh;
-	} else if (!(at & CT_AT_UNREPLIED)) {
+		ct_set_eviction(w, ct, other_at, unreplied);
+	} else if (!unreplied) {
 		ct_reverse(&w->packet.tuple, ct, &w->reverse_key, &w->other);
 		w->other.tag = tuple_hash(&w->reverse_key);
 		ct_prefilter_add(&w->reverse_key, &w->other);
 		ct_insert(&w->reverse_key, &w->other, CT_TABLE_ASSURED, 1);
 	}
-	if (!(at & CT_AT_UNREPLIED))
+	if (!unreplied)
 		kernel_entry_update(ctx, ct);
 	return 0;
 }

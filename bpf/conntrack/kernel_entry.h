@@ -32,7 +32,7 @@ static __always_inline int kernel_has_room(struct scratch *w)
 	__u32 zero = 0;
 	const __u32 *until = bpf_map_lookup_elem(&kernel_room, &zero);
 
-	return until && (__s32)(*until - second_of(w)) > 0;
+	return until && (__s32)(*until - w->second) > 0;
 }
 
 /* Returns whether netfilter may masquerade to the port of a flow: not to a pod, and not for flows

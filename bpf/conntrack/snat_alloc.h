@@ -70,7 +70,7 @@ static __always_inline enum evict_order evict_order(struct scratch *w, const str
 {
 	__u8 protocol = w->packet.tuple.protocol;
 	const struct set_eviction *mark = ct_eviction_at(at);
-	__u32 now = tick_of(w);
+	__u32 now = w->tick;
 
 	*idle = 0;
 	if (!mark)

@@ -193,7 +193,7 @@ static __always_inline struct set_eviction ct_eviction_of(struct scratch *w, __u
 {
 	__u32 slack = unreplied ? 0 : SECONDS_TO_TICKS(MARK_SECONDS);
 	struct set_eviction mark = {
-		.expires = tick_of(w) + ct_timeout(protocol, ct) + slack,
+		.expires = w->tick + ct_timeout(protocol, ct) + slack,
 		.owner = eviction_owner(ct->lb.service, ct_rank(protocol, ct->state, unreplied)),
 	};
 
@@ -386,7 +386,7 @@ __noinline int ct_insert_once(const struct tuple *key, const struct ct_entry *ct
 	if (!w || !key || !ct)
 		return CT_INSERT_FAILED;
 	mark = ct_eviction_of(w, key->protocol, ct, unreplied != 0);
-	now = tick_of(w);
+	now = w->tick;
 	tag = set_tag(ct->tag);
 	sum = ct_sum(key);
 	at = ct_find(key, ct->tag, only_new ? CT_TABLE_ANY : table);

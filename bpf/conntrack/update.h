@@ -264,7 +264,7 @@ static __always_inline void ct_update(struct context *ctx, struct scratch *w, st
 				      int unreplied)
 {
 	const struct packet *p = &w->packet;
-	__u32 now = second_of(w), before = ct->last_seen;
+	__u32 now = w->second, before = ct->last_seen;
 	int assured;
 
 	w->service = ct->lb.service;

@@ -142,7 +142,7 @@ static __always_inline enum action decap_open(struct context *ctx, struct scratc
 		*parsed = PARSED_OTHER;
 		break;
 	case DECAPSULATED_SPOOFED:
-		return drop(ctx, w, EDGE_DROP_SPOOFED);
+		return drop(ctx, EDGE_DROP_SPOOFED);
 	case DECAPSULATED_CONTRADICTION:
 		return pass(ctx, EDGE_MALFORMED);
 	default:
@@ -203,19 +203,18 @@ __noinline enum action chosen_by_balancer(struct context *ctx)
 	w->service = frontend->service;
 	/* Anybody can send an option: accept it only if the Service uses DSR_OPT. */
 	if (w->decap.dsr == DSR_OPT && frontend->dsr != DSR_OPT) {
-		return drop(ctx, w, EDGE_DROP_SPOOFED);
+		return drop(ctx, EDGE_DROP_SPOOFED);
 	}
 	destination_set(&chosen, &w->decap.backend, w->decap.port);
 	backend = serves(frontend, &chosen, &slot) ? backend_lookup(slot_backend(slot)) : 0;
 	if (!backend) {
-		return drop(ctx, w,
-			    w->decap.dsr == DSR_OPT ? EDGE_DROP_SPOOFED
-						    : EDGE_DROP_BACKEND_NOT_LOCAL);
+		return drop(ctx, w->decap.dsr == DSR_OPT ? EDGE_DROP_SPOOFED
+							 : EDGE_DROP_BACKEND_NOT_LOCAL);
 	}
 	if (!backend->local) {
 		if (!not_routed(route(ctx, w, &w->decap.outer)))
 			return pass(ctx, EDGE_NOT_SERVICE);
-		return drop(ctx, w, EDGE_DROP_BACKEND_NOT_LOCAL);
+		return drop(ctx, EDGE_DROP_BACKEND_NOT_LOCAL);
 	}
 	w->decap.chosen = slot_backend(slot);
 	return ACTION_CONTINUE;

@@ -97,7 +97,7 @@ static __always_inline enum action dsr_route_or_reply(struct context *ctx, struc
 	enum routed routed;
 
 	if (w->packet.hops <= 1)
-		return may_reply ? ttl_exceeded(ctx, w) : drop(ctx, w, EDGE_TTL_EXCEEDED);
+		return may_reply ? ttl_exceeded(ctx) : drop(ctx, EDGE_TTL_EXCEEDED);
 	routed = dsr_route(ctx, w, node);
 #ifdef EDGE_XDP
 	if (needs_tc(ctx, routed, &w->fib) || (FIXED_HEAD && routed == ROUTED))
@@ -115,14 +115,14 @@ static __always_inline enum action dsr_route_or_reply(struct context *ctx, struc
 		reason = EDGE_DROP_NO_ADDRESS;
 	else if (routed == FORWARDING_OFF)
 		reason = EDGE_DROP_FORWARDING;
-	return drop(ctx, w, reason);
+	return drop(ctx, reason);
 }
 
 static __always_inline enum action dsr_send(struct context *ctx, struct scratch *w,
 					    enum edge_reason reason)
 {
 	if ((w->packet.fragment && finish_fragment(ctx)) || encapsulate(ctx, w))
-		return drop(ctx, w, EDGE_DROP_REWRITE_FAILED);
+		return drop(ctx, EDGE_DROP_REWRITE_FAILED);
 	packet_mark_encapsulated(ctx);
 	edge_count(reason);
 	if (reason == EDGE_NEW)
@@ -153,15 +153,15 @@ static __always_inline enum action new_flow_dsr(struct context *ctx, struct scra
 	enum action action;
 
 	if (ct_is_invalid(w))
-		return drop(ctx, w, EDGE_DROP_INVALID);
+		return drop(ctx, EDGE_DROP_INVALID);
 	dsr_to(w, w->ct.dsr, &backend->address, backend->port);
 	action = dsr_route_or_reply(ctx, w, &backend->node, 1);
 	if (action != ACTION_CONTINUE)
 		return action;
 	if (xfrm_concerns_outer(w))
-		return drop(ctx, w, EDGE_DROP_XFRM);
+		return drop(ctx, EDGE_DROP_XFRM);
 	if (ct_insert_one_way(w))
-		return drop(ctx, w, EDGE_DROP_INSERT_FAILED);
+		return drop(ctx, EDGE_DROP_INSERT_FAILED);
 	return dsr_send(ctx, w, EDGE_NEW);
 }
 
@@ -188,7 +188,7 @@ static __always_inline enum action established_dsr(struct context *ctx, struct s
 	if (action != ACTION_CONTINUE)
 		return action;
 	if (xfrm_concerns_outer(w))
-		return drop(ctx, w, EDGE_DROP_XFRM);
+		return drop(ctx, EDGE_DROP_XFRM);
 	if (ct->device != device && !dry_run)
 		ct_set_device(ct, device);
 	ct_update(ctx, w, ct, unreplied);

@@ -132,7 +132,7 @@ static __always_inline enum action icmp_error_of_slot(struct context *ctx, struc
 	if (!backend)
 		return pass(ctx, EDGE_NOT_SERVICE);
 	if (is_redirect(ctx, &w->packet))
-		return drop(ctx, w, EDGE_DROP_REDIRECT);
+		return drop(ctx, EDGE_DROP_REDIRECT);
 	return icmp_error_to_backend(ctx, w, w->dsr, &backend->address, backend->port,
 				     &backend->node);
 }
@@ -285,7 +285,7 @@ static __always_inline enum action icmp_error_to_client(struct context *ctx, str
 	    !is_encapsulated_so(w))
 		return pass(ctx, EDGE_NOT_SERVICE);
 	if (error < 0)
-		return drop(ctx, w, EDGE_DROP_REDIRECT);
+		return drop(ctx, EDGE_DROP_REDIRECT);
 	tuple_reverse(&w->quoted.tuple, &w->to);
 	routed = fib_lookup(ctx, w, 0, w->packet.tuple.protocol, &w->to, packet_device(ctx), 0);
 #ifdef EDGE_XDP
@@ -293,7 +293,7 @@ static __always_inline enum action icmp_error_to_client(struct context *ctx, str
 		return pass(ctx, EDGE_TO_TC);
 #endif
 	if (routed != ROUTED && routed != ROUTED_BY_TC)
-		return drop(ctx, w, EDGE_DROP_NO_ROUTE);
+		return drop(ctx, EDGE_DROP_NO_ROUTE);
 	reply = reply_icmp_error(
 		ctx, &w->quoted, &w->to.source, error,
 		mtu_inside(w->packet.is_v6, mtu_of_error(&w->packet, &icmp), overhead));
@@ -302,9 +302,9 @@ static __always_inline enum action icmp_error_to_client(struct context *ctx, str
 		return pass(ctx, EDGE_TO_TC);
 #endif
 	if (reply == REPLY_RATE_LIMITED)
-		return drop(ctx, w, EDGE_ICMP_RATE_LIMITED);
+		return drop(ctx, EDGE_ICMP_RATE_LIMITED);
 	if (reply != REPLY_SENT)
-		return drop(ctx, w, EDGE_DROP_REWRITE_FAILED);
+		return drop(ctx, EDGE_DROP_REWRITE_FAILED);
 	edge_count(EDGE_ICMP);
 	return packet_forward(ctx, &w->fib, 0);
 }

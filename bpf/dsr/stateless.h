@@ -178,7 +178,7 @@ static __always_inline enum action forward_untracked(struct context *ctx, struct
 	if (action != ACTION_CONTINUE)
 		return action;
 	if (xfrm_concerns(&w->packet.tuple) || xfrm_concerns(&w->to) || xfrm_concerns_outer(w))
-		return drop(ctx, w, EDGE_DROP_XFRM);
+		return drop(ctx, EDGE_DROP_XFRM);
 	untracked_count(ctx, w);
 	return dsr_send(ctx, w, EDGE_UNTRACKED);
 }

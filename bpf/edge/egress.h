@@ -82,7 +82,7 @@ static __always_inline enum action egress_without_ports(struct context *ctx, str
 		if (action != ACTION_CONTINUE)
 			return action;
 	}
-	return icmp_error_local(ctx, w);
+	return icmp_error_local(ctx);
 }
 
 /* Forwards a packet of a flow of a client on this node. */
@@ -90,7 +90,7 @@ static __always_inline enum action egress_forward(struct context *ctx, struct sc
 						  enum routed routed, enum edge_reason reason)
 {
 	if (rewrite(ctx, w, 0, reason))
-		return drop(ctx, w, EDGE_DROP_REWRITE_FAILED);
+		return drop(ctx, EDGE_DROP_REWRITE_FAILED);
 	if (not_routed(routed)) /* the node's own address; or the stack replies with an error */
 		return packet_redirect_self(ctx);
 	return packet_redirect_neigh(ctx, w->fib.ifindex);
@@ -107,9 +107,12 @@ static __always_inline enum action new_flow_outbound(struct context *ctx, struct
 
 	if (!class_of_local(ctx, w, &class))
 		return packet_pass(ctx);
-	action = edge_select(ctx, w, class, &backend);
-	if (action != ACTION_CONTINUE || !backend)
+	action = edge_select(ctx, class);
+	if (action != ACTION_CONTINUE)
 		return action;
+	backend = backend_lookup(w->ct.lb.backend);
+	if (!backend)
+		return drop(ctx, EDGE_DROP_NO_BACKEND);
 	w->ct.flags = CT_OUTBOUND;
 	if (backend->local) {
 		w->ct.flags |= CT_LOCAL;
@@ -119,11 +122,11 @@ static __always_inline enum action new_flow_outbound(struct context *ctx, struct
 	if (routed == ROUTED_TOO_BIG)
 		return too_big(ctx);
 	if (routed == FORWARDING_OFF)
-		return drop(ctx, w, EDGE_DROP_FORWARDING);
+		return drop(ctx, EDGE_DROP_FORWARDING);
 	/* Not the client's own port: the client may also use it to talk to the backend directly. */
 	reason = ct_create(ctx, 0);
 	if (reason != EDGE_NEW && reason != EDGE_RECOVERED)
-		return drop(ctx, w, reason);
+		return drop(ctx, reason);
 	return egress_forward(ctx, w, routed, reason);
 }
 
@@ -137,7 +140,7 @@ static __always_inline enum action established_outbound(struct context *ctx, str
 	if (routed == ROUTED_TOO_BIG)
 		return too_big(ctx);
 	if (routed == FORWARDING_OFF)
-		return drop(ctx, w, EDGE_DROP_FORWARDING);
+		return drop(ctx, EDGE_DROP_FORWARDING);
 	ct_update(ctx, w, ct, unreplied);
 	return egress_forward(ctx, w, routed, flags & CT_REPLY ? EDGE_REPLY : EDGE_ESTABLISHED);
 }
@@ -159,7 +162,7 @@ static __always_inline enum action egress_local_reply(struct context *ctx, struc
 		return too_big(ctx);
 	ct_update(ctx, w, ct, unreplied);
 	if (rewrite(ctx, w, 0, EDGE_REPLY))
-		return drop(ctx, w, EDGE_DROP_REWRITE_FAILED);
+		return drop(ctx, EDGE_DROP_REWRITE_FAILED);
 	return packet_redirect_neigh(ctx, w->fib.ifindex);
 }
 
@@ -211,7 +214,7 @@ static __always_inline enum action egress_orphan_fragment(struct context *ctx,
 
 	if (!class_of_local(ctx, w, &class) || !only_service_has(&w->packet.tuple.destination))
 		return packet_pass(ctx);
-	return drop(ctx, w, EDGE_DROP_FRAGMENT);
+	return drop(ctx, EDGE_DROP_FRAGMENT);
 }
 
 static __always_inline enum action edge_egress(struct context *ctx)
@@ -230,7 +233,7 @@ static __always_inline enum action edge_egress(struct context *ctx)
 	parsed = packet_parse(ctx, &w->packet);
 	switch (forged_tunnel(ctx, w, parsed)) {
 	case TUNNEL_FORGED:
-		return drop(ctx, w, EDGE_DROP_SPOOFED);
+		return drop(ctx, EDGE_DROP_SPOOFED);
 	case TUNNEL_FOREIGN:
 		return packet_pass(ctx);
 	default:
@@ -253,7 +256,7 @@ static __always_inline enum action edge_egress(struct context *ctx)
 		}
 		if (unreplied && !ct_reply_valid(ct)) {
 			if (ct_set_port_taken(ct))
-				return drop(ctx, w, EDGE_DROP_OTHER_CONNECTION);
+				return drop(ctx, EDGE_DROP_OTHER_CONNECTION);
 			return packet_pass(ctx);
 		}
 		return egress_local_reply(ctx, w, ct, unreplied);

@@ -60,11 +60,11 @@ __noinline int fragment_ports(struct context *ctx)
 			return 1;
 		ports.source_port = p->tuple.source_port;
 		ports.destination_port = p->tuple.destination_port;
-		ports.since = second_of(w);
+		ports.since = w->second;
 		return !bpf_map_update_elem(&fragments, &key, &ports, BPF_ANY);
 	}
 	known = bpf_map_lookup_elem(&fragments, &key);
-	if (!known || second_of(w) - known->since > FRAGMENT_SECONDS)
+	if (!known || w->second - known->since > FRAGMENT_SECONDS)
 		return 0;
 	p->tuple.source_port = known->source_port;
 	p->tuple.destination_port = known->destination_port;
@@ -89,6 +89,6 @@ static __always_inline int only_service_has(const struct address *a)
 static __always_inline enum action orphan_fragment(struct context *ctx, const struct scratch *w)
 {
 	if (only_service_has(&w->packet.tuple.destination))
-		return drop(ctx, w, EDGE_DROP_FRAGMENT);
+		return drop(ctx, EDGE_DROP_FRAGMENT);
 	return pass(ctx, EDGE_NOT_SERVICE);
 }

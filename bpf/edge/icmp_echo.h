@@ -112,7 +112,7 @@ __noinline enum action icmp_echo(struct context *ctx, enum source_class class)
 	w->service = frontend->service;
 	/* The stack would hold the fragments until they expire: it does not have the address. */
 	if (p->fragment == FRAGMENT_LATER)
-		return drop(ctx, w, EDGE_DROP_FRAGMENT);
+		return drop(ctx, EDGE_DROP_FRAGMENT);
 	if (packet_load(ctx, p->l4, &icmp, sizeof(icmp)) ||
 	    p->l3 + p->length > packet_length(ctx) || p->l4 + sizeof(icmp) > p->l3 + p->length)
 		return pass(ctx, EDGE_MALFORMED);
@@ -132,7 +132,7 @@ __noinline enum action icmp_echo(struct context *ctx, enum source_class class)
 	if (reason == EDGE_ECHO && icmp_echo_reply(ctx, w))
 		reason = EDGE_DROP_REWRITE_FAILED;
 	if (reason != EDGE_ECHO)
-		return drop(ctx, w, reason);
+		return drop(ctx, reason);
 	edge_count(EDGE_ECHO);
 	return w->egress ? packet_redirect_ingress(ctx) : packet_bounce(ctx);
 }

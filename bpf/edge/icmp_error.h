@@ -32,23 +32,28 @@ static __always_inline struct ct_entry *icmp_error_flow(struct context *ctx, str
 	return ct_lookup(&w->reverse_key, tuple_hash(&w->reverse_key), &unreplied);
 }
 
-/* Translates and forwards an ICMP error to the sender of the quoted packet. */
-static __always_inline enum action icmp_error_forward(struct context *ctx, struct scratch *w)
+/* Translates and forwards an ICMP error to the sender of the quoted packet; ACTION_CONTINUE if it
+ * is about no flow. Global function: the verifier checks it once. */
+__noinline enum action icmp_error_forward(struct context *ctx)
 {
-	struct ct_entry *ct = icmp_error_flow(ctx, w);
+	struct scratch *w = scratch_get();
 	enum routed routed = ROUTED;
+	struct ct_entry *ct;
 
+	if (!w)
+		return packet_drop(ctx);
+	ct = icmp_error_flow(ctx, w);
 	if (!ct && !w->decap.dsr)
-		return icmp_error_dsr(ctx);
+		return ACTION_CONTINUE;
 	if (!ct || is_local_reply(ct) || (w->decap.dsr && !(ct->flags & CT_LOCAL)))
 		return pass(ctx, EDGE_NOT_SERVICE);
 	if (is_redirect(ctx, &w->packet))
-		return drop(ctx, w, EDGE_DROP_REDIRECT);
+		return drop(ctx, EDGE_DROP_REDIRECT);
 	if (ct->dsr)
 		return icmp_error_of_flow(ctx, w, ct);
 	if (!(ct->flags & (CT_LOCAL | CT_OUTBOUND))) {
 		if (w->packet.hops <= 1)
-			return drop(ctx, w, EDGE_TTL_EXCEEDED);
+			return drop(ctx, EDGE_TTL_EXCEEDED);
 		w->to = ct->xlate;
 		routed = route(ctx, w, &w->to);
 #ifdef EDGE_XDP
@@ -56,27 +61,32 @@ static __always_inline enum action icmp_error_forward(struct context *ctx, struc
 			return pass(ctx, EDGE_TO_TC);
 #endif
 		if (routed == ROUTED_TOO_BIG)
-			return drop(ctx, w, EDGE_DROP_TOO_BIG);
+			return drop(ctx, EDGE_DROP_TOO_BIG);
 	}
 	if (icmp_translate(ctx, w, &w->reverse_key, ct))
-		return drop(ctx, w, EDGE_DROP_REWRITE_FAILED);
+		return drop(ctx, EDGE_DROP_REWRITE_FAILED);
 	w->packet.fragment = FRAGMENT_LATER; /* no ports to rewrite */
 	if (ct->flags & (CT_LOCAL | CT_OUTBOUND))
 		return deliver_local(ctx, w, EDGE_ICMP);
 	return forward(ctx, w, routed, EDGE_ICMP);
 }
 
-/* icmp_error_forward for an error from a backend on this node, or from the node about it. */
-static __always_inline enum action icmp_error_local(struct context *ctx, struct scratch *w)
+/* icmp_error_forward for an error from a backend on this node, or from the node about it. Global
+ * function: the verifier checks it once. */
+__noinline enum action icmp_error_local(struct context *ctx)
 {
-	struct ct_entry *ct = icmp_error_flow(ctx, w);
+	struct scratch *w = scratch_get();
+	struct ct_entry *ct;
 
+	if (!w)
+		return packet_drop(ctx);
+	ct = icmp_error_flow(ctx, w);
 	if (!ct || !is_local_reply(ct))
 		return packet_pass(ctx);
 	if (is_redirect(ctx, &w->packet))
-		return drop(ctx, w, EDGE_DROP_REDIRECT);
+		return drop(ctx, EDGE_DROP_REDIRECT);
 	if (icmp_translate(ctx, w, &w->reverse_key, ct))
-		return drop(ctx, w, EDGE_DROP_REWRITE_FAILED);
+		return drop(ctx, EDGE_DROP_REWRITE_FAILED);
 	w->packet.fragment = FRAGMENT_LATER; /* no ports to rewrite */
 	return deliver_local(ctx, w, EDGE_ICMP);
 }

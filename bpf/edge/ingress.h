@@ -56,7 +56,7 @@ static __always_inline enum action new_flow_remote(struct context *ctx, struct s
 	if (not_routed(routed))
 		return no_route(ctx, routed);
 	if (w->packet.hops <= 1)
-		return ttl_exceeded(ctx, w);
+		return ttl_exceeded(ctx);
 #ifdef EDGE_XDP
 	if (needs_tc(ctx, routed, &w->fib))
 		return pass(ctx, EDGE_TO_TC);
@@ -64,12 +64,12 @@ static __always_inline enum action new_flow_remote(struct context *ctx, struct s
 	if (routed == ROUTED_TOO_BIG)
 		return too_big(ctx);
 	if (address_is_unspecified(&w->ct.xlate.source))
-		return drop(ctx, w, EDGE_DROP_NO_ADDRESS);
+		return drop(ctx, EDGE_DROP_NO_ADDRESS);
 	if (xfrm_concerns(&w->ct.xlate)) /* from the node's address */
-		return drop(ctx, w, EDGE_DROP_XFRM);
+		return drop(ctx, EDGE_DROP_XFRM);
 	reason = ct_create(ctx, 0);
 	if (reason != EDGE_NEW && reason != EDGE_RECOVERED)
-		return drop(ctx, w, reason);
+		return drop(ctx, reason);
 	return forward(ctx, w, routed, reason);
 }
 
@@ -135,12 +135,12 @@ static __always_inline enum action new_flow_hairpin(struct context *ctx, struct 
 	if (not_routed(routed))
 		return no_route(ctx, routed);
 	if (w->packet.hops <= 1)
-		return ttl_exceeded(ctx, w);
+		return ttl_exceeded(ctx);
 	if (routed == ROUTED_TOO_BIG)
 		return too_big(ctx);
 	reason = ct_create(ctx, 0);
 	if (reason != EDGE_NEW && reason != EDGE_RECOVERED)
-		return drop(ctx, w, reason);
+		return drop(ctx, reason);
 	return forward(ctx, w, routed, reason);
 }
 #endif
@@ -184,7 +184,7 @@ static __always_inline enum action expired_local(struct context *ctx, struct scr
 	routed = route(ctx, w, &w->ct.xlate);
 	if (routed == NOT_ROUTED)
 		return ACTION_CONTINUE;
-	return not_routed(routed) ? no_route(ctx, routed) : ttl_exceeded(ctx, w);
+	return not_routed(routed) ? no_route(ctx, routed) : ttl_exceeded(ctx);
 }
 
 /* Handles the first packet of a flow from outside the node, or from its pods. */
@@ -209,9 +209,12 @@ static __always_inline enum action new_flow(struct context *ctx, struct scratch 
 	if (path == TO_NO_SERVICE)
 		return pass(ctx, EDGE_NOT_SERVICE);
 #endif
-	action = edge_select(ctx, w, class, &backend);
-	if (action != ACTION_CONTINUE || !backend)
+	action = edge_select(ctx, class);
+	if (action != ACTION_CONTINUE)
 		return action;
+	backend = backend_lookup(w->ct.lb.backend);
+	if (!backend)
+		return drop(ctx, EDGE_DROP_NO_BACKEND);
 	if (!w->decap.dsr && address_is_link_local(&w->packet.tuple.source))
 		return beyond_scope(ctx);
 	if (!w->decap.dsr && !segment_sum_is_right(ctx))
@@ -239,7 +242,7 @@ static __always_inline enum action new_flow(struct context *ctx, struct scratch 
 	}
 	reason = ct_create(ctx, keeps_client_port(w, class));
 	if (reason != EDGE_NEW && reason != EDGE_RECOVERED)
-		return drop(ctx, w, reason);
+		return drop(ctx, reason);
 	return deliver_local(ctx, w, reason);
 }
 
@@ -264,7 +267,7 @@ static __always_inline enum action established(struct context *ctx, struct scrat
 		else
 			routed = route(ctx, w, &w->to);
 		if (p->hops <= 1)
-			return not_routed(routed) ? no_route(ctx, routed) : ttl_exceeded(ctx, w);
+			return not_routed(routed) ? no_route(ctx, routed) : ttl_exceeded(ctx);
 #ifdef EDGE_XDP
 		/* tc finds the same flow, and updates it. */
 		if (needs_tc(ctx, routed, &w->fib))
@@ -314,7 +317,7 @@ static __always_inline enum action send_untracked(struct context *ctx, struct sc
 	enum action action = w->node_port ? kernel_flow_pass(ctx, w) : ACTION_CONTINUE;
 
 	if (tcp_opens(&w->packet) && !source_is_valid(ctx, w))
-		return drop(ctx, w, EDGE_DROP_REVERSE_PATH);
+		return drop(ctx, EDGE_DROP_REVERSE_PATH);
 	return action == ACTION_CONTINUE ? forward_untracked(ctx, w, backend) : action;
 }
 
@@ -338,7 +341,7 @@ static __always_inline enum action edge_ingress(struct context *ctx)
 		if (action != ACTION_CONTINUE)
 			return action;
 		if (w->decap.dsr && xfrm_concerns(&w->decap.outer))
-			return drop(ctx, w, EDGE_DROP_XFRM);
+			return drop(ctx, EDGE_DROP_XFRM);
 	}
 	switch (parsed) {
 	case PARSED_OTHER:
@@ -354,7 +357,8 @@ static __always_inline enum action edge_ingress(struct context *ctx)
 		action = reject_other_protocol(ctx, w);
 		if (action != ACTION_CONTINUE)
 			return action;
-		return icmp_error_forward(ctx, w);
+		action = icmp_error_forward(ctx);
+		return action == ACTION_CONTINUE ? icmp_error_dsr(ctx) : action;
 	case PARSED_MALFORMED:
 		return pass(ctx, EDGE_MALFORMED);
 	default:

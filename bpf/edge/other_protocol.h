@@ -92,7 +92,7 @@ __noinline enum action other_protocol(struct context *ctx, enum source_class cla
 	    (is_icmp(p) && !p->fragment && !icmp_sum_is_right(ctx)))
 		return pass(ctx, EDGE_MALFORMED);
 	if (!frontend)
-		return drop(ctx, w, EDGE_DROP_NO_SERVICE);
+		return drop(ctx, EDGE_DROP_NO_SERVICE);
 	if (class == SOURCE_CLASSES)
 		class = class_of(&p->tuple.source);
 	w->service = frontend->service;
@@ -107,6 +107,6 @@ __noinline enum action other_protocol(struct context *ctx, enum source_class cla
 	if (decision->count)
 		return ACTION_CONTINUE;
 	if (decision->verdict == VERDICT_REJECT && p->length < SHORTEST_QUOTE)
-		return drop(ctx, w, EDGE_REJECTED);
-	return apply_verdict(ctx, w, decision->verdict);
+		return drop(ctx, EDGE_REJECTED);
+	return apply_verdict(ctx, decision->verdict);
 }

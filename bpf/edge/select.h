@@ -25,18 +25,13 @@
 #include "state/types.h"
 
 /* Applies a verdict other than BALANCE. */
-static __always_inline enum action apply_verdict(struct context *ctx, const struct scratch *w,
-						 enum verdict verdict)
+static __always_inline enum action apply_verdict(struct context *ctx, enum verdict verdict)
 {
 	switch (verdict) {
 	case VERDICT_REJECT:
-		/* No reply to RST (RFC 9293 section 3.10.7.1), nor to later fragments (RFC 1122
-		 * section 3.2.2). */
-		if (w->packet.tcp_flags & TCP_RST || w->packet.fragment == FRAGMENT_LATER)
-			return drop(ctx, w, EDGE_REJECTED);
-		return reject(ctx, w);
+		return reject(ctx);
 	case VERDICT_DROP:
-		return drop(ctx, w, EDGE_DROP_POLICY);
+		return drop(ctx, EDGE_DROP_POLICY);
 	default:
 		return pass(ctx, EDGE_NOT_SERVICE);
 	}
@@ -50,30 +45,32 @@ static __always_inline enum ct_state state_of_untracked(__u8 tcp_flags)
 	return tcp_flags & TCP_FIN ? CT_CLOSING : CT_ESTABLISHED;
 }
 
-/* Selects a backend for the first packet of a flow, or of one that has lost its entries. Fills
- * w->ct, the new entry, except for its source. With ACTION_CONTINUE *selected is the backend; other
- * actions are for a packet without one. */
-static __always_inline enum action edge_select(struct context *ctx, struct scratch *w,
-					       enum source_class class, struct backend **selected)
+/* Selects a backend for the first packet of a flow, or of one that has lost its entries. With
+ * ACTION_CONTINUE w->ct is the new entry, except for its source; other actions are for a packet
+ * without a backend. Global function: the verifier checks it once. */
+__noinline enum action edge_select(struct context *ctx, enum source_class class)
 {
-	struct packet *p = &w->packet;
-	struct frontend_key asked = {.address = p->tuple.destination,
-				     .port = p->tuple.destination_port,
-				     .protocol = p->tuple.protocol};
-	struct frontend *frontend =
-		w->decap.chosen ? frontend_of_balancer(ctx, &p->tuple) : frontend_lookup(&asked);
+	struct scratch *w = scratch_get();
 	const struct decision *decision;
-	struct ct_entry *ct = &w->ct;
+	struct frontend_key asked = {};
+	struct frontend *frontend;
 	struct backend *backend;
+	struct ct_entry *ct;
 	enum action action;
 	__u32 stable = 0, dsr;
+	struct packet *p;
 
-	/* For the verifier: it does not know that bpf_redirect never returns ACTION_CONTINUE. */
-	*selected = 0;
+	if (!w)
+		return packet_drop(ctx);
+	p = &w->packet;
+	ct = &w->ct;
+	asked.address = p->tuple.destination;
+	asked.port = p->tuple.destination_port;
+	asked.protocol = p->tuple.protocol;
+	frontend = w->decap.chosen ? frontend_of_balancer(ctx, &p->tuple) : frontend_lookup(&asked);
 	if (!frontend)
-		return in_service_network(&p->tuple.destination)
-			       ? drop(ctx, w, EDGE_DROP_NO_SERVICE)
-			       : pass(ctx, EDGE_NOT_SERVICE);
+		return in_service_network(&p->tuple.destination) ? drop(ctx, EDGE_DROP_NO_SERVICE)
+								 : pass(ctx, EDGE_NOT_SERVICE);
 	if (address_is_loopback(&asked.address)) { /* served by the socket hooks only (R22) */
 		return pass(ctx, EDGE_NOT_SERVICE);
 	}
@@ -81,18 +78,18 @@ static __always_inline enum action edge_select(struct context *ctx, struct scrat
 	if (dry_run)
 		explain_choice(frontend, class);
 	if (!w->egress && !w->decap.dsr && !source_is_valid(ctx, w))
-		return drop(ctx, w, EDGE_DROP_REVERSE_PATH);
+		return drop(ctx, EDGE_DROP_REVERSE_PATH);
 	action = kernel_flow_pass(ctx, w);
 	if (action != ACTION_CONTINUE)
 		return action;
 	if (frontend->source_set && !source_admitted(frontend->source_set, &p->tuple.source))
-		return drop(ctx, w, EDGE_DROP_SOURCE);
+		return drop(ctx, EDGE_DROP_SOURCE);
 	decision = decision_for(frontend, class);
 	dsr = frontend->dsr;
 	if (class == FROM_OUTSIDE && !w->egress && !w->decap.dsr && !(p->tcp_flags & TCP_SYN))
 		stable = jet_backend(frontend, p->tuple.protocol, w->hash, &dsr);
 	if (!decision->count && !w->decap.chosen && !stable)
-		return apply_verdict(ctx, w, decision->verdict);
+		return apply_verdict(ctx, decision->verdict);
 	__builtin_memset(ct, 0, sizeof(*ct));
 	ct->tag = w->hash;
 	ct->lb.backend = stable ? stable : w->decap.chosen;
@@ -100,16 +97,16 @@ static __always_inline enum action edge_select(struct context *ctx, struct scrat
 		ct->lb.backend = select_backend(frontend, class, &p->tuple.source, w->hash);
 	backend = backend_lookup(ct->lb.backend);
 	if (!backend)
-		return drop(ctx, w, EDGE_DROP_NO_BACKEND);
+		return drop(ctx, EDGE_DROP_NO_BACKEND);
 	if (p->tuple.protocol == IPPROTO_SCTP && backend->port != p->tuple.destination_port)
-		return drop(ctx, w, EDGE_DROP_SCTP_PORT);
+		return drop(ctx, EDGE_DROP_SCTP_PORT);
 	ct->lb.service = frontend->service;
 	ct->dsr = dsr_of(dsr, backend, class, &p->tuple.source);
 	if (stable) {
 		ct->state = state_of_untracked(p->tcp_flags);
 		ct->flags = p->tcp_flags & TCP_FIN ? CT_FIN : 0;
 	}
-	ct->last_seen = second_of(w);
+	ct->last_seen = w->second;
 	ct->device = packet_device(ctx);
 	ct->packets = 1;
 	ct->bytes = p->length;
@@ -117,7 +114,6 @@ static __always_inline enum action edge_select(struct context *ctx, struct scrat
 	ct->xlate.destination = backend->address;
 	ct->xlate.destination_port = backend->port;
 	if (xfrm_concerns(&p->tuple) || xfrm_concerns(&ct->xlate))
-		return drop(ctx, w, EDGE_DROP_XFRM);
-	*selected = backend;
+		return drop(ctx, EDGE_DROP_XFRM);
 	return ACTION_CONTINUE;
 }

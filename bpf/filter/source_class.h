@@ -65,12 +65,14 @@ static __always_inline enum source_class class_lookup(const struct address *sour
 }
 
 /* Returns the class of a client. Looks it up only if the prefilter does not have all pod networks:
- * a lookup costs more than some comparisons. */
-static __always_inline enum source_class class_of(const struct address *source)
+ * a lookup costs more than some comparisons. Global function: the verifier checks it once. */
+__noinline enum source_class class_of(const struct address *source)
 {
 	__u32 zero = 0;
 	const struct prefilter *prefilter = bpf_map_lookup_elem(&prefilters, &zero);
 
+	if (!source)
+		return FROM_OUTSIDE;
 	if (!prefilter || !prefilter_has_all_pods(prefilter))
 		return class_lookup(source);
 	return in_pod_networks(prefilter, source) ? FROM_POD : FROM_OUTSIDE;

@@ -43,7 +43,7 @@ static __always_inline void offload_refresh(struct nf_conn *ct, struct scratch *
 	const struct offload_control *control = offload_control_get();
 
 	if (w->packet.tuple.protocol == IPPROTO_UDP && !(ct->status & IPS_ASSURED) && control &&
-	    tick_of(w) - flow->learned > OFFLOAD_UDP_STREAM) {
+	    w->tick - flow->learned > OFFLOAD_UDP_STREAM) {
 		flow->timeout = control->udp_stream_timeout;
 		bpf_ct_change_status(ct, ct->status | IPS_ASSURED);
 	}
@@ -228,7 +228,7 @@ static __always_inline enum action offload_forward(struct context *ctx, struct s
 {
 	const struct packet *p = &w->packet;
 	struct offload_counters *counters;
-	__u32 now = tick_of(w);
+	__u32 now = w->tick;
 	int checked = 0;
 
 	if (p->tcp_flags & (TCP_SYN | TCP_FIN | TCP_RST))

@@ -78,7 +78,7 @@ static __always_inline enum offload_refusal offload_learn(struct __sk_buff *ctx,
 	netfilter_tuple(ct, !direction, &flow->key.tuple, t);
 	flow->timeout = netfilter_timeout(ct);
 	flow->mark = netfilter_mark(ct);
-	flow->learned = tick_of(w);
+	flow->learned = w->tick;
 	bpf_ct_release(ct);
 	if (!tuple_same(&flow->key.tuple, &flow->to))
 		flow->flags |= OFFLOAD_TRANSLATE;

@@ -70,7 +70,7 @@ static __always_inline int pod_flow_same(struct context *ctx, struct scratch *w,
 	return entry->device == ctx->ifindex && tuple_same(&entry->tuple, &w->packet.tuple) &&
 	       !((entry->tos ^ w->packet.tos) & TOS_DSCP) &&
 	       (!LINK_HEADER || frame_is_for(ctx, entry->frame_to)) &&
-	       tick_of(w) - entry->since < POD_FLOW_EXPIRY;
+	       w->tick - entry->since < POD_FLOW_EXPIRY;
 }
 
 /* Returns whether a packet takes the shortcut without another decision. A bridge keeps a tag. */
@@ -85,16 +85,14 @@ static __always_inline int pod_flow_valid(struct context *ctx, struct scratch *w
 
 /* Notes of what packets an entry is. */
 static __always_inline void pod_flow_set(struct context *ctx, struct scratch *w,
-					 struct pod_flow_entry *entry, int routed,
-					 enum pod_path path)
+					 struct pod_flow_entry *entry, int routed)
 {
 	const struct ethhdr *eth = linear_bytes(ctx, 0, sizeof(*eth));
 
 	entry->tuple = w->packet.tuple;
-	entry->since = tick_of(w);
+	entry->since = w->tick;
 	entry->device = ctx->ifindex;
 	entry->routed = routed;
-	entry->path = path;
 	entry->tos = w->packet.tos;
 	entry->known = is_unresolved(&entry->to) ? 0 : POD_FLOW_ROUTE;
 	if (!LINK_HEADER)
@@ -107,12 +105,15 @@ static __always_inline void pod_flow_set(struct context *ctx, struct scratch *w,
 
 /* Finds where the stack would send the packet in the scratch area: to a pod of this node, or, if
  * `to` is 0, to other nodes. `t` is its tuple after translation of the destination. Returns whether
- * it has the shortcut; then entry->to is set. */
-static __always_inline int pod_flow_route(struct context *ctx, struct scratch *w,
-					  const struct tuple *t, const struct pod *to, int routed,
-					  struct pod_flow_entry *entry, enum pod_path path)
+ * it has the shortcut; then entry->to is set. Global function: the verifier checks it once. */
+__noinline int pod_flow_find(struct __sk_buff *ctx, const struct tuple *t, const struct pod *to,
+			     __u32 routed, struct pod_flow_entry *entry)
 {
-	if (entry->known && entry->routed == routed && entry->path == path &&
+	struct scratch *w = scratch_get();
+
+	if (!w || !t || !entry)
+		return 0;
+	if (entry->known && entry->routed == routed && (entry->path == POD_PATH_OUT) == !to &&
 	    pod_flow_same(ctx, w, entry) && (!to || entry->to.device == to->device)) {
 		w->fib_cached = 1;
 		return 1;
@@ -129,6 +130,17 @@ static __always_inline int pod_flow_route(struct context *ctx, struct scratch *w
 			return 0;
 		entry->to = *to;
 	}
-	pod_flow_set(ctx, w, entry, routed, path);
+	pod_flow_set(ctx, w, entry, routed);
+	return 1;
+}
+
+/* pod_flow_find, for packets of a path. */
+static __always_inline int pod_flow_route(struct context *ctx, const struct tuple *t,
+					  const struct pod *to, int routed,
+					  struct pod_flow_entry *entry, enum pod_path path)
+{
+	if (!pod_flow_find(ctx, t, to, routed, entry))
+		return 0;
+	entry->path = path;
 	return 1;
 }

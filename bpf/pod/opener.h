@@ -96,7 +96,7 @@ __noinline int pod_opener_of(__u32 may_open)
 		return OPENER_UNKNOWN;
 	p = &w->packet;
 	t = &p->tuple;
-	now = second_of(w);
+	now = w->second;
 	__builtin_memset(&copy, 0, sizeof(copy));
 	copy.since = copy.seen = now;
 	tuple_reverse(t, &w->reverse_key);

@@ -42,9 +42,7 @@ static __always_inline enum pod_flow pod_flow_of(struct context *ctx, struct scr
 {
 	struct packet *p = &w->packet;
 	const struct ct_entry *reply;
-	struct frontend_key key = {.address = p->tuple.destination,
-				   .port = p->tuple.destination_port,
-				   .protocol = p->tuple.protocol};
+	struct frontend_key *key = &w->service_key;
 
 	w->hash = tuple_hash(&p->tuple);
 	*ct = ct_lookup(&p->tuple, w->hash, unreplied);
@@ -61,7 +59,10 @@ static __always_inline enum pod_flow pod_flow_of(struct context *ctx, struct scr
 	if (reply) /* without the device the reply might leave by another one, past the program */
 		return is_local_reply(reply) && reply->device == ctx->ifindex ? FLOW_TO_POD
 									      : FLOW_OF_STACK;
-	return frontend_lookup(&key) ? FLOW_OF_STACK : FLOW_OF_NOBODY;
+	key->address = p->tuple.destination;
+	key->port = p->tuple.destination_port;
+	key->protocol = p->tuple.protocol;
+	return frontend_lookup(key) ? FLOW_OF_STACK : FLOW_OF_NOBODY;
 }
 
 /* pod_flow_of for an ICMP error about a packet with a tuple. */
@@ -95,7 +96,7 @@ static __always_inline enum action pod_reply(struct context *ctx, struct scratch
 		w->reverse_key.destination = w->to.destination;
 		w->reverse_key.destination_port = w->to.destination_port;
 		if (client->device != device ||
-		    !pod_flow_route(ctx, w, &w->reverse_key, client, !bridged, flow, path) ||
+		    !pod_flow_route(ctx, &w->reverse_key, client, !bridged, flow, path) ||
 		    wire_length(ctx, &w->packet) > flow->to.mtu)
 			return pod_stack(ctx, POD_STACK_SERVICE);
 	} else {
@@ -110,7 +111,7 @@ static __always_inline enum action pod_reply(struct context *ctx, struct scratch
 	}
 	ct_update(ctx, w, ct, unreplied);
 	if (rewrite(ctx, w, 1, EDGE_REPLY))
-		return drop(ctx, w, EDGE_DROP_REWRITE_FAILED);
+		return drop(ctx, EDGE_DROP_REWRITE_FAILED);
 	if (client)
 		return pod_redirect(ctx, w, &flow->to, 1, flow->by_device, path);
 	pod_count(POD_PATH_OUT);
@@ -119,18 +120,22 @@ static __always_inline enum action pod_reply(struct context *ctx, struct scratch
 
 /* Sends an ICMP error about a packet of such a flow by egress of the device behind which its
  * receiver is: there the edge translates what the error quotes, if it has not yet. `to`: the
- * receiver is a pod of this node. */
-static __always_inline enum action pod_error(struct context *ctx, struct scratch *w,
-					     const struct pod *to, int routed,
-					     struct pod_flow_entry *flow, enum pod_path path)
+ * receiver is a pod of this node. Global function: the verifier checks it once. */
+__noinline enum action pod_error(struct context *ctx, const struct pod *to, __u32 routed,
+				 struct pod_flow_entry *flow, enum pod_path path)
 {
-	__u32 device = w->ct.device;
-	const struct pod_device *out = pod_device_at(device);
+	struct scratch *w = scratch_get();
+	const struct pod_device *out;
+	__u32 device;
 
+	if (!w || !flow)
+		return packet_drop(ctx);
+	device = w->ct.device;
+	out = pod_device_at(device);
 	if (w->packet.hops <= 1 || (!to && (!out || out->role != POD_ROLE_NODES)))
 		return pod_stack(ctx, POD_STACK_SERVICE);
 	w->to = w->packet.tuple;
-	if (to && !pod_flow_route(ctx, w, &w->packet.tuple, to, routed, flow, path))
+	if (to && !pod_flow_route(ctx, &w->packet.tuple, to, routed, flow, path))
 		return pod_stack(ctx, POD_STACK_SERVICE);
 	if (!to && (fib_lookup_cached(ctx, w, &w->to, device, BPF_FIB_LOOKUP_OUTPUT) != ROUTED ||
 		    w->fib.ifindex != device))

@@ -136,12 +136,17 @@ static __always_inline __u32 pod_mtu_exceeded(struct context *ctx, struct scratc
 
 /* Replies to a packet that exceeds the MTU to another node. The stack would reply, too, but its
  * conntrack would see the flow. It fragments what may be fragmented, also each segment of merged
- * packets. */
-static __always_inline enum action pod_too_big(struct context *ctx, struct scratch *w, __u32 mtu)
+ * packets. Global function: the verifier checks it once. */
+__noinline enum action pod_too_big(struct context *ctx, __u32 mtu)
 {
-	const struct packet *p = &w->packet;
-	const struct address *own = address_on(packet_device(ctx), p->is_v6);
+	struct scratch *w = scratch_get();
+	const struct address *own;
+	const struct packet *p;
 
+	if (!w)
+		return packet_drop(ctx);
+	p = &w->packet;
+	own = address_on(packet_device(ctx), p->is_v6);
 	if (!own || !(p->is_v6 || dont_fragment(ctx, p)) || !has_route_back(ctx, w, own))
 		return pod_stack(ctx, POD_STACK_ROUTE);
 	pod_count(POD_PATH_TOO_BIG);
@@ -158,7 +163,7 @@ static __always_inline enum action pod_send(struct context *ctx, struct scratch 
 	if (w->packet.hops <= 1)
 		return pod_stack(ctx, POD_STACK_ROUTE);
 	if (wire_length(ctx, &w->packet) > hop->mtu)
-		return pod_too_big(ctx, w, hop->mtu);
+		return pod_too_big(ctx, hop->mtu);
 	if (!packet_decrement_ttl(ctx, &w->packet))
 		return packet_drop(ctx);
 	pod_count(POD_PATH_OUT);
@@ -240,7 +245,15 @@ static __always_inline int pod_lease_valid(struct scratch *w)
 	__u32 zero = 0;
 	const struct pod_lease *lease = bpf_map_lookup_elem(&pod_leases, &zero);
 
-	return lease && second_of(w) < *(const volatile __u32 *)&lease->until;
+	return lease && w->second < *(const volatile __u32 *)&lease->until;
+}
+
+/* Returns why new flows take the stack; POD_PATHS: they do not. */
+static __always_inline enum pod_path new_flow_refusal(struct scratch *w, int withheld)
+{
+	if (!pod_lease_valid(w))
+		return POD_STACK_UNSEARCHED;
+	return withheld ? POD_STACK_WITHHELD : POD_PATHS;
 }
 
 /* Returns the path of a packet that takes the shortcut. `to_pod`: to a pod of this node. */
@@ -302,21 +315,24 @@ static __always_inline __u32 pod_leaves_by(const struct scratch *w, enum pod_flo
 	return flow == FLOW_ERROR ? w->ct.device : chosen->to.device;
 }
 
-/* Decides about a packet that has not been parsed as malformed. With ACTION_CONTINUE it takes the
- * shortcut of *chosen. */
-static __always_inline enum action pod_decide(struct context *ctx, struct scratch *w,
-					      const struct pod_device *device, enum parsed parsed,
-					      struct pod_flow_entry *chosen)
+/* Decides about the packet in the scratch area. With ACTION_CONTINUE it takes the shortcut of
+ * *chosen. Global function: the verifier checks it once, and the rest once after it. */
+__noinline enum action pod_decide(struct context *ctx, const struct pod_device *device,
+				  enum parsed parsed, struct pod_flow_entry *chosen)
 {
+	struct scratch *w = scratch_get();
 	enum pod_flow flow = FLOW_OF_NOBODY;
 	enum pod_path why = POD_STACK_OTHER;
-	int may, routed = 1, unreplied = 0, withheld = 0, leased;
+	int may, routed = 1, unreplied = 0, withheld = 0;
+	enum pod_path refusal; /* of new flows */
 	enum pod_opener opener = OPENER_UNKNOWN;
 	const struct tuple *tracked;
 	struct ct_entry *ct = 0;
 	const struct pod *to;
 	enum pod_path path;
 
+	if (!w || !device || !chosen)
+		return packet_pass(ctx);
 	tracked = tracked_tuple(ctx, w, parsed, &may);
 	if (!may)
 		return pod_stack(ctx, POD_STACK_OTHER);
@@ -336,35 +352,34 @@ static __always_inline enum action pod_decide(struct context *ctx, struct scratc
 		may = from_node(ctx, w, to, flow, &why);
 	if (!may)
 		return pod_stack(ctx, why);
-	if (to)
-		withheld |= to->withheld;
-	leased = pod_lease_valid(w);
+	refusal = new_flow_refusal(w, withheld | (to && to->withheld));
 	if (tracked &&
-	    kernel_has_flow(ctx, tracked, leased && !withheld && pod_opens(&w->packet, parsed)))
+	    kernel_has_flow(ctx, tracked, refusal == POD_PATHS && pod_opens(&w->packet, parsed)))
 		return pod_stack(ctx, POD_STACK_KERNEL_FLOW);
 	path = pod_path_of(device, to != 0 || flow == FLOW_FROM_POD);
 	if ((flow == FLOW_OF_NOBODY || flow == FLOW_TO_POD) &&
-	    !pod_flow_route(ctx, w, &w->packet.tuple, to, routed, chosen, path))
+	    !pod_flow_route(ctx, &w->packet.tuple, to, routed, chosen, path))
 		return pod_stack(ctx, POD_STACK_ROUTE);
 	if (device->role == POD_ROLE_PODS && device->rp_filter && routed && !w->packet.is_v6 &&
 	    !source_is_of_pod(ctx, w, pod_leaves_by(w, flow, ct, to, chosen)))
 		return pod_stack(ctx, POD_STACK_SOURCE);
 	if (flow == FLOW_OF_NOBODY && parsed == PARSED)
-		opener = pod_opener_of(leased && !withheld);
-	if (!leased || withheld) {
+		opener = pod_opener_of(refusal == POD_PATHS);
+	if (refusal != POD_PATHS) {
 		if (flow == FLOW_OF_NOBODY && tracked && parsed != PARSED && pod_quoted_is_known())
 			opener = OPENER_SENDER;
 		if (!pod_stays(w, flow, unreplied, opener))
-			return pod_stack(ctx, leased ? POD_STACK_WITHHELD : POD_STACK_UNSEARCHED);
+			return pod_stack(ctx, refusal);
 	}
 	if (pod_trim(ctx, &w->packet))
 		return pod_stack(ctx, POD_STACK_OTHER);
 	/* Only an agent knows which ports of bridges are down. Of other devices routes tell it. */
-	chosen->by_device = !leased && to && bpf_map_lookup_elem(&pod_bridges, &to->device);
+	chosen->by_device = refusal == POD_STACK_UNSEARCHED && to &&
+			    bpf_map_lookup_elem(&pod_bridges, &to->device);
 	if (flow == FLOW_FROM_POD && ct)
 		return pod_reply(ctx, w, ct, unreplied, !routed, chosen, path);
 	if (flow == FLOW_ERROR)
-		return pod_error(ctx, w, to, routed, chosen, path);
+		return pod_error(ctx, to, routed, chosen, path);
 	/* The edge may delete its entry at any time. */
 	chosen->known &= POD_FLOW_ROUTE;
 	if (chosen->known && parsed == PARSED && flow == FLOW_OF_NOBODY)
@@ -394,7 +409,7 @@ static __always_inline enum action pod_ingress(struct context *ctx)
 		device = pod_device_at(ctx->ifindex);
 		if (!device)
 			return packet_pass(ctx);
-		action = pod_decide(ctx, w, device, parsed, flow);
+		action = pod_decide(ctx, device, parsed, flow);
 		if (action != ACTION_CONTINUE)
 			return action;
 	}

@@ -78,6 +78,23 @@ static __always_inline enum routed not_routed_by(long result)
 	}
 }
 
+/* Fills in the addresses of the packet's family. */
+static __always_inline void fib_ask_addresses(struct scratch *w, const struct address *source,
+					      const struct address *destination)
+{
+	struct bpf_fib_lookup *fib = &w->fib;
+
+	if (w->packet.is_v6) {
+		fib->family = AF_INET6;
+		__builtin_memcpy(fib->ipv6_src, source, sizeof(struct address));
+		__builtin_memcpy(fib->ipv6_dst, destination, sizeof(struct address));
+	} else {
+		fib->family = AF_INET;
+		fib->ipv4_src = address_to_v4(source);
+		fib->ipv4_dst = address_to_v4(destination);
+	}
+}
+
 /* Looks up the route to the sender of the packet, by any device or (BPF_FIB_LOOKUP_OUTPUT) by the
  * one that it arrived by. */
 static __always_inline long route_to_sender(struct context *ctx, struct scratch *w, __u32 flags)
@@ -89,15 +106,7 @@ static __always_inline long route_to_sender(struct context *ctx, struct scratch 
 	fib->ifindex = packet_device(ctx);
 	fib->tot_len = 1; /* fits any MTU: the lookup of a packet that is too big tells no device */
 	fib->l4_protocol = sent->protocol;
-	if (w->packet.is_v6) {
-		fib->family = AF_INET6;
-		__builtin_memcpy(fib->ipv6_src, &sent->destination, sizeof(struct address));
-		__builtin_memcpy(fib->ipv6_dst, &sent->source, sizeof(struct address));
-	} else {
-		fib->family = AF_INET;
-		fib->ipv4_src = address_to_v4(&sent->destination);
-		fib->ipv4_dst = address_to_v4(&sent->source);
-	}
+	fib_ask_addresses(w, &sent->destination, &sent->source);
 	return bpf_fib_lookup(ctx, fib, sizeof(*fib), flags);
 }
 
@@ -280,15 +289,7 @@ static __always_inline enum routed fib_lookup(struct context *ctx, struct scratc
 		__builtin_memcpy(fib->smac, &mark, sizeof(mark));
 		flags |= FIB_LOOKUP_MARK;
 	}
-	if (w->packet.is_v6) {
-		fib->family = AF_INET6;
-		__builtin_memcpy(fib->ipv6_src, &to->source, sizeof(struct address));
-		__builtin_memcpy(fib->ipv6_dst, &to->destination, sizeof(struct address));
-	} else {
-		fib->family = AF_INET;
-		fib->ipv4_src = address_to_v4(&to->source);
-		fib->ipv4_dst = address_to_v4(&to->destination);
-	}
+	fib_ask_addresses(w, &to->source, &to->destination);
 	return fib_lookup_asked(ctx, to, length, flags);
 }
 

@@ -88,7 +88,7 @@ static __always_inline int fib_cache_valid(struct scratch *w, const struct fib_e
 	if ((kind == FIB_FORWARD || kind == FIB_REPLY) &&
 	    !address_same(&cached->source, &to->source))
 		return 0;
-	return length - 1 < cached->mtu && tick_of(w) - cached->since < FIB_CACHE_EXPIRY;
+	return length - 1 < cached->mtu && w->tick - cached->since < FIB_CACHE_EXPIRY;
 }
 
 static __always_inline void fib_cache_use(const struct fib_entry *cached, struct scratch *w)
@@ -112,7 +112,7 @@ static __always_inline void fib_cache_store(struct scratch *w, struct fib_entry 
 	cached->device = device;
 	cached->protocol = to->protocol;
 	cached->kind = kind;
-	cached->since = tick_of(w);
+	cached->since = w->tick;
 	cached->next_device = fib->ifindex;
 	cached->mtu = fib->mtu_result;
 	__builtin_memcpy(cached->macs, fib->smac, sizeof(cached->macs));

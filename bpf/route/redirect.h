@@ -30,83 +30,94 @@ static __always_inline enum action send_reply(struct context *ctx, const struct 
 		return pass(ctx, EDGE_TO_TC);
 #endif
 	if (reply == REPLY_FAILED || reply == REPLY_NO_TAILROOM)
-		return drop(ctx, w, EDGE_DROP_REWRITE_FAILED);
+		return drop(ctx, EDGE_DROP_REWRITE_FAILED);
 	if (reply == REPLY_RATE_LIMITED)
-		return drop(ctx, w, EDGE_ICMP_RATE_LIMITED);
-	if (sender_is_forbidden(ctx))
-		return drop(ctx, w, EDGE_DROP_NO_ROUTE);
-	edge_count(reason);
-	emit_event(ctx, w, reason);
+		return drop(ctx, EDGE_ICMP_RATE_LIMITED);
+	note_event(ctx, reason);
 	return w->egress ? packet_redirect_ingress(ctx) : packet_bounce(ctx);
 }
 
-static __always_inline enum action reject(struct context *ctx, const struct scratch *w)
+/* Replaces the packet by an ICMP error about it, from the address that was asked: the stack
+ * translates the source of its errors like that of the flow's packets. No error goes to where a
+ * route forbids packets, nor about a later fragment (RFC 1122 section 3.2.2). Global function: the
+ * verifier checks it once. */
+__noinline enum action send_error(struct context *ctx, enum icmp_error error, __u32 mtu,
+				  enum edge_reason reason)
 {
-	const struct packet *p = &w->packet;
+	struct scratch *w = scratch_get();
+	const struct packet *p;
 
-	if (p->tuple.protocol == IPPROTO_TCP)
-		return send_reply(ctx, w, reply_tcp_reset(ctx, p), EDGE_REJECTED);
-	return send_reply(ctx, w,
-			  reply_icmp_error(ctx, p, &p->tuple.destination, ICMP_PORT_UNREACHABLE, 0),
-			  EDGE_REJECTED);
+	if (!w)
+		return packet_drop(ctx);
+	p = &w->packet;
+	if (p->fragment == FRAGMENT_LATER)
+		return drop(ctx, reason);
+	if (sender_is_forbidden(ctx))
+		return drop(ctx, EDGE_DROP_NO_ROUTE);
+	return send_reply(ctx, w, reply_icmp_error(ctx, p, &p->tuple.destination, error, mtu),
+			  reason);
 }
 
-/* Replies with time exceeded (RFC 792, RFC 4443 section 3.3), from the address that was asked: the
- * stack translates the source of its errors like that of the flow's packets. No reply to later
- * fragments (RFC 1122 section 3.2.2). */
-static __always_inline enum action ttl_exceeded(struct context *ctx, const struct scratch *w)
+/* Refuses the packet: TCP with a segment, other protocols with an ICMP error. No reply to RST (RFC
+ * 9293 section 3.10.7.1), nor to ABORT of SCTP, nor to later fragments. Global function: the
+ * verifier checks it once. */
+__noinline enum action reject(struct context *ctx)
 {
-	const struct packet *p = &w->packet;
+	struct scratch *w = scratch_get();
+	const struct packet *p;
 
-	if (p->fragment == FRAGMENT_LATER)
-		return drop(ctx, w, EDGE_TTL_EXCEEDED);
-	return send_reply(ctx, w,
-			  reply_icmp_error(ctx, p, &p->tuple.destination, ICMP_TIME_EXCEEDED, 0),
-			  EDGE_TTL_EXCEEDED);
+	if (!w)
+		return packet_drop(ctx);
+	p = &w->packet;
+	if (p->tcp_flags & TCP_RST || p->fragment == FRAGMENT_LATER)
+		return drop(ctx, EDGE_REJECTED);
+	if (p->tuple.protocol != IPPROTO_TCP)
+		return send_error(ctx, ICMP_PORT_UNREACHABLE, 0, EDGE_REJECTED);
+	if (sender_is_forbidden(ctx))
+		return drop(ctx, EDGE_DROP_NO_ROUTE);
+	return send_reply(ctx, w, reply_tcp_reset(ctx, p), EDGE_REJECTED);
+}
+
+/* Replies with time exceeded (RFC 792, RFC 4443 section 3.3). */
+static __always_inline enum action ttl_exceeded(struct context *ctx)
+{
+	return send_error(ctx, ICMP_TIME_EXCEEDED, 0, EDGE_TTL_EXCEEDED);
 }
 
 /* Drops a packet for which there is no next hop, with the ICMP error that the stack sends
- * (ip_error, ip6_pkt_drop): none of a black hole, nor if forwarding is off, nor to later fragments
- * (RFC 1122 section 3.2.2). Global function: the verifier checks it once. */
+ * (ip_error, ip6_pkt_drop): none of a black hole, nor if forwarding is off. Global function: the
+ * verifier checks it once. */
 __noinline enum action no_route(struct context *ctx, __u32 routed)
 {
 	struct scratch *w = scratch_get();
-	enum icmp_error error = ICMP_NO_ROUTE;
 
 	if (!w)
 		return packet_drop(ctx);
-	if (routed == FORWARDING_OFF)
-		return drop(ctx, w, EDGE_DROP_FORWARDING);
-	if (routed == ROUTE_BLACKHOLE || w->packet.fragment == FRAGMENT_LATER)
-		return drop(ctx, w, EDGE_DROP_NO_ROUTE);
-	if (routed == ROUTE_PROHIBITED)
-		error = ICMP_PROHIBITED;
-	else if (routed == ROUTE_UNREACHABLE && !w->packet.is_v6)
-		error = ICMP_HOST_UNREACHABLE;
-	return send_reply(ctx, w,
-			  reply_icmp_error(ctx, &w->packet, &w->packet.tuple.destination, error, 0),
-			  EDGE_DROP_NO_ROUTE);
+	switch (routed) {
+	case FORWARDING_OFF:
+		return drop(ctx, EDGE_DROP_FORWARDING);
+	case ROUTE_BLACKHOLE:
+		return drop(ctx, EDGE_DROP_NO_ROUTE);
+	case ROUTE_PROHIBITED:
+		return send_error(ctx, ICMP_PROHIBITED, 0, EDGE_DROP_NO_ROUTE);
+	case ROUTE_UNREACHABLE:
+		if (!w->packet.is_v6)
+			return send_error(ctx, ICMP_HOST_UNREACHABLE, 0, EDGE_DROP_NO_ROUTE);
+		/* fall through */
+	default:
+		return send_error(ctx, ICMP_NO_ROUTE, 0, EDGE_DROP_NO_ROUTE);
+	}
 }
 
-/* Drops a client's packet that may not leave its link, with the stack's error (ip6_forward). Global
- * function: the verifier checks it once. */
-__noinline enum action beyond_scope(struct context *ctx)
+/* Drops a client's packet that may not leave its link, with the stack's error (ip6_forward). */
+static __always_inline enum action beyond_scope(struct context *ctx)
 {
-	struct scratch *w = scratch_get();
-
-	if (!w)
-		return packet_drop(ctx);
-	if (w->packet.fragment == FRAGMENT_LATER)
-		return drop(ctx, w, EDGE_DROP_SCOPE);
-	return send_reply(ctx, w,
-			  reply_icmp_error(ctx, &w->packet, &w->packet.tuple.destination,
-					   ICMP_BEYOND_SCOPE, 0),
-			  EDGE_DROP_SCOPE);
+	return send_error(ctx, ICMP_BEYOND_SCOPE, 0, EDGE_DROP_SCOPE);
 }
 
 /* Fragments a packet that exceeds the MTU, or replies with an ICMP error (RFC 1191, RFC 8201): to a
- * client from the Service's address, to a backend from the node's. No reply to later fragments (RFC
- * 1122 section 3.2.2). Global function: the verifier checks it once. */
+ * client from the Service's address, to a backend from the node's. Global function: the verifier
+ * checks it once. */
 __noinline enum action too_big(struct context *ctx)
 {
 	__u32 mtu;
@@ -127,18 +138,16 @@ __noinline enum action too_big(struct context *ctx)
 			return pass(ctx, EDGE_FRAGMENTED);
 		action = fragment(ctx, mtu);
 		if (action == ACTION_CONTINUE)
-			return drop(ctx, w, EDGE_DROP_TOO_BIG);
+			return drop(ctx, EDGE_DROP_TOO_BIG);
 		edge_count(EDGE_FRAGMENTED);
 		return action;
 #endif
 	}
 	if (p->fragment == FRAGMENT_LATER || !(p->is_v6 || dont_fragment(ctx, p)))
-		return drop(ctx, w, EDGE_DROP_TOO_BIG);
+		return drop(ctx, EDGE_DROP_TOO_BIG);
 	if (w->too_big_at_output && w->dsr == DSR_NONE && !w->egress)
 		packet_decrement_ttl(ctx, p);
-	return send_reply(ctx, w,
-			  reply_icmp_error(ctx, p, &p->tuple.destination, ICMP_TOO_BIG, mtu),
-			  EDGE_DROP_TOO_BIG);
+	return send_error(ctx, ICMP_TOO_BIG, mtu, EDGE_DROP_TOO_BIG);
 }
 
 /* Notes that a fragment leaves, and removes the bytes after one that was made here. Frames of this
@@ -197,9 +206,9 @@ static __always_inline enum action forward(struct context *ctx, struct scratch *
 	if (not_routed(routed))
 		return no_route(ctx, routed);
 	if (looks_like_balancer(ctx, w))
-		return drop(ctx, w, EDGE_DROP_SPOOFED);
+		return drop(ctx, EDGE_DROP_SPOOFED);
 	if (rewrite(ctx, w, 1, reason))
-		return drop(ctx, w, EDGE_DROP_REWRITE_FAILED);
+		return drop(ctx, EDGE_DROP_REWRITE_FAILED);
 	return packet_forward(ctx, &w->fib, w->fib_cached);
 }
 
@@ -208,6 +217,6 @@ static __always_inline enum action deliver_local(struct context *ctx, struct scr
 						 enum edge_reason reason)
 {
 	if (rewrite(ctx, w, 0, reason))
-		return drop(ctx, w, EDGE_DROP_REWRITE_FAILED);
+		return drop(ctx, EDGE_DROP_REWRITE_FAILED);
 	return packet_pass(ctx);
 }

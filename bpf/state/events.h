@@ -112,10 +112,20 @@ static __always_inline enum action pass(struct context *ctx, enum edge_reason re
 	return packet_pass(ctx);
 }
 
-static __always_inline enum action drop(struct context *ctx, const struct scratch *w,
-					enum edge_reason reason)
+/* Counts the packet in the scratch area, and emits an event. Global function: the verifier checks
+ * it once. */
+__noinline int note_event(struct context *ctx, enum edge_reason reason)
 {
+	struct scratch *w = scratch_get();
+
+	if (!w)
+		return 0;
 	edge_count(reason);
-	emit_event(ctx, w, reason);
+	return emit_event(ctx, w, reason);
+}
+
+static __always_inline enum action drop(struct context *ctx, enum edge_reason reason)
+{
+	note_event(ctx, reason);
 	return packet_drop(ctx);
 }

@@ -51,8 +51,9 @@ struct scratch {
 		__u32 evicted;
 		__u32 reserved;
 	} victim;
-	struct network_key network; /* key to look up a client (filter/source_class.h) */
-	struct tuple asked;	    /* by which the stack routes the packet (route/fib.h) */
+	struct network_key network;	 /* key to look up a client (filter/source_class.h) */
+	struct frontend_key service_key; /* key to look up a Service (pod/service.h) */
+	struct tuple asked;		 /* by which the stack routes the packet (route/fib.h) */
 	struct route_key route_key;
 	__u32 fib_cached; /* `fib` is from the next-hop cache, not from a lookup (route/fib_cache.h)
 			   */
@@ -66,9 +67,9 @@ struct scratch {
 				shows nothing that only the client knows */
 	/* The following persist from packet to packet. */
 	struct own_mac own;
-	__u64 jiffies; /* when `second` and `tick` were read */
-	__u32 second;
-	__u32 tick;
+	__u64 jiffies;	     /* when `second` and `tick` were read */
+	__u32 second;	     /* CLOCK_MONOTONIC */
+	__u32 tick;	     /* the same time in ticks (set_table/set_table.h) */
 	__u32 port_pressure; /* rises with searches that find no free SNAT port
 				(conntrack/snat_alloc.h) */
 };
@@ -89,20 +90,6 @@ static __always_inline struct scratch *scratch_get(void)
 	return bpf_map_lookup_elem(&scratch, &zero);
 }
 
-/* Resets the state of the previous packet. */
-static __always_inline void scratch_reset(struct scratch *w)
-{
-	__builtin_memset(&w->packet, 0, sizeof(w->packet));
-	w->service = 0;
-	w->egress = 0;
-	w->decap.dsr = DSR_NONE;
-	w->decap.chosen = 0;
-	w->dsr = DSR_NONE;
-	w->port_taken = 0;
-	w->reused = 0;
-	w->may_be_forged = 0;
-}
-
 /* Reads the coarse clock, CLOCK_MONOTONIC, once per jiffy: the kernel advances both at the same
  * time. */
 static __always_inline void clock_read(struct scratch *w)
@@ -117,16 +104,18 @@ static __always_inline void clock_read(struct scratch *w)
 	w->jiffies = jiffies;
 }
 
-/* Returns the time in seconds. */
-static __always_inline __u32 second_of(struct scratch *w)
+/* Resets the state of the previous packet, and reads the clock: once, so that the verifier meets
+ * its branch once. */
+static __always_inline void scratch_reset(struct scratch *w)
 {
+	__builtin_memset(&w->packet, 0, sizeof(w->packet));
+	w->service = 0;
+	w->egress = 0;
+	w->decap.dsr = DSR_NONE;
+	w->decap.chosen = 0;
+	w->dsr = DSR_NONE;
+	w->port_taken = 0;
+	w->reused = 0;
+	w->may_be_forged = 0;
 	clock_read(w);
-	return w->second;
-}
-
-/* Returns the time in ticks (set_table/set_table.h). */
-static __always_inline __u32 tick_of(struct scratch *w)
-{
-	clock_read(w);
-	return w->tick;
 }

@@ -139,8 +139,9 @@ var lost = map[corev1.Capability]func(*labNode){
 	"SYS_PTRACE": func(n *labNode) {
 		must(n.t, n.start())
 		defer n.stop()
+		before := n.gcPasses()
 		ended := n.removeBackendOf("lost", 26)
-		n.awaitGC()
+		n.awaitGC(before)
 		if ended() == nil {
 			n.t.Error("the socket of a pod was ended without CAP_SYS_PTRACE")
 		}

@@ -79,13 +79,19 @@ func (n *labNode) removeBackendOf(name string, i uint8) (ended func() error) {
 	}
 }
 
-// awaitGC waits until the agent has looked for sockets twice.
-func (n *labNode) awaitGC() {
+// gcPasses returns how many times the agent has looked for sockets to end.
+func (n *labNode) gcPasses() uint64 {
 	n.t.Helper()
 	status, err := n.agent.Status()
 	must(n.t, err)
+	return status.Sockets.Passes
+}
+
+// awaitGC waits until the agent has looked for sockets twice since a backend was removed; `before` is gcPasses before
+// that.
+func (n *labNode) awaitGC(before uint64) {
+	n.t.Helper()
 	until := time.Now().Add(3 * time.Second / 2) // the second pass is a second after the first
-	before := status.Sockets.Passes
 	must(n.t, n.agent.WaitFor("past its second GC pass", func(s *inspect.Status) bool {
 		return s.Sockets.Passes > before && !s.Sockets.Pending && time.Now().After(until)
 	}))
