@@ -125,6 +125,8 @@ func (w *world) oneMessage(from, to net.Conn, i int) {
 	w.t.Helper()
 	message := patterned(i, 100)
 	got := make([]byte, len(message))
+	from.SetWriteDeadline(time.Now().Add(patience))
+	to.SetReadDeadline(time.Now().Add(patience))
 	if _, err := from.Write(message); err != nil {
 		w.t.Fatal(err)
 	}

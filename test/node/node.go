@@ -28,8 +28,12 @@ import (
 	"beeline.io/beeline/test/lab"
 )
 
-// startTimeout bounds the time until an agent is ready; emulated machines need much of it.
-const startTimeout = 15 * time.Minute
+// startTimeout bounds the time until an agent is ready, waitTimeout that until its status is as wanted. Emulated
+// machines need much of both.
+const (
+	startTimeout = 15 * time.Minute
+	waitTimeout  = 6 * time.Minute
+)
 
 // Agent is an agent on a node of a lab, running or not.
 type Agent struct {
@@ -115,7 +119,7 @@ func (a *Agent) Start() error {
 
 // WaitReady waits until a started agent is ready, or has ended.
 func (a *Agent) WaitReady() error {
-	return a.WaitFor("ready", func(s *inspect.Status) bool {
+	return a.pollStatus(startTimeout, "ready", func(s *inspect.Status) bool {
 		return s.Sync.Synced && len(s.Attachments) == s.Hooks
 	})
 }
@@ -199,7 +203,11 @@ func (a *Agent) Tables() (*inspect.Tables, error) {
 
 // WaitFor waits until the agent's status is as wanted, which `what` describes.
 func (a *Agent) WaitFor(what string, ok func(*inspect.Status) bool) error {
-	return a.poll(what, func() (bool, error) {
+	return a.pollStatus(waitTimeout, what, ok)
+}
+
+func (a *Agent) pollStatus(limit time.Duration, what string, ok func(*inspect.Status) bool) error {
+	return a.poll(limit, what, func() (bool, error) {
 		s, err := a.Status()
 		return err == nil && ok(s), err
 	})
@@ -207,13 +215,13 @@ func (a *Agent) WaitFor(what string, ok func(*inspect.Status) bool) error {
 
 // WaitForTables waits until the tables are as wanted.
 func (a *Agent) WaitForTables(what string, ok func(*inspect.Tables) bool) error {
-	return a.poll(what, func() (bool, error) {
+	return a.poll(waitTimeout, what, func() (bool, error) {
 		t, err := a.Tables()
 		return err == nil && ok(t), err
 	})
 }
 
-func (a *Agent) poll(what string, ok func() (bool, error)) error {
+func (a *Agent) poll(limit time.Duration, what string, ok func() (bool, error)) error {
 	for begun := time.Now(); ; {
 		asked := time.Now()
 		good, err := ok()
@@ -226,8 +234,8 @@ func (a *Agent) poll(what string, ok func() (bool, error)) error {
 			return fmt.Errorf("the agent on %s ended (%v) before it was %s; it printed:\n%s", a.Host.Name, end, what, a.last)
 		default:
 		}
-		if time.Since(begun) > startTimeout {
-			return fmt.Errorf("the agent on %s is not %s after %s (last error: %v); it printed:\n%s", a.Host.Name, what, startTimeout, err, a.last)
+		if time.Since(begun) > limit {
+			return fmt.Errorf("the agent on %s is not %s after %s (last error: %v); it printed:\n%s", a.Host.Name, what, limit, err, a.last)
 		}
 		time.Sleep(PollPause(begun, asked))
 	}

@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"testing"
 
+	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/test/packet/model"
 )
 
@@ -49,6 +50,31 @@ func TestTooBig(t *testing.T) {
 		}
 		fits = answer.sized(t, narrowMTU)
 		w.sends(t, at, fits.frame(t), fits.forwarded(at, question.to, question.from, gatewayMAC))
+	})
+}
+
+// A route's MTU below its device's is the limit, too. The error quotes an IPv4 packet as it arrived. The stack applies
+// such an MTU to IPv6 in its output: the error then quotes the decremented hop limit.
+func TestTooBigForRoute(t *testing.T) {
+	w := newScene(t)
+	const routeMTU = 1400
+	w.put(t, datapath.EdgeTCMapRoutings, uint32(0), datapath.Routing{
+		LeastMtu4: routeMTU, LeastMtu6: routeMTU, Flags: datapath.RouteMTUsMissing | datapath.RouteIgnoresPMTU,
+	})
+	w.each(t, func(t *testing.T, at hook, f family, protocol uint8) {
+		question := f.question(protocol, toRemote)
+		question.dontFragment, question.flags, question.hops = true, ack, 64
+		for _, size := range []int{routeMTU + 1, 2000} {
+			p := question.sized(t, size)
+			quoted := p
+			if f.client.Is6() {
+				quoted.hops--
+			}
+			w.leaves(t, at, p.frame(t), model.ActionSend, quoted.icmpAnswer(t, f.vip, [2]uint8{3, 4}, [2]uint8{2, 0}, routeMTU))
+		}
+		w.remembersNothing(t)
+		fits := question.sized(t, routeMTU)
+		w.snatPort(t, at, fits.frame(t))
 	})
 }
 

@@ -162,7 +162,6 @@ func (w *world) stream(from, to string, family int, pause time.Duration) *stream
 	s.far = (<-accepted).(*net.TCPConn)
 	w.t.Cleanup(func() { s.near.Close(); s.far.Close() })
 	for i, c := range []*net.TCPConn{s.near, s.far} {
-		w.must(c.SetDeadline(time.Now().Add(2 * patience)))
 		go func() { s.failed <- s.send(c, pause) }()
 		go func() { s.failed <- s.receive(c, &s.blocks[i]) }()
 	}
@@ -174,6 +173,9 @@ func (s *stream) send(c *net.TCPConn, pause time.Duration) error {
 	block(0, b)
 	for n := uint64(0); !s.stop.Load(); n++ {
 		binary.BigEndian.PutUint64(b, n)
+		if err := c.SetWriteDeadline(time.Now().Add(2 * patience)); err != nil {
+			return err
+		}
 		if _, err := c.Write(b); err != nil {
 			return err
 		}
@@ -187,6 +189,9 @@ func (s *stream) receive(c *net.TCPConn, received *atomic.Int64) error {
 	block(0, want)
 	for n := int64(0); ; n++ {
 		binary.BigEndian.PutUint64(want, uint64(n))
+		if err := c.SetReadDeadline(time.Now().Add(2 * patience)); err != nil {
+			return err
+		}
 		switch _, err := io.ReadFull(c, got); {
 		case errors.Is(err, io.EOF):
 			return nil
