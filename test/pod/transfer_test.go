@@ -219,7 +219,7 @@ func (w *world) slowUplink() {
 	knownOnStack, queuedOnStack := w.sendSlowly("client")
 	w.run("node-a", "tc", "qdisc", "del", "dev", "eth0", "root")
 	w.t.Logf("queued %d KB, %d KB of them known to the socket; on the stack %d KB, %d KB", queued>>10, known>>10, queuedOnStack>>10, knownOnStack>>10)
-	if known < queued/2 || queued > 256<<10 {
+	if known < queued/2 || queued > 1<<20 {
 		w.t.Errorf("of %d octets in the uplink's queue the socket on the shortcut knows %d", queued, known)
 	}
 	if knownOnStack > queuedOnStack/2 {
