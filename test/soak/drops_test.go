@@ -68,12 +68,43 @@ func (d drops) since(before drops) string {
 	return strings.Join(all, ", ")
 }
 
-// queues notes when device queues or the queues of CPUs overflow. A machine that is busy with other work processes
-// packets late; the ring of a veth with NAPI has 256 places.
+// udpBufferDrops sums, for this network namespace, the datagrams for which the buffer of a socket had no room.
+func udpBufferDrops() (sum uint64) {
+	if text, err := os.ReadFile("/proc/thread-self/net/snmp6"); err == nil {
+		for line := range strings.Lines(string(text)) {
+			if fields := strings.Fields(line); len(fields) == 2 && fields[0] == "Udp6RcvbufErrors" {
+				n, _ := strconv.ParseUint(fields[1], 10, 64)
+				sum += n
+			}
+		}
+	}
+	text, err := os.ReadFile("/proc/thread-self/net/snmp")
+	if err != nil {
+		return sum
+	}
+	var names []string // of the values in the next line
+	for line := range strings.Lines(string(text)) {
+		fields := strings.Fields(line)
+		if len(fields) == 0 || fields[0] != "Udp:" {
+			continue
+		}
+		if at := slices.Index(names, "RcvbufErrors"); at >= 0 && at < len(fields) {
+			n, _ := strconv.ParseUint(fields[at], 10, 64)
+			sum += n
+		}
+		names = fields
+	}
+	return sum
+}
+
+// queues notes when the queues of devices, CPUs or UDP sockets overflow. A machine that is busy with other work
+// processes packets late; the ring of a veth with NAPI has 256 places, the buffer of a socket room for as many small
+// datagrams.
 type queues struct {
-	mu    sync.Mutex
-	total map[string]uint64 // packets dropped, by host and device
-	rises []time.Time
+	mu     sync.Mutex
+	total  map[string]uint64 // packets dropped, by host and queue
+	rises  []time.Time
+	places map[string]int // how often each queue overflowed
 }
 
 const queueInterval = 200 * time.Millisecond
@@ -95,11 +126,12 @@ func (q *queues) watch(w *world) {
 // by the sending device; what programs and the stack drop does not.
 func (q *queues) read(w *world) {
 	now := map[string]uint64{"backlog": backlogDrops()}
-	for _, host := range []string{"fabric", "node-a"} {
-		w.Host(host).Do(func() error {
+	for _, host := range w.Hosts() {
+		host.Do(func() error {
+			now[host.Name+" UDP sockets"] = udpBufferDrops()
 			links, err := netlink.LinkList()
 			for _, l := range links {
-				now[host+" "+l.Attrs().Name] = l.Attrs().Statistics.TxDropped
+				now[host.Name+" "+l.Attrs().Name] = l.Attrs().Statistics.TxDropped
 			}
 			return err
 		})
@@ -109,7 +141,7 @@ func (q *queues) read(w *world) {
 	for place, n := range now {
 		if before, known := q.total[place]; known && n > before {
 			q.rises = append(q.rises, time.Now())
-			break
+			q.places[place]++
 		}
 	}
 	q.total = now

@@ -4,8 +4,10 @@ package soak
 
 import (
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"regexp"
+	"slices"
 	"testing"
 	"time"
 
@@ -90,6 +92,9 @@ func (w *world) sum() {
 		}
 	}
 	w.sumFill()
+	for _, place := range slices.Sorted(maps.Keys(w.queues.places)) {
+		w.logf("full queue: %-20s in %d of the looks", place, w.queues.places[place])
+	}
 	all := w.counts()
 	w.logf("%d requests, %d lost as declared, %d in full queues, %d lost", all.tried, all.spent, all.overflowed, all.lost)
 	if all.lost > 0 {

@@ -73,7 +73,7 @@ type world struct {
 // serves there.
 func newWorld(t *testing.T, random *rand.Rand) *world {
 	t.Helper()
-	w := &world{Lab: lab.NewOf(t, lab.Shape{TwoNICs: true}), t: t, random: random, end: make(chan struct{}), happened: map[string]int{}, fill: fill{}}
+	w := &world{Lab: lab.NewOf(t, lab.Shape{TwoNICs: true}), t: t, random: random, end: make(chan struct{}), happened: map[string]int{}, fill: fill{}, queues: queues{places: map[string]int{}}}
 	w.must(w.StartServers())
 	w.must(w.ReadyForXDP())
 	w.routeBySource()
