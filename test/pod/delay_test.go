@@ -118,7 +118,7 @@ func TestPolicyDelay(t *testing.T) {
 }
 
 // mostTime bounds the repetitions of a change: a loaded machine makes fewer of them.
-const mostTime = 4 * time.Minute
+const mostTime = 2 * time.Minute
 
 // policyDelays has a node deny connections of one of its pods to another, some times, and returns how long after that
 // the last new connection was made.
