@@ -77,7 +77,8 @@ func TestSmoke(t *testing.T) {
 		partPods:       {metricP50, len(podsCases()) * podsSides},
 		// Half of the cases have another side.
 		partOffload: {metricPacketCPU, len(offloadPacketCases())*offloadSides + len(offloadPacketCases())/2},
-		partMesh:    {metricPerSecond, len(meshProxies(s.envoy)) * meshSides},
+		// One proxy has all kinds of traffic.
+		partMesh: {metricPerSecond, (len(meshProxies(s.envoy)) + len(meshTraffics) - 1) * meshSides},
 		// Beeline and the yardstick: for each family, with few flows and with many; with DSR for IPv4
 		// both, for IPv6 few. And for a peer, and for the yardstick with records.
 		partEdge:     {metricPacket, 2 * (2*(24+9) + 26 + 4 + 8 + 2 + 3)},

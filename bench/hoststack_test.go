@@ -36,4 +36,11 @@ func TestHostStack(t *testing.T) {
 			}
 		}
 	}
+	for _, c := range exchangeCases() {
+		for side := range exchangeSides {
+			if got := r.Samples(exchangeSeries(side, c), metricP90); len(got) != 1 || got[0] <= 0 {
+				t.Errorf("%s, %s: p90 %v", exchangeNames[side], c, got)
+			}
+		}
+	}
 }

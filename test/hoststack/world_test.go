@@ -130,7 +130,7 @@ type run struct {
 func (w *world) start(pod, library string, user uint32, argv ...string) *run {
 	w.t.Helper()
 	r := &run{Cmd: w.Host(pod).Command(context.Background(), argv...), w: w}
-	r.Env = append(os.Environ(), "LD_PRELOAD="+library, "BEELINE_HOSTSTACK_INCLUDE=127.0.0.0/8")
+	r.Env = append(os.Environ(), "LD_PRELOAD="+library, "BEELINE_HOSTSTACK_INCLUDE=127.0.0.0/8", "BEELINE_HOSTSTACK_AFTER=1")
 	if user != 0 {
 		r.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: user, Gid: user}}
 	}

@@ -52,6 +52,7 @@ pub fn errno() -> i32 {
 pub fn name(error: i32) -> String {
     let known = [
         (libc::EAGAIN, "EAGAIN"),
+        (libc::EBUSY, "EBUSY"),
         (libc::EPIPE, "EPIPE"),
         (libc::ECONNRESET, "ECONNRESET"),
         (libc::EINTR, "EINTR"),
@@ -213,8 +214,21 @@ pub fn fresh() -> Pair {
 
 /// fresh_at listens at one address and connects to another name of it.
 pub fn fresh_at(address: SocketAddr, by: Option<std::net::IpAddr>) -> Pair {
+    accept_from(&std::net::TcpListener::bind(address).expect("bind"), by)
+}
+
+/// fresh_with has buffers of the kernel of `size` octets, for what the connector sends.
+pub fn fresh_with(size: c_int) -> Pair {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("bind");
+    set_option(std::os::fd::AsRawFd::as_raw_fd(&listener), libc::SO_RCVBUF, size);
+    let made = accept_from(&listener, None);
+    set_option(made.connector, libc::SO_SNDBUF, size);
+    made
+}
+
+/// accept_from connects to a listener.
+pub fn accept_from(listener: &std::net::TcpListener, by: Option<std::net::IpAddr>) -> Pair {
     use std::os::fd::IntoRawFd;
-    let listener = std::net::TcpListener::bind(address).expect("bind");
     let mut server = listener.local_addr().unwrap();
     if let Some(ip) = by {
         server.set_ip(ip);

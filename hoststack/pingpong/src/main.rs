@@ -4,7 +4,13 @@
 //!
 //! `beeline-pingpong --address 127.0.0.1:0 --connections 64 --seconds 2 --bytes 64 --cpus 0,1` prints one line of JSON: connections of the client on rings, replies,
 //! times of a round in microseconds, and the CPU time of both processes for each.
+//!
+//! With `--reply 65536` requests have replies of that size, by blocking calls: all on one connection, or with `--once`
+//! on a connection for each. `--server-preload PATH` gives the server another `LD_PRELOAD` than the client has.
 
+mod exchanges;
+
+use exchanges::Use;
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
@@ -18,6 +24,12 @@ struct Options {
     bytes: usize,
     /// CPUs of client and server; none leaves them to the scheduler.
     cpus: Option<(usize, usize)>,
+    /// Octets of a reply; 0 has messages of `bytes` both ways.
+    reply: usize,
+    once: bool,
+    server_preload: Option<String>,
+    /// This process is the server, and has inherited the socket that listens.
+    listener: Option<i32>,
 }
 
 impl Options {
@@ -28,8 +40,16 @@ impl Options {
             seconds: 1.0,
             bytes: 64,
             cpus: None,
+            reply: 0,
+            once: false,
+            server_preload: None,
+            listener: None,
         };
         while let Some(flag) = arguments.next() {
+            if flag == "--once" {
+                options.once = true;
+                continue;
+            }
             let value = arguments.next().ok_or(format!("{flag} needs a value"))?;
             let bad = |error: String| format!("{flag} {value}: {error}");
             match flag.as_str() {
@@ -37,6 +57,9 @@ impl Options {
                 "--connections" => options.connections = value.parse().map_err(|e| bad(format!("{e}")))?,
                 "--seconds" => options.seconds = value.parse().map_err(|e| bad(format!("{e}")))?,
                 "--bytes" => options.bytes = value.parse().map_err(|e| bad(format!("{e}")))?,
+                "--reply" => options.reply = value.parse().map_err(|e| bad(format!("{e}")))?,
+                "--server-preload" => options.server_preload = Some(value),
+                "--listener" => options.listener = Some(value.parse().map_err(|e| bad(format!("{e}")))?),
                 "--cpus" => options.cpus = Some(pair(&value).ok_or_else(|| bad("write CLIENT,SERVER".into()))?),
                 _ => return Err(format!("{flag} is not known")),
             }
@@ -65,7 +88,7 @@ fn pin(cpu: usize) -> io::Result<()> {
 }
 
 fn main() -> ExitCode {
-    let result = Options::read(std::env::args().skip(1)).and_then(|o| run(&o).map_err(|e| e.to_string()));
+    let result = Options::read(std::env::args().skip(1)).and_then(|o| begin(&o).map_err(|e| e.to_string()));
     match result {
         Ok(line) => {
             println!("{line}");
@@ -78,8 +101,17 @@ fn main() -> ExitCode {
     }
 }
 
+fn begin(options: &Options) -> io::Result<String> {
+    if let Some(listener) = options.listener {
+        return exchanges::serve(listener, options).map(|()| String::new());
+    }
+    let usage = if options.once { Use::Once } else { Use::Again };
+    let measured = if options.reply > 0 { exchanges::run(options, usage)? } else { run(options)? };
+    Ok(line(measured))
+}
+
 /// run forks the server, measures, and ends the server.
-fn run(options: &Options) -> io::Result<String> {
+fn run(options: &Options) -> io::Result<Measured> {
     let listener = TcpListener::bind(options.address)?;
     let address = listener.local_addr()?;
     // SAFETY: this process has one thread.
@@ -95,8 +127,7 @@ fn run(options: &Options) -> io::Result<String> {
     unsafe { libc::kill(server, libc::SIGKILL) };
     // SAFETY: waits for this process's child.
     unsafe { libc::waitpid(server, std::ptr::null_mut(), 0) };
-    let measured = result?;
-    Ok(line(measured))
+    result
 }
 
 /// Poller is an epoll instance.
@@ -113,9 +144,18 @@ impl Poller {
     }
 
     fn add(&self, socket: &impl AsRawFd, data: u64) -> io::Result<()> {
-        let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: data };
+        self.control(libc::EPOLL_CTL_ADD, socket, libc::EPOLLIN, data)
+    }
+
+    /// change has other events reported, with the socket's number as data.
+    fn change(&self, socket: &impl AsRawFd, events: i32) -> io::Result<()> {
+        self.control(libc::EPOLL_CTL_MOD, socket, events, socket.as_raw_fd() as u64)
+    }
+
+    fn control(&self, operation: i32, socket: &impl AsRawFd, events: i32, data: u64) -> io::Result<()> {
+        let mut event = libc::epoll_event { events: events as u32, u64: data };
         // SAFETY: the event is this function's.
-        match unsafe { libc::epoll_ctl(self.0, libc::EPOLL_CTL_ADD, socket.as_raw_fd(), &mut event) } {
+        match unsafe { libc::epoll_ctl(self.0, operation, socket.as_raw_fd(), &mut event) } {
             0 => Ok(()),
             _ => Err(io::Error::last_os_error()),
         }
@@ -250,9 +290,10 @@ fn line(measured: Measured) -> String {
     let at = |share: f64| times.get((times.len() as f64 * share) as usize).copied().unwrap_or(f64::NAN);
     let each = |cpu: Duration| cpu.as_secs_f64() * 1e6 / times.len() as f64;
     format!(
-        r#"{{"attached":{},"rounds":{},"p50":{:.1},"p90":{:.1},"p99":{:.1},"client_cpu":{:.2},"server_cpu":{:.2}}}"#,
+        r#"{{"attached":{},"rounds":{},"p10":{:.1},"p50":{:.1},"p90":{:.1},"p99":{:.1},"client_cpu":{:.2},"server_cpu":{:.2}}}"#,
         attached().unwrap_or(0),
         times.len(),
+        at(0.1),
         at(0.5),
         at(0.9),
         at(0.99),

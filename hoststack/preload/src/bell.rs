@@ -4,6 +4,7 @@
 //!
 //! Events are never read. So no thread can take one from another thread, or from an instance of the program.
 
+use crate::clock::Deadline;
 use crate::{hidden, lock, real};
 use core::ptr::{null_mut, without_provenance_mut};
 use core::sync::atomic::{AtomicU32, Ordering};
@@ -77,19 +78,48 @@ extern "C" fn end_of_thread(kept: *mut c_void) {
     }
 }
 
-/// hear returns this thread's bell, which rings from now on when one of `events` is signalled. What it rang for
-/// before is forgotten, so the caller has to look at the sessions afterwards.
-pub fn hear(events: impl Iterator<Item = c_int>) -> c_int {
+/// prepare makes this thread's bell before it is needed.
+pub fn prepare() {
     let before = real::errno();
-    let Some(fd) = Bell::of_thread() else { return -1 };
-    for event in events.filter(|&event| event >= 0) {
-        let mut wanted = epoll_event { events: (EPOLLIN | EPOLLET) as u32, u64: 0 };
-        // SAFETY: the event is this function's. It may be there already.
-        unsafe { real::epoll_ctl(fd, EPOLL_CTL_ADD, event, &mut wanted) };
-    }
-    silence(fd);
+    Bell::of_thread();
     real::set_errno(before);
-    fd
+}
+
+/// wait_with waits until the bell rings, or `fd` has one of `events`, where RLIMIT_NOFILE does not allow to poll both.
+pub fn wait_with(bell: c_int, fd: c_int, events: i16, deadline: Deadline) -> Result<usize, i32> {
+    let mut wanted = epoll_event { events: events as u32, u64: 0 };
+    // SAFETY: the event is this function's.
+    real::outcome(unsafe { real::epoll_ctl(bell, EPOLL_CTL_ADD, fd, &mut wanted) } as isize)?;
+    let limit = deadline.left().map_or(-1, |left| left.as_nanos().div_ceil(1_000_000).min(i32::MAX as u128) as c_int);
+    // SAFETY: room for one event; no mask.
+    let result = real::outcome(unsafe { real::epoll_pwait(bell, &mut wanted, 1, limit, core::ptr::null()) } as isize);
+    // SAFETY: no event.
+    unsafe { real::epoll_ctl(bell, libc::EPOLL_CTL_DEL, fd, null_mut()) };
+    result
+}
+
+/// hear returns this thread's bell, which rings from now on when one of `events` is signalled. What it rang for
+/// before is forgotten, so the caller has to look at the sessions afterwards. None if the kernel has no room for it: then
+/// the sessions have to fall back.
+pub fn hear(events: impl Iterator<Item = c_int>) -> Option<c_int> {
+    let before = real::errno();
+    let heard = Bell::of_thread().filter(|&fd| {
+        let mut all = true;
+        for event in events.filter(|&event| event >= 0) {
+            all &= add(fd, event);
+        }
+        silence(fd);
+        all
+    });
+    real::set_errno(before);
+    heard
+}
+
+/// add reports whether the bell rings for an event. It may be there already.
+fn add(fd: c_int, event: c_int) -> bool {
+    let mut wanted = epoll_event { events: (EPOLLIN | EPOLLET) as u32, u64: 0 };
+    // SAFETY: the event is this function's.
+    unsafe { real::epoll_ctl(fd, EPOLL_CTL_ADD, event, &mut wanted) == 0 || real::errno() == libc::EEXIST }
 }
 
 /// silence takes all edges.

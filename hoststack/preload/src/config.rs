@@ -9,7 +9,7 @@
 //! | `BEELINE_HOSTSTACK_EXCLUDE` | the same: servers that stay on the kernel; goes first |
 //! | `BEELINE_HOSTSTACK_RING` | octets of a ring, a power of two from 4096 to 1048576 |
 //! | `BEELINE_HOSTSTACK_SESSIONS` | most connections on rings in one process |
-//! | `BEELINE_HOSTSTACK_AFTER` | operations on a connection before it asks for rings |
+//! | `BEELINE_HOSTSTACK_AFTER` | operations on a connection after which it asks for rings, whether or not it has earned them |
 //!
 //! A prefix of IPv6 is in brackets: `[fd00::]/8:80`. Ports are one, or a range `8000-8999`.
 
@@ -27,7 +27,8 @@ pub struct Config {
     pub enabled: bool,
     pub ring: u32,
     pub sessions: usize,
-    pub after: u32,
+    /// None has connections earn rings.
+    pub after: Option<u32>,
     include: Vec<Rule>,
     exclude: Vec<Rule>,
 }
@@ -71,7 +72,7 @@ fn variable(name: &str) -> Option<String> {
 
 impl Default for Config {
     fn default() -> Self {
-        Self { enabled: true, ring: 65536, sessions: 1024, after: 2, include: vec![], exclude: vec![] }
+        Self { enabled: true, ring: 65536, sessions: 1024, after: None, include: vec![], exclude: vec![] }
     }
 }
 
@@ -93,7 +94,7 @@ impl Config {
             config.sessions = number("BEELINE_HOSTSTACK_SESSIONS", &text)? as usize;
         }
         if let Some(text) = variable("BEELINE_HOSTSTACK_AFTER") {
-            config.after = number("BEELINE_HOSTSTACK_AFTER", &text)?.max(1);
+            config.after = Some(number("BEELINE_HOSTSTACK_AFTER", &text)?.max(1));
         }
         config.include = rules("BEELINE_HOSTSTACK_INCLUDE", variable("BEELINE_HOSTSTACK_INCLUDE"))?;
         config.exclude = rules("BEELINE_HOSTSTACK_EXCLUDE", variable("BEELINE_HOSTSTACK_EXCLUDE"))?;

@@ -44,7 +44,8 @@ pub enum Refusal {
     Kept,
     /// The process has as many connections on rings as it may. Each attempt counts.
     Limit,
-    /// No memory, descriptor or name for it could be had. Each attempt counts.
+    /// No memory, descriptor, name or watch of epoll for it could be had. Each attempt counts, and each connection that
+    /// leaves its rings for it.
     Memory,
     /// An offer was not what it has to be. Each counts.
     Offer,

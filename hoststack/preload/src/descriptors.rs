@@ -3,32 +3,33 @@
 //! What happens to sessions when descriptors are made, copied and closed.
 
 use crate::session::{Identity, Session};
-use crate::{config, lock, page, real, side, stream, table};
+use crate::{bell, clients, config, fork, identity, lock, page, real, recall, side, stream, table};
 use beeline_ring::Role;
 use core::mem::size_of;
 use core::net::SocketAddr;
 use core::sync::atomic::Ordering;
 use libc::{c_int, sockaddr, sockaddr_storage, socklen_t};
 
-/// accepted makes a session of a connection that accept(2) returned, if it may use rings.
-pub fn accepted(fd: c_int) {
-    if !config::get().enabled {
-        return;
-    }
+/// accepted makes a session of a connection from `client` that accept(2) returned, if it may use rings.
+pub fn accepted(fd: c_int, client: &sockaddr_storage, nonblocking: bool) {
+    identity::made(fd);
+    let Some(client) = config::from_raw(client) else { return };
     keeping_errno(|| {
         let Some(server) = address(fd, libc::getsockname).filter(|&server| config::get().admits(server)) else {
             return;
         };
-        let Some(client) = address(fd, libc::getpeername) else { return };
-        enter(fd, Role::Acceptor, Some((server, client)));
+        if let Some(session) = enter(fd, Role::Acceptor, Some((server, client))) {
+            session.side().nonblocking.store(u32::from(nonblocking), Ordering::Relaxed);
+        }
     });
 }
 
-/// connected makes a session of a connection that connect(2) has begun.
+/// connected makes a session of a connection that connect(2) has begun. `begins` if it has not said yet that the connection
+/// is there.
 ///
 /// # Safety
 /// `address` leads to `length` octets.
-pub unsafe fn connected(fd: c_int, address: *const sockaddr, length: socklen_t) {
+pub unsafe fn connected(fd: c_int, address: *const sockaddr, length: socklen_t, begins: bool) {
     if !config::get().enabled || address.is_null() {
         return;
     }
@@ -38,11 +39,23 @@ pub unsafe fn connected(fd: c_int, address: *const sockaddr, length: socklen_t) 
     // SAFETY: the caller has that many octets, and the storage has room for them.
     unsafe { core::ptr::copy_nonoverlapping(address.cast::<u8>(), core::ptr::from_mut(&mut storage).cast(), length) };
     let admitted = config::from_raw(&storage).is_some_and(|server| config::get().admits(server));
-    match table::session(fd) {
-        Some(session) => session.anticipated.store(!admitted, Ordering::Relaxed),
-        None if admitted => keeping_errno(|| enter(fd, Role::Connector, None)),
-        None => {}
+    identity::verify(fd);
+    if admitted && table::session(fd).is_none() {
+        keeping_errno(|| drop(enter(fd, Role::Connector, None)));
     }
+    let Some(session) = table::session(fd).filter(|_| !lock::in_vfork_child()) else { return };
+    // A call that only says that the connection is there, which another one has begun, leaves it alone.
+    let disconnects = storage.ss_family == libc::AF_UNSPEC as libc::sa_family_t;
+    if !session.connecting.swap(begins && !disconnects, Ordering::Relaxed) || begins || disconnects {
+        keeping_errno(|| identity::reconnected(session.forever()));
+    }
+    session.anticipated.store(!admitted, Ordering::Relaxed);
+    session.merits.connected();
+}
+
+/// has_ends reports whether a descriptor is a connection between these addresses, at the server's end.
+pub fn has_ends(fd: c_int, server: SocketAddr, client: SocketAddr) -> bool {
+    address(fd, libc::getsockname) == Some(server) && address(fd, libc::getpeername) == Some(client)
 }
 
 /// anticipate makes a session of a socket that a program puts into an epoll instance before it connects.
@@ -55,8 +68,7 @@ pub fn anticipate(fd: c_int) {
         if listens || address(fd, libc::getpeername).is_some() {
             return;
         }
-        enter(fd, Role::Connector, None);
-        if let Some(session) = table::session(fd) {
+        if let Some(session) = enter(fd, Role::Connector, None) {
             session.anticipated.store(true, Ordering::Relaxed);
         }
     });
@@ -80,31 +92,43 @@ fn address(fd: c_int, call: AddressCall) -> Option<SocketAddr> {
     (result == 0).then(|| config::from_raw(&storage)).flatten()
 }
 
-fn enter(fd: c_int, role: Role, ends: Option<(SocketAddr, SocketAddr)>) {
-    if option(fd, libc::SO_PROTOCOL) != Some(libc::IPPROTO_TCP) {
-        return;
+/// enter makes a session. Whether it is one of TCP is asked when it has earned rings.
+fn enter(fd: c_int, role: Role, ends: Option<(SocketAddr, SocketAddr)>) -> Option<table::Held> {
+    if fork::is_shared() || lock::in_vfork_child() {
+        return None;
     }
+    let cookie = identity::cookie(fd)?;
     page::make();
-    let Some(side) = side::make() else { return };
-    // SAFETY: fcntl of a descriptor.
-    let flags = unsafe { real::fcntl(fd, libc::F_GETFL, 0) };
-    side.nonblocking.store(u32::from(flags & libc::O_NONBLOCK != 0), Ordering::Relaxed);
-    let session = Session::make(Identity { role, side, ends });
+    clients::make();
+    let side = side::make()?;
+    let session = Session::make(Identity { role, side, ends }, cookie);
     if table::set_session(fd, session) {
         session.descriptors.store(1, Ordering::Relaxed);
     } else {
         session.was_last.store(true, Ordering::Relaxed);
     }
     session.let_go();
+    table::session(fd)
+}
+
+/// is_nonblocking reports whether a session's socket has O_NONBLOCK.
+pub fn is_nonblocking(session: &Session, fd: c_int) -> bool {
+    let known = &session.side().nonblocking;
+    if known.load(Ordering::Relaxed) == side::UNKNOWN {
+        // SAFETY: fcntl of a descriptor.
+        let flags = unsafe { real::fcntl(fd, libc::F_GETFL, 0) };
+        known.store(u32::from(flags & libc::O_NONBLOCK != 0), Ordering::Relaxed);
+    }
+    known.load(Ordering::Relaxed) != 0
 }
 
 /// option is a number that getsockopt(2) returns for SOL_SOCKET.
-fn option(fd: c_int, name: c_int) -> Option<c_int> {
+pub fn option(fd: c_int, name: c_int) -> Option<c_int> {
     let mut value: c_int = 0;
     let mut length = size_of::<c_int>() as socklen_t;
     let place = core::ptr::from_mut(&mut value).cast();
     // SAFETY: the option stores a number.
-    let result = unsafe { libc::getsockopt(fd, libc::SOL_SOCKET, name, place, &mut length) };
+    let result = unsafe { real::getsockopt(fd, libc::SOL_SOCKET, name, place, &mut length) };
     (result == 0).then_some(value)
 }
 
@@ -116,9 +140,11 @@ pub fn copied(from: c_int, to: c_int) {
     if lock::in_vfork_child() {
         // exec looks at the numbers that the table has, and knows sessions without rings by the numbers alone.
         table::note(to);
-        stay(from);
+        // The program may close this library's descriptors before exec.
+        leave_rings(from);
         return;
     }
+    identity::made(to);
     if let Some(session) = table::session(from) {
         session.side().owners.add();
         session.descriptors.fetch_add(1, Ordering::AcqRel);
@@ -141,9 +167,7 @@ pub fn closing(fd: c_int) {
             leave(session.forever(), fd);
         }
         if let Some(epoll) = table::take_epoll(fd) {
-            let other =
-                || table::descriptors().find(|&other| table::epoll(other).is_some_and(|e| core::ptr::eq(e, epoll)));
-            epoll.drop_descriptor(fd, other);
+            epoll.drop_descriptor(fd, || table::descriptor_of(epoll));
         }
     });
 }
@@ -152,6 +176,7 @@ pub fn closing(fd: c_int) {
 fn leave(session: &'static Session, fd: c_int) {
     let side = session.side();
     let rings = session.rings();
+    recall::answer(session, fd);
     let was_last = side.owners.remove();
     if was_last {
         session.was_last.store(true, Ordering::Relaxed);
@@ -168,7 +193,8 @@ fn leave(session: &'static Session, fd: c_int) {
             false => epoll.orphan(slot, fd),
         }
     }
-    if let Some(rings) = rings {
+    // As long as another process has the connection it has not ended.
+    if let Some(rings) = rings.filter(|_| was_last) {
         rings.header.leave(rings.role);
     }
 }
@@ -183,57 +209,78 @@ pub fn stay(fd: c_int) -> bool {
     !session.is_attached()
 }
 
-/// leave_rings has a connection continue on the kernel. False if the ring has octets that were not read, or an index
-/// that cannot be: whoever has the descriptor alone would miss them.
+/// leave_rings has a connection continue on the kernel. False if the ring has octets that were not read, and that the
+/// peer does not send again: whoever has the descriptor alone would miss them.
 pub fn leave_rings(fd: c_int) -> bool {
     if stay(fd) {
         return true;
     }
     let Some(session) = table::session(fd) else { return true };
     let Some(rings) = session.rings() else { return true };
-    let way = &session.side().receive;
-    let is_empty = || matches!(rings.receive().available(way.index.load(Ordering::SeqCst), rings.capacity), Ok((0, _)));
-    if !is_empty() {
-        return false;
-    }
-    session.leave_rings();
-    is_empty()
+    recall::leave(session.forever(), fd, &rings)
 }
 
-/// same_socket is a descriptor of the table whose attached session is the socket `fd`.
-pub fn same_socket(fd: c_int) -> Option<c_int> {
-    let cookie = cookie(fd)?;
-    let is_same = |session: table::Held| session.is_attached() && session.cookie.load(Ordering::Relaxed) == cookie;
-    table::descriptors().find(|&other| table::session(other).is_some_and(is_same))
-}
-
-/// cookie is the kernel's number of a socket, which no other socket gets.
-pub fn cookie(fd: c_int) -> Option<u64> {
-    let mut cookie = 0u64;
-    let mut length = 8;
-    let place = core::ptr::from_mut(&mut cookie).cast();
-    // SAFETY: SO_COOKIE stores eight octets.
-    let result = unsafe { libc::getsockopt(fd, libc::SOL_SOCKET, libc::SO_COOKIE, place, &mut length) };
-    (result == 0).then_some(cookie)
-}
-
-/// before_fork counts the child's descriptors, and keeps connections on the kernel that have no rings yet: parent
-/// and child could not both get them.
+/// before_fork counts the child's descriptors: connections that have no rings yet stay on the kernel until one process
+/// alone has them.
 pub fn before_fork() {
-    for session in table::descriptors().filter_map(table::session) {
-        session.side().owners.add_child();
-        if !session.is_attached() {
-            session.side().stays.store(1, Ordering::SeqCst);
-        }
-    }
+    table::descriptors().filter_map(table::session).for_each(|session| session.side().owners.add_child());
+}
+
+/// fork_failed is before_fork for a child that was not made.
+pub fn fork_failed() {
+    table::descriptors().filter_map(table::session).for_each(|session| session.side().owners.drop_child());
 }
 
 /// after_fork counts the descriptors as the child's own, and closes its copies of mailboxes, so that they end with
-/// the parent's. The only watcher of a session, if it has one, is the parent's.
-pub fn after_fork() {
-    for session in table::descriptors().filter_map(table::session) {
-        session.side().owners.adopt();
+/// the parent's. The only watcher of a session, if it has one, is the parent's. The parent has `counted` them, unless it
+/// did not see that it made a child. If they are `borrowed`, they need not be those of the table.
+pub fn after_fork(counted: bool, borrowed: bool) {
+    for fd in table::descriptors() {
+        let Some(session) = table::session(fd) else { continue };
+        match counted {
+            true => session.side().owners.adopt(),
+            false => adopt_uncounted(&session, fd),
+        }
         session.close_mailbox();
+        session.upgrading.store(false, Ordering::Relaxed);
+        session.merits.after_fork();
+        if !session.is_attached() {
+            session.merits.reopen();
+        }
         session.watcher.store(core::ptr::dangling_mut(), Ordering::Relaxed);
+        if borrowed {
+            identity::verify(fd);
+        }
+    }
+    if table::descriptors().filter_map(table::session).any(|session| session.is_attached() && session.blocks()) {
+        bell::prepare();
+    }
+}
+
+/// adopt_uncounted is for a child that its parent has not seen. If the parent has given up the connection since, and its
+/// place is another's, the stream cannot go on.
+fn adopt_uncounted(session: &Session, fd: c_int) {
+    let side = session.side();
+    if side.generation.load(Ordering::Acquire) == session.generation.load(Ordering::Relaxed)
+        && side.keep(session.generation.load(Ordering::Relaxed))
+    {
+        if !session.is_attached() {
+            side.stays.store(1, Ordering::SeqCst);
+        }
+        return;
+    }
+    if session.is_attached() {
+        stream::reset_at_close(fd);
+        // SAFETY: shutdown of a number.
+        unsafe { real::shutdown(fd, libc::SHUT_RDWR) };
+    }
+    drop(table::take_session(fd));
+}
+
+/// leave_all has all connections continue on the kernel. What is in their rings is received first.
+pub fn leave_all() {
+    for session in table::descriptors().filter_map(table::session) {
+        session.side().stays.store(1, Ordering::SeqCst);
+        session.leave_rings();
     }
 }

@@ -10,11 +10,23 @@ use libc::c_int;
 
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
 
+/// Of linux/inet_diag.h.
+const INET_DIAG_CGROUP_ID: u16 = 21;
+
 /// Owner of a socket.
 #[derive(Debug, PartialEq, Eq, Clone, Copy)]
 pub struct Owner {
     pub cookie: u64,
     pub uid: u32,
+    /// The control group of the socket; 0 if the kernel does not tell.
+    group: u64,
+}
+
+impl Owner {
+    /// client is the same for all sockets of a program, as far as the kernel tells; never 0.
+    pub fn client(&self) -> u64 {
+        (self.group.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ u64::from(self.uid)) | 1 << 63
+    }
 }
 
 /// inet_diag_sockid of linux/inet_diag.h.
@@ -85,7 +97,26 @@ fn receive(socket: c_int) -> Option<Owner> {
     // SAFETY: the buffer is aligned and has at least a reply's octets.
     let reply = unsafe { &*buffer.as_ptr().cast::<Reply>() };
     let cookie = u64::from(reply.id.cookie[1]) << 32 | u64::from(reply.id.cookie[0]);
-    (reply.header.nlmsg_type == SOCK_DIAG_BY_FAMILY).then_some(Owner { cookie, uid: reply.uid })
+    let length = (n as usize).min(reply.header.nlmsg_len as usize) / 4;
+    // SAFETY: the kernel has stored so many words.
+    let words = unsafe { core::slice::from_raw_parts(buffer.as_ptr().cast::<u32>(), length) };
+    let group = group(words.get(size_of::<Reply>() / 4..).unwrap_or(&[]));
+    (reply.header.nlmsg_type == SOCK_DIAG_BY_FAMILY).then_some(Owner { cookie, uid: reply.uid, group })
+}
+
+/// group is the number of the control group among attributes (struct nlattr), which are aligned to words; 0 if there is
+/// none.
+fn group(mut words: &[u32]) -> u64 {
+    while let Some((&head, rest)) = words.split_first() {
+        let [a, b, c, d] = head.to_ne_bytes();
+        let (length, kind) = (u16::from_ne_bytes([a, b]), u16::from_ne_bytes([c, d]));
+        if let (INET_DIAG_CGROUP_ID, [low, high, ..]) = (kind, rest) {
+            let halves = [low.to_ne_bytes(), high.to_ne_bytes()];
+            return u64::from_ne_bytes(core::array::from_fn(|i| halves[i / 4][i % 4]));
+        }
+        words = words.get(usize::from(length).div_ceil(4).max(1)..).unwrap_or(&[]);
+    }
+    0
 }
 
 fn socket() -> Option<c_int> {

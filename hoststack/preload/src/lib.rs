@@ -12,13 +12,18 @@ extern crate alloc;
 
 mod api;
 mod bell;
+mod clients;
 mod clock;
 mod config;
 mod counters;
 mod descriptors;
 mod diag;
+mod earn;
+mod ends;
 mod epoll;
+mod fork;
 mod hidden;
+mod identity;
 mod lock;
 mod offer;
 mod owners;
@@ -26,10 +31,16 @@ mod page;
 mod parts;
 mod poll;
 mod real;
+mod recall;
+mod receive;
 #[cfg(not(test))]
 mod runtime;
 mod session;
 mod side;
+mod signals;
+mod sink;
+mod source;
+mod splice;
 mod stream;
 mod table;
 mod transfer;
@@ -44,23 +55,11 @@ fn report(text: &str) {
 
 /// start runs before the program's main function.
 extern "C" fn start() {
-    lock::own_process();
+    fork::start();
     config::get();
-    real::at_fork(before_fork, after_fork);
+    real::at_fork(fork::before, fork::in_parent, fork::in_child);
 }
 
 #[used]
 #[link_section = ".init_array"]
 static START: extern "C" fn() = start;
-
-extern "C" fn before_fork() {
-    descriptors::before_fork();
-}
-
-/// after_fork runs in the child.
-extern "C" fn after_fork() {
-    lock::own_process();
-    side::after_fork();
-    diag::after_fork();
-    descriptors::after_fork();
-}

@@ -2,6 +2,7 @@
 
 //! A lock that survives fork: a child breaks those that other threads of its parent held.
 
+use crate::signals::Section;
 use core::cell::UnsafeCell;
 use core::ops::{Deref, DerefMut};
 use core::sync::atomic::{AtomicU32, Ordering};
@@ -22,23 +23,61 @@ pub fn process() -> u32 {
 
 /// in_vfork_child reports whether this is another process in the same memory: it must not change tables.
 pub fn in_vfork_child() -> bool {
+    crate::fork::notice();
     // SAFETY: getpid has no preconditions.
     unsafe { libc::getpid() as u32 != process() }
 }
 
-/// take waits for `word` to be 0 and stores this process's number in it. A holder that has ended, and after
-/// fork the threads that the child does not have, lose the lock: then it reports true.
-pub fn take(word: &AtomicU32) -> bool {
-    let (mut tries, mut stolen) = (0u32, false);
+/// What became of a wait for a lock.
+#[derive(PartialEq, Eq, Clone, Copy)]
+pub enum Taken {
+    Free,
+    /// Its holder has ended, or is a thread that a child of fork does not have.
+    Stolen,
+    /// Its holder does not go on.
+    Not,
+}
+
+/// Tries without a sleep, and then a pause for each.
+const BRIEF: u32 = 64;
+
+/// take waits for `word` to be 0 and stores this process's number in it, for `pauses` at most. A holder that has ended
+/// loses the lock. One that is stopped, or that a thread of a higher priority keeps from running, needs the CPU.
+#[inline]
+pub fn take(word: &AtomicU32, pauses: u32) -> Taken {
+    match word.compare_exchange(0, process(), Ordering::Acquire, Ordering::Relaxed) {
+        Ok(_) => Taken::Free,
+        Err(_) => wait(word, pauses),
+    }
+}
+
+#[cold]
+fn wait(word: &AtomicU32, pauses: u32) -> Taken {
+    let (mut tries, mut taken) = (0u32, Taken::Free);
     while let Err(holder) = word.compare_exchange(0, process(), Ordering::Acquire, Ordering::Relaxed) {
         tries += 1;
-        if tries % 1024 == 0 && holder != 0 && has_ended(holder) {
-            stolen |= word.compare_exchange(holder, 0, Ordering::Relaxed, Ordering::Relaxed).is_ok();
+        if tries < BRIEF {
+            // SAFETY: sched_yield has no preconditions.
+            unsafe { libc::sched_yield() };
+            continue;
         }
-        // SAFETY: sched_yield has no preconditions.
-        unsafe { libc::sched_yield() };
+        if tries - BRIEF > pauses {
+            return Taken::Not;
+        }
+        pause();
+        if tries % 16 == 0 && holder != 0 && has_ended(holder) {
+            let free = word.compare_exchange(holder, 0, Ordering::Relaxed, Ordering::Relaxed).is_ok();
+            taken = if free { Taken::Stolen } else { taken };
+        }
     }
-    stolen
+    taken
+}
+
+/// pause lets others run, also those of a lower priority.
+pub fn pause() {
+    let short = libc::timespec { tv_sec: 0, tv_nsec: 100_000 };
+    // SAFETY: the time is this function's.
+    unsafe { libc::clock_nanosleep(libc::CLOCK_MONOTONIC, 0, &short, core::ptr::null_mut()) };
 }
 
 /// has_ended reports whether there is no such process. One whose parent has not waited for it is there.
@@ -67,8 +106,9 @@ impl<T> Lock<T> {
 
     pub fn lock(&self) -> Guard<'_, T> {
         self.break_after_fork();
-        take(&self.word);
-        Guard(self)
+        let section = Section::enter();
+        take(&self.word, u32::MAX - BRIEF);
+        Guard(self, section)
     }
 
     /// break_after_fork frees a lock that a thread of the parent held when it forked.
@@ -80,7 +120,8 @@ impl<T> Lock<T> {
     }
 }
 
-pub struct Guard<'a, T>(&'a Lock<T>);
+/// Guard ends the section after the lock.
+pub struct Guard<'a, T>(&'a Lock<T>, #[allow(dead_code)] Section);
 
 impl<T> Deref for Guard<'_, T> {
     type Target = T;

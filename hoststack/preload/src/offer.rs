@@ -7,12 +7,14 @@
 //! shared. The acceptor asks the kernel for the cookie by the addresses of the connection, makes the memory, and sends it
 //! to the mailbox. Each end checks that the other has the user that the kernel names as owner of the other socket.
 //!
-//! Neither waits for the other: the acceptor tries again at the 2nd, 4th, 8th operation and so on, and the connector looks
-//! into the mailbox before each of its first operations, and then before as many. Short connections never get this far.
+//! Neither waits for the other. When a connection has earned rings (`earn`), the acceptor tries at the next operation, the
+//! 2nd, 4th, 8th after it and so on, and the connector looks into the mailbox before each of its next operations, and then
+//! before as many.
 
 use crate::counters::Refusal;
 use crate::session::{make_event, Identity, Memory, Session};
-use crate::{config, descriptors, diag, hidden, page, real};
+use crate::signals::Section;
+use crate::{clients, config, descriptors, diag, earn, hidden, identity, page, real};
 use alloc::vec::Vec;
 use beeline_ring::{Header, Layout, Role};
 use core::mem::{size_of, zeroed};
@@ -23,7 +25,13 @@ use libc::{c_int, c_void, sockaddr_un};
 /// After as many operations an end without rings stops trying.
 const LAST_TRY: u32 = 1024;
 
-/// A connector looks for an offer before each of its first operations, and later when the acceptor may have made
+/// And age, in milliseconds: a fast connector has more operations before the acceptor has earned rings.
+const LAST_AGE: u64 = 250;
+
+/// A connector that would answer has opened its mailbox when the acceptor asks the 4th time.
+const LATE: u32 = 8;
+
+/// A connector looks for an offer before each of its next operations, and later when the acceptor may have made
 /// one: a look is a system call, and most peers never make an offer.
 const FIRST_LOOKS: u32 = 8;
 
@@ -34,8 +42,12 @@ pub fn before(session: &'static Session, fd: c_int) {
         session.close_mailbox();
         return;
     }
-    let n = session.operations.load(Ordering::Relaxed);
-    if n <= FIRST_LOOKS || n.is_power_of_two() {
+    look_at_times(session, fd);
+}
+
+fn look_at_times(session: &'static Session, fd: c_int) {
+    let n = session.merits.operations.load(Ordering::Relaxed);
+    if n <= FIRST_LOOKS || n.is_power_of_two() || session.visitor.load(Ordering::Relaxed) >= 0 {
         look(session, fd);
     }
 }
@@ -49,47 +61,104 @@ pub fn look(session: &'static Session, fd: c_int) {
 
 /// after is called after each operation that moved octets.
 pub fn after(session: &'static Session, fd: c_int) {
+    within(session, fd, 0);
+}
+
+/// within is after for a part of an operation. So many octets of it are left.
+pub fn within(session: &'static Session, fd: c_int, left: usize) {
     if session.is_attached()
         || session.anticipated.load(Ordering::Relaxed)
-        || session.operations.load(Ordering::Relaxed) > LAST_TRY
+        || session.merits.is_settled()
         || page::is_off()
     {
         return;
     }
-    let n = session.operations.fetch_add(1, Ordering::Relaxed) + 1;
-    let identity = session.identity();
+    let n = session.merits.operations.fetch_add(1, Ordering::Relaxed) + 1;
+    if session.merits.asks() || earn::earns(session, fd, n, left) {
+        exclusively(session, || ask(session, fd));
+        if left > 0 {
+            look_at_times(session, fd);
+        }
+    }
+}
+
+/// ask is what an end does that has earned rings.
+fn ask(session: &'static Session, fd: c_int) {
+    let (n, identity) = (session.merits.operations.load(Ordering::Relaxed), session.identity());
     if identity.side.stays.load(Ordering::Relaxed) != 0 {
         return give_up(session, Refusal::Kept);
     }
-    if n > LAST_TRY {
-        return give_up(session, Refusal::NoAnswer);
+    let is_shared = || !identity.side.owners.is_alone();
+    if n > LAST_TRY && session.merits.age() > LAST_AGE {
+        return give_up(session, if is_shared() { Refusal::Kept } else { Refusal::NoAnswer });
     }
-    let first = config::get().after;
-    exclusively(session, || match identity.role {
-        Role::Connector if n >= first => open_mailbox(session, fd),
-        Role::Acceptor if n >= first && n.is_power_of_two() => drop(make_offer(session, fd, &identity)),
-        _ => {}
+    // A process that has forked may close its descriptor yet, as servers do.
+    if !n.is_power_of_two() || is_shared() {
+        return;
+    }
+    if identity.role == Role::Connector {
+        return open_mailbox(session, fd);
+    }
+    let tried = without_calls(session, || {
+        let _ = make_offer(session, fd, &identity, n);
     });
+    if !tried {
+        // The next operation is the same again.
+        session.merits.operations.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// without_calls runs `f`, which may attach the session, unless a thread is in a call of the kernel: false.
+fn without_calls(session: &Session, f: impl FnOnce()) -> bool {
+    if !session.merits.shut() {
+        return false;
+    }
+    f();
+    if !session.is_attached() {
+        session.merits.reopen();
+    }
+    true
+}
+
+/// is_settled reports whether a session stays on the kernel for good.
+pub fn is_settled(session: &Session) -> bool {
+    let over = session.merits.is_settled() || session.side().stays.load(Ordering::Relaxed) != 0;
+    over && !session.is_attached()
 }
 
 /// give_up leaves a session to the kernel for good.
 fn give_up(session: &Session, why: Refusal) {
     page::counters().refuse(why);
-    session.operations.store(LAST_TRY + 1, Ordering::Relaxed);
     session.close_mailbox();
+    session.merits.settle();
 }
 
 /// exclusively runs `f` unless another thread does so for this session, and keeps errno.
-fn exclusively(session: &'static Session, f: impl FnOnce()) {
-    if session.upgrading.swap(true, Ordering::AcqRel) {
-        return;
-    }
+pub fn exclusively(session: &'static Session, f: impl FnOnce()) -> bool {
+    let _section = Section::enter();
+    let Some(_alone) = unattached(session) else { return false };
     let before = real::errno();
-    if !session.is_attached() {
-        f();
-    }
+    f();
     real::set_errno(before);
-    session.upgrading.store(false, Ordering::Release);
+    true
+}
+
+/// Alone is a session that gets no rings meanwhile.
+pub struct Alone(pub &'static Session);
+
+/// unattached is None if the session has rings, or another thread is about to get some.
+pub fn unattached(session: &'static Session) -> Option<Alone> {
+    if session.is_attached() || session.upgrading.swap(true, Ordering::SeqCst) {
+        return None;
+    }
+    let alone = Alone(session);
+    (!session.is_attached()).then_some(alone)
+}
+
+impl Drop for Alone {
+    fn drop(&mut self) {
+        self.0.upgrading.store(false, Ordering::Release);
+    }
 }
 
 /// address is the mailbox of a connector.
@@ -114,7 +183,7 @@ fn open_mailbox(session: &'static Session, fd: c_int) {
     if session.mailbox.load(Ordering::Relaxed) >= 0 {
         return;
     }
-    let (Some(cookie), Some(socket)) = (descriptors::cookie(fd), unix_socket()) else { return };
+    let (Some(cookie), Some(socket)) = (identity::cookie(fd), unix_socket()) else { return };
     let (address, length) = address(cookie);
     // SAFETY: the address has that length.
     let bound = unsafe { libc::bind(socket, core::ptr::from_ref(&address).cast(), length) == 0 };
@@ -134,7 +203,7 @@ fn user_of(socket: c_int) -> Option<u32> {
     let mut length = size_of::<libc::ucred>() as libc::socklen_t;
     let place = core::ptr::from_mut(&mut peer).cast();
     // SAFETY: SO_PEERCRED stores a ucred.
-    let result = unsafe { libc::getsockopt(socket, libc::SOL_SOCKET, libc::SO_PEERCRED, place, &mut length) };
+    let result = unsafe { real::getsockopt(socket, libc::SOL_SOCKET, libc::SO_PEERCRED, place, &mut length) };
     (result == 0).then_some(peer.uid)
 }
 
@@ -180,13 +249,28 @@ fn octets(address: IpAddr) -> [u8; 16] {
 }
 
 /// make_offer makes rings and sends them to the connector, if it has opened its mailbox. None if it has not.
-fn make_offer(session: &'static Session, fd: c_int, identity: &Identity) -> Option<()> {
+fn make_offer(session: &'static Session, fd: c_int, identity: &Identity, attempt: u32) -> Option<()> {
     let (server, client) = identity.ends?;
+    if !descriptors::has_ends(fd, server, client) {
+        // The number is another connection now.
+        session.merits.settle();
+        return None;
+    }
     let Some(owner) = diag::owner(client, server) else {
         give_up(session, Refusal::Elsewhere);
         return None;
     };
-    let socket = connect_mailbox(&owner)?;
+    if attempt == 1 && !clients::is_worth(owner.client()) {
+        give_up(session, Refusal::NoAnswer);
+        return None;
+    }
+    let Some(socket) = connect_mailbox(&owner) else {
+        if attempt == LATE {
+            clients::failed(owner.client());
+        }
+        return None;
+    };
+    clients::answered(owner.client());
     let sent = send_offer(session, fd, socket, Offer::new(server, client));
     hidden::dispose(socket);
     sent
@@ -217,7 +301,8 @@ fn send_offer(session: &'static Session, fd: c_int, socket: c_int, offer: Offer)
     };
     session.attach(fd, rings, own, peer);
     offer.list(session);
-    if !send_descriptors(socket, &offer, [memory, peer, own]) {
+    // A child that was forked meanwhile has the connection without rings.
+    if !session.side().owners.is_alone() || !send_descriptors(socket, &offer, [memory, peer, own]) {
         session.close_rings();
     }
     real::close_quietly(memory);
@@ -300,11 +385,16 @@ fn message(part: &mut libc::iovec, control: &mut Control) -> libc::msghdr {
 
 /// take_offer looks into the mailbox, and attaches the session to rings that are what they have to be.
 fn take_offer(session: &'static Session, fd: c_int) {
-    if session.side().stays.load(Ordering::Relaxed) != 0 {
+    if session.side().stays.load(Ordering::SeqCst) != 0 {
         session.close_mailbox();
         return;
     }
-    let Some(visitor) = visitor(session) else { return };
+    if let Some(visitor) = visitor(session).filter(|_| session.side().owners.is_alone()) {
+        without_calls(session, || take_offer_of(session, fd, visitor));
+    }
+}
+
+fn take_offer_of(session: &'static Session, fd: c_int, visitor: c_int) {
     let received = match receive_offer(visitor) {
         // It has connected, but not sent yet.
         Err(libc::EAGAIN) => return,
@@ -334,6 +424,10 @@ fn visitor(session: &Session) -> Option<c_int> {
     }
     let flags = libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
     let (mailbox, nowhere) = (session.mailbox.load(Ordering::Acquire), core::ptr::null_mut());
+    // accept(2) makes a socket and a file before it looks whether anybody has connected.
+    if real::poll_one(mailbox, libc::POLLIN) == 0 {
+        return None;
+    }
     // SAFETY: accept without an address.
     let made = hidden::adopt(unsafe { real::accept4(mailbox, nowhere, core::ptr::null_mut(), flags) })?;
     session.visitor.store(made, Ordering::Release);
@@ -380,7 +474,7 @@ fn is_from_peer(fd: c_int, offer: &Offer, user: Option<u32>) -> bool {
     let own = diag::owner(offer.client(), offer.server());
     let peer = diag::owner(offer.server(), offer.client());
     let (Some(own), Some(peer)) = (own, peer) else { return false };
-    descriptors::cookie(fd) == Some(own.cookie) && user == Some(peer.uid)
+    identity::cookie(fd) == Some(own.cookie) && user == Some(peer.uid)
 }
 
 /// accept maps the memory and attaches the session. The descriptors are this function's if it succeeds.
@@ -391,15 +485,21 @@ fn accept(session: &'static Session, fd: c_int, [memory, own, peer]: [c_int; DES
     if !Session::reserve() {
         return Err(Refusal::Limit);
     }
-    let Some(rings) = map_offered(memory).filter(|rings| rings.header().accept(&rings.layout)) else {
+    let Some(rings) = map_offered(memory).filter(|rings| !rings.header().is_active()) else {
         Session::unreserve();
         return Err(Refusal::Offer);
     };
     real::close_quietly(memory);
     let (own, peer) = (hidden::adopt(own).unwrap_or(-1), hidden::adopt(peer).unwrap_or(-1));
+    let layout = rings.layout;
     session.attach(fd, rings, own, peer);
     if own < 0 || peer < 0 {
         // No room for another descriptor: the kernel's connection goes on.
+        session.fall_back();
+    }
+    // The peer does not use the rings before, and not at all if they are closed by then.
+    let is_shared = !session.side().owners.is_alone();
+    if is_shared || !session.rings().is_some_and(|rings| rings.header.accept(&layout)) {
         session.close_rings();
     }
     Ok(())

@@ -40,6 +40,7 @@ impl Owners {
 
     /// add counts a descriptor of this process.
     pub fn add(&self) {
+        self.ended.store(0, SeqCst);
         let counted = self.change(|count| count.checked_add(1)) || self.begin();
         if !counted {
             self.others.fetch_add(1, SeqCst);
@@ -58,11 +59,22 @@ impl Owners {
         }
     }
 
+    /// drop_child is the end of a child that was not made.
+    pub fn drop_child(&self) {
+        self.drop_other();
+    }
+
     /// remove counts one descriptor of this process less. It reports that no process has any more, to one caller
     /// only.
     pub fn remove(&self) -> bool {
         let _ = self.change(|count| count.checked_sub(1)) || self.drop_other();
         self.end()
+    }
+
+    /// is_alone reports whether no other process has descriptors.
+    pub fn is_alone(&self) -> bool {
+        let of_none = |place| owner(place) == process() || vacant(place);
+        self.others.load(SeqCst) == 0 && self.places.iter().all(|p| of_none(p.load(SeqCst)))
     }
 
     /// end reports whether no process has descriptors, to one caller only.
@@ -141,6 +153,24 @@ mod tests {
             assert!(owners.remove(), "children that have ended have none ({children})");
             assert!(!owners.end(), "one caller is told");
         }
+    }
+
+    #[test]
+    fn a_process_is_alone_when_the_others_have_closed_or_ended() {
+        own_process();
+        let owners = shared();
+        owners.add();
+        assert!(owners.is_alone());
+        in_child(owners, 1, || assert!(!owners.is_alone(), "the parent has one"));
+        assert!(owners.is_alone(), "the child has ended");
+        owners.add_child();
+        assert!(!owners.is_alone(), "a child is being made");
+        owners.adopt();
+        in_child(owners, 1, || {
+            let parent = owners.places.iter().find(|p| owner(p.load(SeqCst)) != process()).unwrap();
+            parent.store(0, SeqCst);
+            assert!(owners.is_alone(), "the parent has closed its own");
+        });
     }
 
     #[test]

@@ -48,20 +48,29 @@ impl Parts {
         })
     }
 
-    /// message runs `f` with a message header for the buffers; at most 64 of them, so a call may be short.
+    /// message runs `f` with a message header for the buffers: for the program's own list if nothing is left out,
+    /// otherwise for at most 64 of them, so that such a call may be short.
     pub fn message<T>(&self, f: impl FnOnce(&mut msghdr) -> T) -> T {
+        if self.skip == 0 && self.most == usize::MAX {
+            return with_header(self.first.cast_mut(), self.count, f);
+        }
         let mut list = [iovec { iov_base: core::ptr::null_mut(), iov_len: 0 }; 64];
         let mut count = 0;
         for (place, (address, length)) in list.iter_mut().zip(self.each()) {
             *place = iovec { iov_base: address.cast::<c_void>(), iov_len: length };
             count += 1;
         }
-        // SAFETY: zero is a valid msghdr, for glibc with padding and for musl.
-        let mut message: msghdr = unsafe { core::mem::zeroed() };
-        message.msg_iov = list.as_mut_ptr();
-        message.msg_iovlen = count as _;
-        f(&mut message)
+        with_header(list.as_mut_ptr(), count, f)
     }
+}
+
+/// with_header runs `f` with a message header for `count` buffers. The kernel does not change their list.
+fn with_header<T>(list: *mut iovec, count: usize, f: impl FnOnce(&mut msghdr) -> T) -> T {
+    // SAFETY: zero is a valid msghdr, for glibc with padding and for musl.
+    let mut message: msghdr = unsafe { core::mem::zeroed() };
+    message.msg_iov = list;
+    message.msg_iovlen = count as _;
+    f(&mut message)
 }
 
 /// Octets of one direction of a ring in shared memory.
@@ -87,6 +96,13 @@ impl Octets {
             // SAFETY: as above; octets that a hostile peer changes during the copy are its own.
             unsafe { core::ptr::copy_nonoverlapping(ring.cast_const(), buffer, n) }
         });
+    }
+
+    /// regions are the places of `count` octets from `index` on: two, if the ring ends between.
+    pub fn regions(&self, index: u64, count: usize) -> [iovec; 2] {
+        let offset = index & (self.capacity - 1);
+        let first = count.min((self.capacity - offset) as usize);
+        [one(self.at.wrapping_add(offset as usize).cast(), first), one(self.at.cast(), count - first)]
     }
 
     /// walk splits `count` octets where a buffer or the ring ends.

@@ -6,7 +6,7 @@ use crate::clock::Deadline;
 use crate::session::Session;
 use crate::side::Phase;
 use crate::table::Held;
-use crate::{bell, real, table, wait};
+use crate::{bell, earn, ends, real, recall, stream, table, wait};
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
 use core::time::Duration;
@@ -24,6 +24,10 @@ pub fn poll(fds: &mut [pollfd], limit: Option<Duration>, mask: *const sigset_t) 
         return kernel_poll(fds, limit, mask);
     }
     let sessions: Vec<_> = fds.iter().map(|one| table::session(one.fd)).collect();
+    let young: Option<Vec<_>> = sessions.iter().flatten().map(|session| earn::direct_wait(session.forever())).collect();
+    if let Some(_young) = young {
+        return kernel_poll(fds, limit, mask);
+    }
     let deadline = Deadline::after(limit);
     loop {
         let n = once(fds, &sessions, deadline, mask)?;
@@ -43,30 +47,53 @@ fn once(
     let mut all: Vec<pollfd> =
         fds.iter().zip(sessions).map(|(one, session)| for_kernel(one, session.as_deref())).collect();
     let mut ready = any_ready(fds, sessions);
-    if !ready {
-        let bell = bell::hear(sessions.iter().flatten().map(|session| session.event()));
+    // Those that the kernel alone knows need no event.
+    let mine = || sessions.iter().flatten().filter(|session| stream::needs_events(session));
+    if !ready && mine().next().is_some() {
+        let bell = bell::hear(mine().map(|session| session.event()));
+        let mut without = mine().filter(|session| bell.is_none() || session.event() < 0).peekable();
+        if without.peek().is_some() {
+            without.for_each(|session| stream::leave_to_kernel(session.forever()));
+            return Ok(0);
+        }
         publish_waits(fds, sessions);
+        for (one, session) in fds.iter().zip(sessions) {
+            session.iter().for_each(|session| recall::answer(session.forever(), one.fd));
+        }
         ready = any_ready(fds, sessions);
-        all.push(pollfd { fd: bell, events: POLLIN, revents: 0 });
+        all.push(pollfd { fd: bell.unwrap_or(-1), events: POLLIN, revents: 0 });
     }
     let left = match ready {
         true => Some(Duration::ZERO),
         false => deadline.left(),
     };
-    kernel_poll(&mut all, left, mask)?;
-    Ok(merge(fds, sessions, &all))
+    match kernel_poll(&mut all, left, mask) {
+        // RLIMIT_NOFILE may not allow one more than the program has.
+        Err(libc::EINVAL) if all.len() > fds.len() => {
+            leave_to_kernel(sessions);
+            Ok(0)
+        }
+        Err(error) => Err(error),
+        Ok(_) => Ok(merge(fds, sessions, &all)),
+    }
 }
 
-/// for_kernel asks for the peer's end instead of writability while it is the ring that knows.
+fn leave_to_kernel(sessions: &[Option<Held>]) {
+    sessions.iter().flatten().for_each(|session| stream::leave_to_kernel(session.forever()));
+}
+
+/// for_kernel asks for the peer's end instead of writability while it is the ring that knows, and once also for nothing.
 fn for_kernel(one: &pollfd, session: Option<&Session>) -> pollfd {
-    let in_ring = session.is_some_and(|s| s.side().send.phase() == Phase::Ring);
-    let instead = in_ring && one.events & WRITE_BITS != 0;
+    let in_ring = |s: &Session| s.side().send.phase() == Phase::Ring;
+    let instead = session.filter(|s| in_ring(s)).is_some_and(|s| {
+        one.events & WRITE_BITS != 0 || one.events & READ_BITS == 0 && !s.suspect.load(Ordering::Relaxed)
+    });
     let events = if instead { one.events & !WRITE_BITS | POLLRDHUP } else { one.events };
     pollfd { events, revents: 0, ..*one }
 }
 
 fn any_ready(fds: &[pollfd], sessions: &[Option<Held>]) -> bool {
-    fds.iter().zip(sessions).any(|(one, session)| ring_ready(one.events, session.as_deref()) != 0)
+    fds.iter().zip(sessions).any(|(one, session)| ring_ready(one, session.as_deref()) != 0)
 }
 
 fn publish_waits(fds: &[pollfd], sessions: &[Option<Held>]) {
@@ -76,16 +103,16 @@ fn publish_waits(fds: &[pollfd], sessions: &[Option<Held>]) {
             rings.receive().consumer_waits();
         }
         if one.events & WRITE_BITS != 0 {
-            rings.send().producer_waits();
+            session.as_deref().inspect(|session| session.await_room(&rings));
         }
     }
 }
 
-fn ring_ready(events: i16, session: Option<&Session>) -> i16 {
+fn ring_ready(&pollfd { fd, events, .. }: &pollfd, session: Option<&Session>) -> i16 {
     let Some(session) = session else { return 0 };
     let Some(rings) = session.rings() else { return 0 };
     let mut ready = 0;
-    if session.is_readable(&rings) {
+    if session.reports_readable(fd, &rings) {
         ready |= READ_BITS;
     }
     if session.is_writable(&rings) {
@@ -97,14 +124,25 @@ fn ring_ready(events: i16, session: Option<&Session>) -> i16 {
 fn merge(fds: &mut [pollfd], sessions: &[Option<Held>], polled: &[pollfd]) -> usize {
     let mut n = 0;
     for ((one, session), polled) in fds.iter_mut().zip(sessions).zip(polled) {
-        if let Some(session) = session.as_deref().filter(|_| polled.revents & (POLLRDHUP | POLLHUP | POLLERR) != 0) {
-            session.suspect.store(true, Ordering::Relaxed);
-        }
+        let by_kernel = session.as_deref().map_or(polled.revents, |session| by_kernel(session, polled));
         let asked = one.events | POLLERR | POLLHUP | libc::POLLNVAL;
-        one.revents = (polled.revents | ring_ready(one.events, session.as_deref())) & asked;
+        one.revents = (by_kernel | ring_ready(one, session.as_deref())) & asked;
         n += usize::from(one.revents != 0);
     }
     n
+}
+
+/// by_kernel is what the kernel knows of a session, after a look at why the peer has ended, if it has.
+fn by_kernel(session: &Session, polled: &pollfd) -> i16 {
+    let mut known = polled.revents;
+    ends::suspect(session, polled.fd, known);
+    if known & (POLLRDHUP | READ_BITS) != 0 && ends::notice(session, polled.fd) {
+        known |= real::poll_one(polled.fd, READ_BITS | WRITE_BITS | POLLRDHUP);
+    }
+    match known != 0 && ends::has_error(session) {
+        true => known | POLLERR,
+        false => known,
+    }
 }
 
 fn kernel_poll(fds: &mut [pollfd], limit: Option<Duration>, mask: *const sigset_t) -> Result<usize, i32> {

@@ -30,9 +30,9 @@ fn next(name: &'static [u8]) -> usize {
     unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr().cast()) as usize }
 }
 
-/// at_fork has fork(2) call `before` in the parent and `after` in the child. glibc has pthread_atfork(3) in a part that
+/// at_fork has fork(3) call `before` and `after` in the parent, and `child` in the child. glibc has pthread_atfork(3) in a part that
 /// is linked statically, and exports what that calls; musl the other way round.
-pub fn at_fork(before: extern "C" fn(), after: extern "C" fn()) {
+pub fn at_fork(before: extern "C" fn(), after: extern "C" fn(), child: extern "C" fn()) {
     type Handler = Option<extern "C" fn()>;
     type Register = extern "C" fn(Handler, Handler, Handler, *const c_void) -> c_int;
     let found = match next(b"__register_atfork\0") {
@@ -43,7 +43,7 @@ pub fn at_fork(before: extern "C" fn(), after: extern "C" fn()) {
         // SAFETY: glibc's function has this signature; musl's has three of the arguments, and does not see the
         // fourth.
         let register: Register = unsafe { core::mem::transmute(found) };
-        register(Some(before), None, Some(after), core::ptr::null());
+        register(Some(before), Some(after), Some(child), core::ptr::null());
     }
 }
 
@@ -51,6 +51,7 @@ macro_rules! real {
     ($(fn $name:ident($($arg:ident: $type:ty),*) -> $ret:ty;)*) => {$(
         /// # Safety
         /// As for the function of this name in the C library.
+        #[allow(non_snake_case)]
         pub unsafe fn $name($($arg: $type),*) -> $ret {
             static ADDRESS: AtomicUsize = AtomicUsize::new(0);
             let address = resolve(&ADDRESS, concat!(stringify!($name), "\0").as_bytes());
@@ -63,6 +64,7 @@ macro_rules! real {
 }
 
 real! {
+    fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int;
     fn accept4(fd: c_int, address: *mut sockaddr, length: *mut socklen_t, flags: c_int) -> c_int;
     fn connect(fd: c_int, address: *const sockaddr, length: socklen_t) -> c_int;
     fn close(fd: c_int) -> c_int;
@@ -72,6 +74,7 @@ real! {
     fn fcntl(fd: c_int, command: c_int, argument: usize) -> c_int;
     fn ioctl(fd: c_int, request: libc::c_ulong, argument: usize) -> c_int;
     fn shutdown(fd: c_int, how: c_int) -> c_int;
+    fn getsockopt(fd: c_int, level: c_int, name: c_int, value: *mut c_void, length: *mut socklen_t) -> c_int;
     fn setsockopt(fd: c_int, level: c_int, name: c_int, value: *const c_void, length: socklen_t) -> c_int;
     fn read(fd: c_int, buffer: *mut c_void, count: size_t) -> ssize_t;
     fn write(fd: c_int, buffer: *const c_void, count: size_t) -> ssize_t;
@@ -100,6 +103,19 @@ real! {
     fn posix_spawnp(child: *mut libc::pid_t, path: *const c_char, actions: *const c_void, attributes: *const c_void, arguments: *const *const c_char, environment: *const *const c_char) -> c_int;
     fn fexecve(fd: c_int, arguments: *const *const c_char, environment: *const *const c_char) -> c_int;
     fn posix_spawn_file_actions_adddup2(actions: *mut c_void, from: c_int, to: c_int) -> c_int;
+    fn sigaction(signal: c_int, wanted: *const libc::sigaction, before: *mut libc::sigaction) -> c_int;
+    fn signal(signal: c_int, handler: usize) -> usize;
+    fn bsd_signal(signal: c_int, handler: usize) -> usize;
+    fn ssignal(signal: c_int, handler: usize) -> usize;
+    fn sysv_signal(signal: c_int, handler: usize) -> usize;
+    fn __sysv_signal(signal: c_int, handler: usize) -> usize;
+    fn sigset(signal: c_int, handler: usize) -> usize;
+    fn _Fork() -> c_int;
+    fn clone(start: *const c_void, stack: *mut c_void, flags: c_int, argument: *mut c_void, parent: *mut c_void, tls: *mut c_void, child: *mut c_void) -> c_int;
+    fn readdir(folder: *mut libc::DIR) -> *mut libc::dirent;
+    fn readdir64(folder: *mut libc::DIR) -> *mut libc::dirent;
+    fn readdir_r(folder: *mut libc::DIR, entry: *mut libc::dirent, result: *mut *mut libc::dirent) -> c_int;
+    fn readdir64_r(folder: *mut libc::DIR, entry: *mut libc::dirent, result: *mut *mut libc::dirent) -> c_int;
     fn system(command: *const c_char) -> c_int;
     fn popen(command: *const c_char, mode: *const c_char) -> *mut FILE;
 }
@@ -152,15 +168,21 @@ pub fn close_quietly(fd: c_int) {
     set_errno(before);
 }
 
-/// poll_one waits until `fd` has one of `events`, for `timeout` milliseconds, and returns what it has.
+/// poll_one returns what `fd` has of `events` and the events that are always reported.
 pub fn poll_one(fd: c_int, events: c_short) -> c_short {
+    polled(fd, events).unwrap_or(0)
+}
+
+/// poll_or_suspect is poll_one for who has to ask the kernel otherwise if not even one descriptor may be polled
+/// (RLIMIT_NOFILE).
+pub fn poll_or_suspect(fd: c_int, events: c_short) -> c_short {
+    polled(fd, events).unwrap_or(events)
+}
+
+fn polled(fd: c_int, events: c_short) -> Option<c_short> {
     let mut one = pollfd { fd, events, revents: 0 };
     let now = timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: one descriptor, and no signal mask.
     let n = unsafe { ppoll(&mut one, 1, &now, core::ptr::null()) };
-    if n > 0 {
-        one.revents
-    } else {
-        0
-    }
+    (n >= 0).then_some(if n > 0 { one.revents } else { 0 })
 }

@@ -2,13 +2,15 @@
 
 //! A TCP connection of this process that may use rings: made at accept or connect, attached when both ends agree.
 
+use crate::counters::Refusal;
+use crate::earn::Merits;
 use crate::epoll::Epoll;
 use crate::lock::Lock;
 use crate::side::{Phase, Side};
-use crate::{config, descriptors, hidden, page, real};
+use crate::{bell, config, descriptors, hidden, page, real, stream};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
-use beeline_ring::{Direction, Header, Layout, Role, HEADER_BYTES};
+use beeline_ring::{Answer, Direction, Header, Layout, Recall, Role, HEADER_BYTES};
 use core::net::SocketAddr;
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -33,13 +35,17 @@ pub struct Session {
     pub descriptors: AtomicUsize,
     live: AtomicBool,
     identity: Lock<Option<Identity>>,
+    /// Of the identity, without its lock.
+    side: AtomicPtr<Side>,
+    pub generation: AtomicU64,
+    accepted: AtomicBool,
     /// This process dropped the last descriptor of all processes.
     pub was_last: AtomicBool,
 
     /// Rings: the shared memory, once this end is attached.
     memory: AtomicPtr<u8>,
     length: AtomicUsize,
-    /// The kernel's number of the socket, once this end is attached.
+    /// The kernel's number of the socket, by which a descriptor that is another file now is known.
     pub cookie: AtomicU64,
     /// Wakes this end; and the peer.
     pub own_event: AtomicI32,
@@ -51,12 +57,16 @@ pub struct Session {
     pub visitor: AtomicI32,
     early_event: AtomicI32,
     pub upgrading: AtomicBool,
-    pub operations: AtomicU32,
+    pub merits: Merits,
     /// The socket is in an epoll instance, but not connected yet: whether it may use rings is not known.
     pub anticipated: AtomicBool,
+    /// connect(2) has begun, and has not yet said that the connection is there.
+    pub connecting: AtomicBool,
 
     /// The kernel's connection may have ended: ask it before the next octets go into the ring.
     pub suspect: AtomicBool,
+    /// How often this end has asked for room in a full ring.
+    pub room_waits: AtomicU32,
     pub watches: Lock<Vec<Watch>>,
     /// The only epoll instance that may leave the peer without a wish to be woken while it is awake.
     pub watcher: AtomicPtr<Epoll>,
@@ -90,6 +100,15 @@ impl Rings {
     pub fn octets(&self, role: Role) -> *mut u8 {
         // SAFETY: the layout was checked against the size of the mapping.
         unsafe { self.memory.add(HEADER_BYTES + role as usize * self.capacity as usize) }
+    }
+
+    /// recall is of what this end sends; and what the peer sends.
+    pub fn own_recall(&self) -> Option<&'static Recall> {
+        self.header.recall(self.role)
+    }
+
+    pub fn peer_recall(&self) -> Option<&'static Recall> {
+        self.header.recall(self.peer())
     }
 
     pub fn peer(&self) -> Role {
@@ -131,15 +150,19 @@ impl Drop for Memory {
 
 impl Session {
     /// make takes a session from the pool. Whoever gets it holds it.
-    pub fn make(identity: Identity) -> &'static Session {
+    pub fn make(identity: Identity, cookie: u64) -> &'static Session {
         let session = POOL.lock().pop().unwrap_or_else(|| Box::leak(Box::new(Self::empty())));
         session.hold();
-        session.operations.store(0, Ordering::Relaxed);
+        session.merits.begin();
         session.was_last.store(false, Ordering::Relaxed);
         session.suspect.store(false, Ordering::Relaxed);
         session.upgrading.store(false, Ordering::Relaxed);
         session.anticipated.store(false, Ordering::Relaxed);
-        *session.identity.lock() = Some(identity);
+        session.side.store(core::ptr::from_ref(identity.side).cast_mut(), Ordering::Relaxed);
+        session.connecting.store(false, Ordering::Relaxed);
+        session.cookie.store(cookie, Ordering::Relaxed);
+        session.generation.store(identity.side.generation.load(Ordering::Acquire), Ordering::Relaxed);
+        session.identify(identity);
         session.live.store(true, Ordering::Release);
         session
     }
@@ -150,6 +173,9 @@ impl Session {
             descriptors: AtomicUsize::new(0),
             live: AtomicBool::new(false),
             identity: Lock::new(None),
+            side: AtomicPtr::new(null_mut()),
+            generation: AtomicU64::new(0),
+            accepted: AtomicBool::new(false),
             was_last: AtomicBool::new(false),
             memory: AtomicPtr::new(null_mut()),
             length: AtomicUsize::new(0),
@@ -160,9 +186,11 @@ impl Session {
             visitor: AtomicI32::new(-1),
             early_event: AtomicI32::new(-1),
             upgrading: AtomicBool::new(false),
-            operations: AtomicU32::new(0),
+            merits: Merits::new(),
             anticipated: AtomicBool::new(false),
+            connecting: AtomicBool::new(false),
             suspect: AtomicBool::new(false),
+            room_waits: AtomicU32::new(0),
             watches: Lock::new(Vec::new()),
             watcher: AtomicPtr::new(null_mut()),
         }
@@ -192,9 +220,8 @@ impl Session {
         }
         self.watches.lock().clear();
         self.watcher.store(null_mut(), Ordering::Relaxed);
-        let identity = self.identity.lock().take();
-        if let Some(identity) = identity.filter(|_| self.was_last.load(Ordering::Relaxed)) {
-            identity.side.free();
+        if self.was_last.load(Ordering::Relaxed) {
+            self.side().free();
         }
         POOL.lock().push(self);
     }
@@ -205,8 +232,22 @@ impl Session {
         known.expect("a session that is held has an identity")
     }
 
+    /// identify stores which end of which connection this is.
+    pub fn identify(&self, identity: Identity) {
+        self.accepted.store(identity.role == Role::Acceptor, Ordering::Relaxed);
+        *self.identity.lock() = Some(identity);
+    }
+
     pub fn side(&self) -> &'static Side {
-        self.identity().side
+        // SAFETY: make stores the side before anybody has the session, and sides are never unmapped.
+        unsafe { &*self.side.load(Ordering::Relaxed) }
+    }
+
+    pub fn role(&self) -> Role {
+        match self.accepted.load(Ordering::Relaxed) {
+            true => Role::Acceptor,
+            false => Role::Connector,
+        }
     }
 
     /// rings of the session, if it is attached.
@@ -218,7 +259,12 @@ impl Session {
         // SAFETY: the mapping begins with a header and stays while the session is held.
         let header = unsafe { &*memory.cast::<Header>() };
         let capacity = (self.length.load(Ordering::Relaxed) - HEADER_BYTES) as u64 / 2;
-        Some(Rings { header, memory, capacity, role: self.identity().role })
+        Some(Rings { header, memory, capacity, role: self.role() })
+    }
+
+    /// blocks reports whether calls without flags wait, as far as is known.
+    pub fn blocks(&self) -> bool {
+        self.side().nonblocking.load(Ordering::Relaxed) == 0
     }
 
     pub fn is_attached(&self) -> bool {
@@ -227,7 +273,7 @@ impl Session {
 
     /// attach gives the session its rings and events. Threads that wait on the kernel's connection alone are woken.
     pub fn attach(&'static self, fd: c_int, memory: Memory, own_event: c_int, peer_event: c_int) {
-        self.cookie.store(descriptors::cookie(fd).unwrap_or(0), Ordering::Relaxed);
+        self.learn_low_mark(fd);
         self.own_event.store(own_event, Ordering::Relaxed);
         self.peer_event.store(peer_event, Ordering::Relaxed);
         self.length.store(Layout::bytes(memory.layout.capacity), Ordering::Relaxed);
@@ -238,6 +284,14 @@ impl Session {
             epoll.attach(slot);
         }
         signal(self.early_event.load(Ordering::SeqCst));
+        if self.side().stays.load(Ordering::SeqCst) != 0 {
+            // A thread has begun to wait for the kernel's connection alone.
+            self.close_rings();
+        }
+        if self.blocks() {
+            // The program may forbid itself further descriptors before it waits.
+            bell::prepare();
+        }
     }
 
     /// watched_only_by reports whether `epoll` is, or becomes, the only watcher.
@@ -270,6 +324,15 @@ impl Session {
         self.close_rings();
         self.wake();
         self.wake_peer();
+    }
+
+    /// fall_back leaves a connection to the kernel because an event for it cannot be had: no descriptor, no memory, or no
+    /// watch is left. Without it a thread of this end would sleep for ever.
+    pub fn fall_back(&self) {
+        if self.side().stays.swap(1, Ordering::SeqCst) == 0 {
+            page::counters().refuse(Refusal::Memory);
+        }
+        self.leave_rings();
     }
 
     /// close_mailbox ends the wait for an offer.
@@ -330,7 +393,7 @@ impl Session {
         let way = &self.side().receive;
         let begun = match way.phase() {
             Phase::Before => rings.receive().start().is_some_and(|n| n <= way.kernel.load(Ordering::Relaxed)),
-            Phase::Ring => true,
+            Phase::Ring => self.recalled(rings) == Some(0),
             Phase::After => false,
         };
         if !begun {
@@ -339,6 +402,62 @@ impl Session {
         let head = way.index.load(Ordering::Relaxed);
         let available = rings.receive().available(head, rings.capacity);
         available.map_or(true, |(n, _)| n > 0)
+    }
+
+    /// recalled is the number of octets in the ring that come by the kernel's connection instead; None if the peer is
+    /// about to send some.
+    pub fn recalled(&self, rings: &Rings) -> Option<u64> {
+        let side = self.side();
+        if side.recalled.load(Ordering::Relaxed) == 0 {
+            return Some(0);
+        }
+        match rings.peer_recall().map(Recall::answer) {
+            Some(Answer::Taken) => None,
+            Some(Answer::Done(index)) => Some(index.saturating_sub(side.receive.index.load(Ordering::Relaxed))),
+            _ => Some(0),
+        }
+    }
+
+    /// await_room has the peer wake this end when the ring has room.
+    pub fn await_room(&self, rings: &Rings) {
+        self.room_waits.fetch_add(1, Ordering::Relaxed);
+        rings.send().producer_waits();
+    }
+
+    /// learn_low_mark asks the kernel for SO_RCVLOWAT, which it bounds, and an accepted socket has from its listener.
+    pub fn learn_low_mark(&self, fd: c_int) {
+        let value = descriptors::option(fd, libc::SO_RCVLOWAT).unwrap_or(1);
+        self.side().low_mark.store(value as u32, Ordering::Relaxed);
+    }
+
+    /// reports_readable is is_readable for programs that ask for readiness: from SO_RCVLOWAT on. A ring that is half full is readable, since it may never have as many.
+    pub fn reports_readable(&self, fd: c_int, rings: &Rings) -> bool {
+        let low_mark = u64::from(self.side().low_mark.load(Ordering::Relaxed));
+        if low_mark <= 1 {
+            return self.is_readable(rings);
+        }
+        let way = &self.side().receive;
+        let Ok((n, closed)) = rings.receive().available(way.index.load(Ordering::Relaxed), rings.capacity) else {
+            return true;
+        };
+        let by_kernel = way.kernel.load(Ordering::Relaxed);
+        let missing = match way.phase() {
+            Phase::Before => rings.receive().start().map(|start| start.saturating_sub(by_kernel)),
+            Phase::Ring => self.recalled(rings).filter(|&by_kernel| by_kernel == 0),
+            Phase::After => None,
+        };
+        let Some(missing) = missing.filter(|missing| missing + n > 0) else { return false };
+        let after = if closed { stream::kernel_queue(fd) as u64 } else { 0 };
+        missing + n + after >= low_mark.min(rings.capacity / 2)
+    }
+
+    /// has_behind_kernel reports whether the ring has octets that follow some which the kernel has yet to deliver.
+    pub fn has_behind_kernel(&self, rings: &Rings) -> bool {
+        let way = &self.side().receive;
+        let waits = way.phase() == Phase::Before
+            && rings.receive().start().is_some_and(|start| start > way.kernel.load(Ordering::Relaxed));
+        let available = || rings.receive().available(way.index.load(Ordering::Relaxed), rings.capacity);
+        waits && available().is_ok_and(|(n, _)| n > 0)
     }
 
     /// is_writable reports whether a writer of the ring gets anywhere. While the kernel's connection carries the
@@ -351,7 +470,6 @@ impl Session {
         let free = rings.send().free(way.index.load(Ordering::Relaxed), rings.capacity);
         free.map_or(true, |n| n >= enough(rings.capacity))
             || rings.send().is_closed()
-            || rings.header.has_left(rings.peer())
             || self.suspect.load(Ordering::Relaxed)
     }
 }

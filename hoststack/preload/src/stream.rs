@@ -2,16 +2,25 @@
 
 //! Sending and receiving on a session: by the kernel's connection, by the ring, and where one follows the other.
 
+use crate::ends::{self, keep, kept_for_send};
 use crate::epoll::{READ_BITS, WRITE_BITS};
 use crate::parts::{Octets, Parts};
-use crate::session::{enough, Rings, Session};
-use crate::side::Phase;
-use crate::{offer, page, real, wait};
+use crate::session::{Rings, Session};
+use crate::side::{Phase, Way, LONG, SHORT};
+use crate::sink::Buffers;
+use crate::source::Source;
+use crate::{descriptors, earn, identity, lock, offer, page, real, recall, receive, wait};
 use beeline_ring::{Published, Violation};
 use core::sync::atomic::Ordering;
-use libc::{c_int, EAGAIN, MSG_DONTWAIT, MSG_OOB, MSG_PEEK, MSG_TRUNC, MSG_WAITALL};
+use libc::{c_int, EAGAIN, ECONNRESET, MSG_DONTWAIT, MSG_PEEK, MSG_WAITALL};
 
 pub type Outcome = Result<usize, i32>;
+
+/// The descriptor is not the session's socket any more. No error of the kernel has this number.
+pub const OTHER_FILE: i32 = i32::MAX;
+
+/// Who has the lock does not go on: EAGAIN, also for a call that would wait.
+pub const STUCK: i32 = i32::MAX - 1;
 
 /// receive is recv(2) on a session.
 pub fn receive(session: &'static Session, fd: c_int, parts: Parts, flags: c_int) -> Outcome {
@@ -19,23 +28,80 @@ pub fn receive(session: &'static Session, fd: c_int, parts: Parts, flags: c_int)
     let wanted = parts.length();
     let mut done = 0;
     loop {
-        let rest = parts.after(done);
-        match attempt_receive(session, fd, &rest, flags) {
+        let sink = Buffers { parts: parts.after(done), flags };
+        let pauses = if blocks(session, fd, flags) { LONG } else { SHORT };
+        let mut result = receive::try_once(session, fd, &sink, pauses);
+        let waits = result == Err(EAGAIN) && blocks(session, fd, flags);
+        let by_kernel = waits && is_kernels(session, &session.side().receive);
+        if by_kernel {
+            // SAFETY: the buffers are the program's, for this call.
+            result = sink.parts.message(|m| real::outcome(unsafe { real::recvmsg(fd, m, flags) }));
+            if matches!(result, Ok(0) | Err(ECONNRESET)) {
+                result = ended_by_kernel(session, fd, &sink, result);
+            }
+        }
+        match result {
             Ok(n) => {
                 done += n;
-                let all = flags & MSG_WAITALL != 0 && flags & (MSG_PEEK | MSG_DONTWAIT) == 0 && n > 0 && done < wanted;
-                if !all {
+                let goes_on = n > 0 && done < least(session, wanted, flags) && blocks(session, fd, flags);
+                if !goes_on {
                     return Ok(done).inspect(|_| offer::after(session, fd));
                 }
             }
-            Err(EAGAIN) if blocks(session, flags) => {
-                if let Err(error) = wait::readable(session, fd) {
-                    return if done > 0 { Ok(done) } else { Err(error) };
+            Err(EAGAIN) if waits && !by_kernel => match wait::readable(session, fd) {
+                // The kernel waits, and then has copied all that there is room for.
+                _ if wanted == 0 => return Ok(0),
+                Ok(()) => {}
+                Err(error) => {
+                    return last_receive(session, fd, &sink, error).map_or_else(|e| some(done, e), |n| Ok(done + n))
                 }
+            },
+            Err(STUCK) => return some(done, EAGAIN),
+            Err(OTHER_FILE) => {
+                identity::verify(fd);
+                // SAFETY: the buffers are the program's, for this call.
+                let rest = sink.parts.message(|m| real::outcome(unsafe { real::recvmsg(fd, m, flags) }));
+                return rest.map_or_else(|error| some(done, error), |n| Ok(done + n));
             }
-            Err(_) if done > 0 => return Ok(done),
+            Err(error) if done > 0 => {
+                keep(session, error);
+                return Ok(done);
+            }
             Err(error) => return Err(error),
         }
+    }
+}
+
+/// ended_by_kernel is what a receive returns after the kernel's own call has met the end.
+fn ended_by_kernel(session: &'static Session, fd: c_int, sink: &Buffers, result: Outcome) -> Outcome {
+    match result {
+        Ok(_) => receive::attempt(session, fd, sink),
+        Err(_) => result.inspect_err(|_| ends::is_reset(session)),
+    }
+}
+
+/// least is how many octets a receive waits for: all, or SO_RCVLOWAT. One that takes none returns what there is.
+fn least(session: &Session, wanted: usize, flags: c_int) -> usize {
+    match flags & (MSG_PEEK | MSG_WAITALL) {
+        0 => wanted.min(session.side().low_mark.load(Ordering::Relaxed) as usize),
+        MSG_WAITALL => wanted,
+        _ => 0,
+    }
+}
+
+/// last_receive is for a wait that ended with an error. Octets that are fewer than SO_RCVLOWAT did not end it.
+fn last_receive(session: &'static Session, fd: c_int, sink: &Buffers, error: i32) -> Outcome {
+    match descriptors::option(fd, libc::SO_RCVLOWAT) {
+        Some(2..) => receive::attempt(session, fd, sink).map_err(|_| error),
+        _ => Err(error),
+    }
+}
+
+pub fn some(done: usize, error: i32) -> Outcome {
+    if done > 0 {
+        Ok(done)
+    } else {
+        Err(error)
     }
 }
 
@@ -45,124 +111,77 @@ pub fn send(session: &'static Session, fd: c_int, parts: Parts, flags: c_int) ->
     let wanted = parts.length();
     let mut done = 0;
     loop {
-        match attempt_send(session, fd, &parts.after(done), flags) {
+        let portion = earn::portion(session, fd, wanted - done);
+        let source = Buffers { parts: parts.after(done).at_most(portion), flags };
+        let mut result = attempt_send(session, fd, &source);
+        let waits = result == Err(EAGAIN) && blocks(session, fd, flags);
+        let by_kernel = waits && is_kernels(session, &session.side().send);
+        if by_kernel {
+            // SAFETY: the buffers are the program's, for this call.
+            result = source.parts.message(|m| real::outcome(unsafe { real::sendmsg(fd, m, flags) }));
+        }
+        match result {
             Ok(n) => {
                 done += n;
-                if done >= wanted || !blocks(session, flags) {
+                if done >= wanted || n < portion && !blocks(session, fd, flags) {
                     return Ok(done).inspect(|_| offer::after(session, fd));
                 }
+                offer::within(session, fd, wanted - done);
             }
-            Err(EAGAIN) if blocks(session, flags) => {
+            Err(EAGAIN) if waits && !by_kernel => {
                 if let Err(error) = wait::writable(session, fd) {
                     return if done > 0 { Ok(done) } else { Err(error) };
                 }
             }
-            Err(_) if done > 0 => return Ok(done),
+            Err(error) if done > 0 => {
+                keep(session, error);
+                return Ok(done);
+            }
             Err(error) => return Err(error),
         }
     }
 }
 
-fn blocks(session: &Session, flags: c_int) -> bool {
-    flags & MSG_DONTWAIT == 0 && session.side().nonblocking.load(Ordering::Relaxed) == 0
+pub fn blocks(session: &Session, fd: c_int, flags: c_int) -> bool {
+    flags & MSG_DONTWAIT == 0 && !descriptors::is_nonblocking(session, fd)
 }
 
-fn attempt_receive(session: &'static Session, fd: c_int, parts: &Parts, flags: c_int) -> Outcome {
-    let way = &session.side().receive;
-    let before = way.phase();
-    let result = way.with_lock(|_| receive_locked(session, fd, parts, flags));
-    let now = way.phase();
-    if now != before {
-        page::note(session.side());
-    }
-    // A program that got less than it asked for waits for the next edge, and that of the kernel's octets may be past.
-    if now != before && now == Phase::After && kernel_queue(fd) > 0 {
-        resync(session, READ_BITS);
-    }
-    result
+/// is_kernels reports whether a direction is the kernel's for good, so that the kernel's own call may wait.
+pub fn is_kernels(session: &Session, way: &Way) -> bool {
+    let side = session.side();
+    let never_attaches = || {
+        let stays = side.stays.load(Ordering::SeqCst) != 0;
+        stays && !session.upgrading.load(Ordering::SeqCst) && !session.is_attached()
+    };
+    way.phase() == Phase::After || never_attaches()
 }
 
-fn receive_locked(session: &'static Session, fd: c_int, parts: &Parts, flags: c_int) -> Outcome {
-    let way = &session.side().receive;
+/// needs_events reports whether something else than the kernel's connection may have news.
+pub fn needs_events(session: &Session) -> bool {
+    let side = session.side();
+    !is_kernels(session, &side.receive) || !is_kernels(session, &side.send)
+}
+
+/// leave_to_kernel is for a connection on which a thread has to wait and cannot: events need descriptors.
+pub fn leave_to_kernel(session: &'static Session) {
+    let side = session.side();
+    session.fall_back();
     let Some(rings) = session.rings() else {
-        return kernel_receive(session, fd, parts, flags);
+        // Another thread may be about to attach the session: it is not for long.
+        return lock::pause();
     };
-    if flags & MSG_OOB != 0 {
-        return kernel_receive(session, fd, parts, flags);
-    }
-    loop {
-        match way.phase() {
-            Phase::After => return kernel_receive(session, fd, parts, flags),
-            Phase::Before => match receive_before(session, fd, &rings, parts, flags) {
-                Err(violation) => return Err(break_off(session, fd, violation)),
-                Ok(Some(result)) => return result,
-                Ok(None) => way.enter(Phase::Ring),
-            },
-            Phase::Ring => match ring_receive(session, &rings, parts, flags) {
-                Err(violation) => return Err(break_off(session, fd, violation)),
-                Ok(Some(n)) => {
-                    if rings.receive().is_closed() && !session.is_readable(&rings) {
-                        way.enter(Phase::After);
-                    }
-                    return Ok(n);
-                }
-                Ok(None) if rings.receive().is_closed() && !session.is_readable(&rings) => way.enter(Phase::After),
-                Ok(None) => {
-                    if let Some(result) = ask_kernel(session, fd, &rings) {
-                        return result;
-                    }
-                }
-            },
-        }
-    }
-}
-
-/// receive_before receives octets that the peer sent before it moved to the ring; None if that is the next.
-///
-/// What the kernel has may include octets that the peer sent after it left the ring again. So it is asked for the
-/// number of octets first: if the peer has not begun after that, they are all from before.
-fn receive_before(
-    session: &'static Session,
-    fd: c_int,
-    rings: &Rings,
-    parts: &Parts,
-    flags: c_int,
-) -> Result<Option<Outcome>, Violation> {
-    let queued = kernel_queue(fd);
-    let Some(missing) = missing_before_ring(session, rings)? else {
-        if queued > 0 {
-            return Ok(Some(kernel_receive(session, fd, &parts.at_most(queued), flags)));
-        }
-        return empty_before(session, fd, rings);
+    let is_over = |way: &Way| {
+        let left = rings.receive().available(way.index.load(Ordering::Relaxed), rings.capacity);
+        matches!(left, Ok((0, true)))
     };
-    if missing == 0 {
-        return Ok(None);
-    }
-    let result = kernel_receive(session, fd, &parts.at_most(missing as usize), flags);
-    if missing_before_ring(session, rings)? == Some(0) {
-        // Sleepers were not woken for the ring as long as octets before it were missing.
-        session.wake();
-    }
-    Ok(Some(result))
-}
-
-/// empty_before is for a kernel's connection without octets. The peer may have moved to the ring, and even have
-/// closed, since it was asked.
-fn empty_before(session: &Session, fd: c_int, rings: &Rings) -> Result<Option<Outcome>, Violation> {
-    let result = peek(fd);
-    match missing_before_ring(session, rings)? {
-        Some(0) => Ok(None),
-        Some(_) => Ok(Some(Err(EAGAIN))),
-        None if matches!(result, Ok(1..)) => Ok(Some(Err(EAGAIN))),
-        None => Ok(Some(result)),
-    }
-}
-
-/// missing_before_ring is the number of octets that the kernel has to deliver before the ring; None if the peer
-/// has not moved to it.
-fn missing_before_ring(session: &Session, rings: &Rings) -> Result<Option<u64>, Violation> {
-    let received = session.side().receive.kernel.load(Ordering::Relaxed);
-    rings.receive().start().map(|start| start.checked_sub(received).ok_or(Violation)).transpose()
+    side.receive.with_lock(SHORT, |_| {
+        if is_over(&side.receive) {
+            side.receive.enter(Phase::After);
+        }
+    });
+    side.send.leave();
+    page::note(side);
+    resync_all(session);
 }
 
 /// kernel_queue is the number of octets that the kernel's connection has for this end.
@@ -173,86 +192,22 @@ pub fn kernel_queue(fd: c_int) -> usize {
     count as usize
 }
 
-/// peek asks the kernel's connection for an octet without taking it: 0 is its end.
-fn peek(fd: c_int) -> Outcome {
-    let mut octet = 0u8;
-    let place = core::ptr::from_mut(&mut octet).cast();
-    // SAFETY: one octet of this function's own.
-    real::outcome(unsafe { real::recv(fd, place, 1, MSG_PEEK | MSG_DONTWAIT) })
-}
-
-/// kernel_receive receives from the kernel's connection without waiting, and counts.
-fn kernel_receive(session: &Session, fd: c_int, parts: &Parts, flags: c_int) -> Outcome {
-    let flags = flags & !MSG_WAITALL | MSG_DONTWAIT;
-    // SAFETY: the buffers are the program's, for this call.
-    let n = parts.message(|m| real::outcome(unsafe { real::recvmsg(fd, m, flags) }))?;
-    if flags & (MSG_PEEK | MSG_OOB) == 0 {
-        session.side().receive.kernel.fetch_add(n as u64, Ordering::Relaxed);
-    }
-    Ok(n)
-}
-
-/// ring_receive takes octets from the ring; None if it is empty.
-fn ring_receive(session: &Session, rings: &Rings, parts: &Parts, flags: c_int) -> Result<Option<usize>, Violation> {
-    let way = &session.side().receive;
-    let head = way.index.load(Ordering::Relaxed);
-    let (available, _) = rings.receive().available(head, rings.capacity)?;
-    let count = parts.length().min(available as usize);
-    if available == 0 {
-        return Ok(None);
-    }
-    if flags & MSG_TRUNC == 0 {
-        octets(rings, false).get(head, parts, count);
-    }
-    if flags & MSG_PEEK == 0 {
-        consume(session, rings, head + count as u64, available - count as u64);
-        page::counters().received.add(count as u64);
-    }
-    Ok(Some(count))
-}
-
-fn consume(session: &Session, rings: &Rings, head: u64, left: u64) {
-    session.side().receive.index.store(head, Ordering::Relaxed);
-    rings.receive().release(head);
-    if rings.capacity - left >= enough(rings.capacity) && rings.receive().wake_producer() {
-        session.wake_peer();
-    }
-}
-
-fn octets(rings: &Rings, sending: bool) -> Octets {
+pub fn octets(rings: &Rings, sending: bool) -> Octets {
     let producer = if sending { rings.role } else { rings.peer() };
     Octets { at: rings.octets(producer), capacity: rings.capacity }
 }
 
-/// ask_kernel looks for the end of the connection while the ring is empty: None if the ring has become readable
-/// meanwhile, since what the peer wrote before its end comes first.
-fn ask_kernel(session: &'static Session, fd: c_int, rings: &Rings) -> Option<Outcome> {
-    let side = session.side();
-    let stored = side.error.swap(0, Ordering::Relaxed);
-    let result = match stored {
-        0 => peek(fd),
-        error => Err(error),
-    };
-    if session.is_readable(rings) || rings.receive().is_closed() {
-        if let Err(error) = result {
-            side.error.store(if error == EAGAIN { 0 } else { error }, Ordering::Relaxed);
-        }
-        return None;
-    }
-    match result {
-        // Octets that someone sent past the library, such as a program without it that inherited the socket.
-        Ok(1..) => Some(Err(break_off(session, fd, Violation))),
-        other => Some(other),
-    }
-}
-
 /// break_off resets a connection whose peer does what it must not.
-fn break_off(session: &'static Session, fd: c_int, _: Violation) -> i32 {
+pub fn break_off(session: &'static Session, fd: c_int, _: Violation) -> i32 {
     page::counters().violations.add(1);
     reset_at_close(fd);
-    let side = session.side();
+    cut_off(session, fd)
+}
+
+/// cut_off ends a connection on both sides, as a RST does.
+pub fn cut_off(session: &'static Session, fd: c_int) -> i32 {
     session.close_rings();
-    side.receive.enter(Phase::After);
+    session.side().receive.enter(Phase::After);
     session.suspect.store(true, Ordering::Relaxed);
     // SAFETY: shutdown of a number.
     unsafe { real::shutdown(fd, libc::SHUT_RDWR) };
@@ -267,17 +222,33 @@ pub fn reset_at_close(fd: c_int) {
     unsafe { real::setsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, value, length as libc::socklen_t) };
 }
 
-fn attempt_send(session: &'static Session, fd: c_int, parts: &Parts, flags: c_int) -> Outcome {
+pub fn attempt_send(session: &'static Session, fd: c_int, source: &impl Source) -> Outcome {
     let way = &session.side().send;
     let before = way.phase();
-    let result = way.with_lock(|stolen| {
+    if is_kernels(session, way) {
+        return kernel_send(session, fd, source).inspect_err(|&error| {
+            if error == ECONNRESET {
+                ends::is_reset(session);
+            }
+        });
+    }
+    let result = way.with_lock(SHORT, |stolen| {
         if stolen {
             recover(session);
         }
-        send_locked(session, fd, parts, flags)
+        send_locked(session, fd, source)
+    });
+    let result = result.unwrap_or_else(|| {
+        // Another process of this end is stopped in the middle of a send. What it has not published yet it sends by the
+        // kernel, too, since it finds the ring closed.
+        leave_to_kernel(session);
+        kernel_send(session, fd, source)
     });
     if way.phase() != before {
         changed(session);
+    }
+    if result == Err(ECONNRESET) {
+        ends::is_reset(session);
     }
     result
 }
@@ -293,83 +264,110 @@ fn recover(session: &Session) {
     session.wake_peer();
 }
 
+/// resync_all is for a session that has left its rings in both directions at once.
+pub fn resync_all(session: &'static Session) {
+    resync(session, READ_BITS | WRITE_BITS);
+}
+
 /// changed tells the epoll instances who knows now whether the session is writable.
 fn changed(session: &'static Session) {
     page::note(session.side());
     resync(session, WRITE_BITS);
 }
 
-fn resync(session: &'static Session, bits: u32) {
+pub fn resync(session: &'static Session, bits: u32) {
     let watches = session.watches.lock().clone();
     for (epoll, slot) in watches {
         epoll.resync(slot, bits);
     }
 }
 
-fn send_locked(session: &'static Session, fd: c_int, parts: &Parts, flags: c_int) -> Outcome {
+fn send_locked(session: &'static Session, fd: c_int, source: &impl Source) -> Outcome {
     let way = &session.side().send;
     loop {
         let rings = session.rings();
         match (way.phase(), rings) {
-            (Phase::Before, Some(rings)) if may_begin(session, &rings, flags) => {
+            (Phase::Before, Some(rings)) if !source.is_urgent() && may_begin(session, &rings) => {
                 rings.send().begin(way.kernel.load(Ordering::Relaxed));
                 way.enter(Phase::Ring);
             }
-            (Phase::Ring, Some(rings)) if flags & MSG_OOB == 0 => match ring_send(session, fd, &rings, parts) {
+            (Phase::Ring, Some(rings)) if !source.is_urgent() => match ring_send(session, fd, &rings, source) {
                 Ok(Some(result)) => return result,
-                Ok(None) => way.enter(Phase::After),
+                Ok(None) => {
+                    recall::give(session, fd, &rings);
+                    way.enter(Phase::After);
+                }
                 Err(violation) => return Err(break_off(session, fd, violation)),
             },
-            _ => return kernel_send(session, fd, parts, flags),
+            _ => return kernel_send(session, fd, source),
         }
     }
 }
 
 /// may_begin reports whether the ring can carry what follows.
-fn may_begin(session: &Session, rings: &Rings, flags: c_int) -> bool {
-    rings.header.is_active()
-        && !rings.send().is_closed()
-        && flags & MSG_OOB == 0
-        && session.side().stays.load(Ordering::Relaxed) == 0
+fn may_begin(session: &Session, rings: &Rings) -> bool {
+    rings.header.is_active() && !rings.send().is_closed() && session.side().stays.load(Ordering::Relaxed) == 0
 }
 
-fn kernel_send(session: &Session, fd: c_int, parts: &Parts, flags: c_int) -> Outcome {
-    let flags = flags | MSG_DONTWAIT;
-    // SAFETY: the buffers are the program's, for this call.
-    let n = parts.message(|m| real::outcome(unsafe { real::sendmsg(fd, m, flags) }))?;
-    if flags & MSG_OOB == 0 {
-        session.side().send.kernel.fetch_add(n as u64, Ordering::Relaxed);
+fn kernel_send(session: &Session, fd: c_int, source: &impl Source) -> Outcome {
+    if let Some(error) = kept_for_send(session) {
+        return Err(error);
+    }
+    let n = source.by_kernel(fd)?;
+    if !source.is_urgent() {
+        sent_by_kernel(session, n as u64);
     }
     Ok(n)
 }
 
+/// sent_by_kernel counts octets that the kernel's connection has taken.
+pub fn sent_by_kernel(session: &Session, count: u64) {
+    session.side().send.kernel.fetch_add(count, Ordering::Relaxed);
+}
+
 /// ring_send puts octets into the ring; None if it is closed, and the kernel's connection goes on.
-fn ring_send(session: &'static Session, fd: c_int, rings: &Rings, parts: &Parts) -> Result<Option<Outcome>, Violation> {
-    if ended(session, fd, rings) {
-        rings.send().close();
-        return Ok(None);
-    }
+fn ring_send(
+    session: &'static Session,
+    fd: c_int,
+    rings: &Rings,
+    source: &impl Source,
+) -> Result<Option<Outcome>, Violation> {
     let way = &session.side().send;
     let tail = way.index.load(Ordering::Relaxed);
     let mut free = rings.send().free(tail, rings.capacity)?;
-    if parts.length() as u64 > free {
+    let used = rings.capacity - free;
+    let asks = ends::is_silent(way, tail.wrapping_sub(used), used) || may_have_ended(session, rings);
+    if asks && ended(session, fd) {
+        rings.send().close();
+        return Ok(None);
+    }
+    let wanted = source.length();
+    if wanted as u64 > free {
         // The program may wait for EPOLLOUT after a short send, as on the kernel, and only then.
-        rings.send().producer_waits();
+        session.await_room(rings);
         free = rings.send().free(tail, rings.capacity)?;
     }
-    let count = parts.length().min(free as usize);
-    if count == 0 {
+    let room = wanted.min(free as usize);
+    if room == 0 {
         return Ok(match rings.send().is_closed() {
             true => None,
-            false if parts.length() == 0 => Some(Ok(0)),
+            false if wanted == 0 => Some(Ok(0)),
             false => Some(Err(EAGAIN)),
         });
     }
-    octets(rings, true).put(tail, parts, count);
+    let octets = octets(rings, true);
+    let count = match source.by_ring(&octets, tail, room) {
+        Ok(count) => count,
+        Err(error) => return Ok(Some(Err(error))),
+    };
     if rings.send().publish(tail, tail + count as u64)? == Published::Closed {
-        return Ok(None);
+        recall::give(session, fd, rings);
+        return Ok(source.rescue(fd, &octets, tail, count).inspect(|_| way.enter(Phase::After)));
     }
     way.index.store(tail + count as u64, Ordering::Relaxed);
+    if used == 0 {
+        ends::begin_waiting(way);
+    }
     page::counters().sent.add(count as u64);
     if rings.send().wake_consumer() {
         session.wake_peer();
@@ -377,21 +375,19 @@ fn ring_send(session: &'static Session, fd: c_int, rings: &Rings, parts: &Parts)
     Ok(Some(Ok(count)))
 }
 
-/// ended asks the kernel, if there is a reason to, whether the peer has closed or reset the connection. The
-/// stream then goes on there, and the kernel answers as it would without rings.
-fn ended(session: &Session, fd: c_int, rings: &Rings) -> bool {
-    let asked = session.suspect.load(Ordering::Relaxed) || rings.header.has_left(rings.peer());
-    asked && real::poll_one(fd, libc::POLLRDHUP) & (libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR) != 0
+/// may_have_ended reports whether there is a reason to ask the kernel for the peer.
+fn may_have_ended(session: &Session, rings: &Rings) -> bool {
+    session.suspect.load(Ordering::Relaxed) || rings.header.has_left(rings.peer())
 }
 
-/// room is the number of octets that a send takes at once, as far as is known.
-pub fn room(session: &Session, fd: c_int) -> usize {
-    let way = &session.side().send;
-    match session.rings().filter(|_| way.phase() == Phase::Ring) {
-        Some(rings) => rings.send().free(way.index.load(Ordering::Relaxed), rings.capacity).unwrap_or(0) as usize,
-        None if real::poll_one(fd, libc::POLLOUT) != 0 => 4096,
-        None => 0,
+/// ended asks the kernel whether the peer has closed or reset the connection. The stream then goes on there, and the
+/// kernel answers as it would without rings.
+fn ended(session: &Session, fd: c_int) -> bool {
+    let ended = ends::means_end(session, fd, real::poll_or_suspect(fd, libc::POLLRDHUP));
+    if ended {
+        ends::notice(session, fd);
     }
+    ended
 }
 
 /// queued is the number of octets that a receive would get at once.
@@ -417,17 +413,24 @@ pub fn unread(session: &Session) -> usize {
 pub fn shut_down(session: &'static Session, fd: c_int, how: c_int) -> Outcome {
     let way = &session.side().send;
     let phase = way.phase();
-    let result = way.with_lock(|_| {
-        if let Some(rings) = session.rings().filter(|_| how != libc::SHUT_RD) {
-            rings.send().close();
+    let end = || {
+        if how != libc::SHUT_RD {
+            if let Some(rings) = session.rings() {
+                recall::give(session, fd, &rings);
+                rings.send().close();
+                // The peer takes a FIN without it for that of an end that was killed.
+                rings.header.leave(rings.role);
+            }
+            // Also without rings, which may come yet.
             way.enter(Phase::After);
+        }
+        if how != libc::SHUT_WR {
+            session.side().shut.store(1, Ordering::Relaxed);
         }
         // SAFETY: shutdown of a descriptor.
         real::outcome(unsafe { real::shutdown(fd, how) } as isize)
-    });
-    if let Some(rings) = session.rings() {
-        rings.header.leave(rings.role);
-    }
+    };
+    let result = way.with_lock(SHORT, |_| end()).unwrap_or_else(end);
     if way.phase() != phase {
         changed(session);
     }

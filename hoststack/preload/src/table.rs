@@ -25,6 +25,7 @@ static TABLE: [AtomicPtr<[Entry; CHUNK]>; CHUNKS] = [const { AtomicPtr::new(null
 
 /// known is the entry of a descriptor, if one of its neighbours was ever used.
 fn known(fd: c_int) -> Option<&'static Entry> {
+    crate::fork::notice();
     let fd = usize::try_from(fd).ok()?;
     let chunk = TABLE.get(fd / CHUNK)?.load(Ordering::Acquire);
     // SAFETY: a chunk is published complete and never freed.
@@ -141,6 +142,11 @@ pub fn take_epoll(fd: c_int) -> Option<&'static Epoll> {
     let found = known(fd)?.epoll.swap(null_mut(), Ordering::AcqRel);
     // SAFETY: epoll instances are never freed.
     unsafe { found.as_ref() }
+}
+
+/// descriptor_of is a number of an epoll instance.
+pub fn descriptor_of(epoll: &Epoll) -> Option<c_int> {
+    descriptors().find(|&fd| self::epoll(fd).is_some_and(|known| core::ptr::eq(known, epoll)))
 }
 
 /// is_hidden reports whether a descriptor is this library's own: the program must not close it.

@@ -5,17 +5,17 @@
 use crate::clock::Deadline;
 use crate::session::Session;
 use crate::side::Phase;
-use crate::{bell, offer, real};
-use core::sync::atomic::Ordering;
+use crate::{bell, ends, offer, real, recall, stream};
 use core::time::Duration;
-use libc::{c_int, pollfd, timespec, timeval, POLLERR, POLLHUP, POLLIN, POLLOUT, POLLRDHUP};
+use libc::{c_int, pollfd, timespec, timeval, POLLIN, POLLOUT, POLLRDHUP};
 
 /// readable waits until the session may be readable, for SO_RCVTIMEO at most.
 pub fn readable(session: &'static Session, fd: c_int) -> Result<(), i32> {
     sleep(session, fd, libc::SO_RCVTIMEO, POLLIN | POLLRDHUP, || {
         let Some(rings) = session.rings() else { return false };
         rings.receive().consumer_waits();
-        session.is_readable(&rings) || rings.receive().is_closed() && session.side().receive.phase() == Phase::Ring
+        let left = rings.receive().is_closed() && session.side().receive.phase() == Phase::Ring;
+        session.is_readable(&rings) || left && session.recalled(&rings) == Some(0)
     })
 }
 
@@ -25,11 +25,11 @@ pub fn writable(session: &'static Session, fd: c_int) -> Result<(), i32> {
     let events = if in_ring { POLLRDHUP } else { POLLOUT };
     let result = sleep(session, fd, libc::SO_SNDTIMEO, events, || {
         let Some(rings) = session.rings().filter(|_| in_ring) else { return false };
-        rings.send().producer_waits();
+        session.await_room(&rings);
         session.is_writable(&rings)
     });
-    if in_ring && real::poll_one(fd, POLLRDHUP) & (POLLRDHUP | POLLHUP | POLLERR) != 0 {
-        session.suspect.store(true, Ordering::Relaxed);
+    if in_ring {
+        ends::suspect(session, fd, real::poll_or_suspect(fd, POLLRDHUP));
     }
     result
 }
@@ -48,6 +48,11 @@ fn sleep(
         let event = session.event();
         let was_attached = session.is_attached();
         let bell = bell::hear(core::iter::once(event));
+        let Some(bell) = bell.filter(|_| event >= 0) else {
+            stream::leave_to_kernel(session);
+            return Ok(());
+        };
+        recall::answer(session, fd);
         if is_ready() || session.is_attached() != was_attached {
             return Ok(());
         }
@@ -56,7 +61,15 @@ fn sleep(
             pollfd { fd: bell, events: POLLIN, revents: 0 },
             pollfd { fd: session.news(), events: POLLIN, revents: 0 },
         ];
-        let result = poll(&mut fds, deadline);
+        let result = match poll(&mut fds, deadline) {
+            // RLIMIT_NOFILE does not allow three.
+            Err(libc::EINVAL) if was_attached => bell::wait_with(bell, fd, events, deadline),
+            Err(libc::EINVAL) => {
+                stream::leave_to_kernel(session);
+                return Ok(());
+            }
+            other => other,
+        };
         match result {
             Err(libc::EINTR) if limit.is_none() && restarts() => continue,
             Err(error) => return Err(error),
@@ -65,6 +78,16 @@ fn sleep(
         }
         offer::look(session, fd);
         return Ok(());
+    }
+}
+
+/// pipe waits for a descriptor that is no session, as long as it takes.
+pub fn pipe(fd: c_int, events: i16) -> Result<(), i32> {
+    loop {
+        match poll(&mut [pollfd { fd, events, revents: 0 }], Deadline::after(None)) {
+            Err(libc::EINTR) if restarts() => {}
+            other => return other.map(drop),
+        }
     }
 }
 
@@ -86,7 +109,7 @@ fn time_limit(fd: c_int, option: c_int) -> Option<Duration> {
     let mut length = size_of::<timeval>() as libc::socklen_t;
     let place = core::ptr::from_mut(&mut value).cast();
     // SAFETY: a timeval, as these options return.
-    unsafe { libc::getsockopt(fd, libc::SOL_SOCKET, option, place, &mut length) };
+    unsafe { real::getsockopt(fd, libc::SOL_SOCKET, option, place, &mut length) };
     let limit = Duration::new(value.tv_sec as u64, value.tv_usec as u32 * 1000);
     (!limit.is_zero()).then_some(limit)
 }
@@ -100,7 +123,7 @@ fn restarts() -> bool {
         // SAFETY: zero is a valid sigaction.
         let mut action: libc::sigaction = unsafe { core::mem::zeroed() };
         // SAFETY: only asks for the action of a signal.
-        let known = unsafe { libc::sigaction(signal, core::ptr::null(), &mut action) } == 0;
+        let known = unsafe { real::sigaction(signal, core::ptr::null(), &mut action) } == 0;
         let handled = known && action.sa_sigaction != libc::SIG_DFL && action.sa_sigaction != libc::SIG_IGN;
         !handled || action.sa_flags & libc::SA_RESTART != 0
     })

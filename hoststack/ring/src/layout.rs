@@ -3,13 +3,14 @@
 //! The memory of a connection: a page with the header, then the octets of both directions.
 
 use crate::atomic::{AtomicU32, Ordering};
-use crate::Direction;
+use crate::{Direction, Recall};
 
 const MAGIC: u32 = 0x6265_6531;
 
-/// The layout that this code writes, and the oldest one that it reads.
-pub const VERSION: u32 = 1;
+/// The layout that this code writes, and the oldest one that it reads. The first one has no recalls.
+pub const VERSION: u32 = 2;
 const OLDEST: u32 = 1;
+const WITH_RECALLS: u32 = 2;
 
 /// The header's place, a page. Rings begin after it.
 pub const HEADER_BYTES: usize = 4096;
@@ -39,6 +40,8 @@ pub struct Header {
     /// An end has closed or shut down its socket: the kernel knows the details. By role.
     left: [AtomicU32; 2],
     directions: [Direction; 2],
+    /// By the role of the producer.
+    recalls: [Recall; 2],
 }
 
 const _: () = assert!(cfg!(loom) || size_of::<Header>() <= HEADER_BYTES);
@@ -53,6 +56,7 @@ impl Header {
             chosen: AtomicU32::new(OFFERED),
             left: Default::default(),
             directions: Default::default(),
+            recalls: Default::default(),
         }
     }
 
@@ -81,6 +85,11 @@ impl Header {
     /// from is the direction whose producer is the end `role`.
     pub fn from(&self, role: Role) -> &Direction {
         &self.directions[role as usize]
+    }
+
+    /// recall is for the octets whose producer is the end `role`, if both ends know of it.
+    pub fn recall(&self, role: Role) -> Option<&Recall> {
+        (self.chosen.load(Ordering::Acquire) >= WITH_RECALLS).then(|| &self.recalls[role as usize])
     }
 
     /// to is the direction whose consumer is the end `role`.
@@ -134,6 +143,7 @@ mod tests {
         assert_eq!(Layout::check([MAGIC + 1, 1, 1, capacity], length), None);
         assert_eq!(Layout::check([MAGIC, 1, 1, capacity + 1], length + 2), None);
         assert_eq!(Layout::check([MAGIC, VERSION + 1, VERSION + 1, capacity], length), None);
+        assert_eq!(Layout::check([MAGIC, 1, 1, capacity], length), Some(Layout { capacity, version: 1 }));
         assert_eq!(Layout::check([MAGIC, 1, 1, 1 << 31], Layout::bytes(1 << 31)), None);
     }
 

@@ -10,6 +10,8 @@
 mod atomic;
 mod direction;
 mod layout;
+mod recall;
 
 pub use direction::{Direction, Published, Violation};
 pub use layout::{Header, Layout, Role, HEADER_BYTES, VERSION};
+pub use recall::{Answer, Recall};

@@ -5,7 +5,7 @@
 //! RUSTFLAGS="--cfg loom" cargo test --release -p beeline-ring
 #![cfg(loom)]
 
-use beeline_ring::{Direction, Published};
+use beeline_ring::{Answer, Direction, Published, Recall};
 use loom::cell::UnsafeCell;
 use loom::sync::{Arc, Notify};
 use loom::thread;
@@ -187,5 +187,48 @@ fn the_beginning_is_known_with_the_first_octet() {
             assert_eq!(shared.direction.start(), Some(5));
         }
         producer.join().unwrap();
+    });
+}
+
+/// A consumer that leaves has each octet that it has not received sent by the kernel's connection, before what the
+/// producer sends next, or else receives it from the ring: none is lost, doubled or out of order.
+#[test]
+fn a_recalled_octet_is_sent_again_or_stays_in_the_ring() {
+    loom::model(|| {
+        let shared = Shared::new();
+        let mut tail = 0;
+        send(&shared, &mut tail, 1);
+        let (other, recall) = (shared.clone(), Arc::new(Recall::default()));
+        let (asked, kernel) = (recall.clone(), Arc::new(loom::sync::Mutex::new(Vec::new())));
+        let sent = kernel.clone();
+        let producer = thread::spawn(move || {
+            if other.put(&mut tail, 2) == Some(Published::Closed) {
+                if asked.take() {
+                    sent.lock().unwrap().push(1);
+                    asked.done(tail);
+                }
+                sent.lock().unwrap().push(2);
+            } else if asked.take() {
+                other.direction.close();
+                sent.lock().unwrap().extend([1, 2]);
+                asked.done(tail);
+            }
+        });
+        recall.ask();
+        shared.direction.close();
+        let withdrawn = recall.withdraw();
+        producer.join().unwrap();
+        let (inside, closed) = shared.direction.available(0, CAPACITY).unwrap();
+        assert!(closed);
+        let index = match recall.answer() {
+            Answer::Done(index) => index,
+            Answer::Taken => panic!("the producer has ended"),
+            Answer::None => 0,
+        };
+        assert_eq!(withdrawn, index == 0);
+        let mut received: Vec<u64> = kernel.lock().unwrap().iter().take(index as usize).copied().collect();
+        received.extend(index + 1..=inside);
+        received.extend(kernel.lock().unwrap().iter().skip(index as usize));
+        assert_eq!(received, [1, 2]);
     });
 }

@@ -6,11 +6,15 @@ use crate::sys::*;
 use libc::c_int;
 
 /// Sequence is the octets of one direction: each end computes them for itself.
-struct Sequence(u64);
+pub struct Sequence(u64);
 
 impl Sequence {
+    pub fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
     /// next is a generator of Marsaglia's (xorshift64).
-    fn next(&mut self) -> u64 {
+    pub fn next(&mut self) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
@@ -26,6 +30,19 @@ pub fn produce(fd: c_int, total: usize, seed: u64) {
         let block: Vec<u8> = (0..n).map(|_| octets.next() as u8).collect();
         assert_eq!(send(fd, &block, 0), n as isize, "a blocking send is complete");
         left -= n;
+    }
+}
+
+/// produce_at_once is produce by one call, or as few as a socket without blocking takes.
+pub fn produce_at_once(fd: c_int, total: usize, seed: u64) {
+    let mut octets = Sequence(seed);
+    let block: Vec<u8> = (0..total).map(|_| octets.next() as u8).collect();
+    let mut sent = 0;
+    while sent < total {
+        match send(fd, &block[sent..], 0) {
+            -1 => assert_eq!(poll(fd, libc::POLLOUT, 5000), "1 OUT"),
+            n => sent += n as usize,
+        }
     }
 }
 

@@ -115,6 +115,81 @@ pub fn closed_ranges() {
     q.close();
 }
 
+/// A program that lists its own descriptors finds those that it has opened, also in a child.
+pub fn listed() {
+    let (p, q) = (pair(), pair());
+    let list = || {
+        for folder in ["/proc/self/fd", "/proc/self/fdinfo", "/proc/thread-self/fd"] {
+            note(folder, numbers_in(folder));
+        }
+        note("of the process", numbers_in(&format!("/proc/{}/fd", std::process::id())));
+        note("by getdents64", numbers_by_call());
+        note("open", numbers_open());
+        note("another folder", numbers_of_files());
+    };
+    list();
+    note("child", end_of(in_child(list)));
+    send(p.connector, b"as before", 0);
+    note("recv", recv(p.acceptor, 20, 0));
+    p.close();
+    q.close();
+    list();
+}
+
+fn numbers_in(folder: &str) -> String {
+    let entries = std::fs::read_dir(folder).expect("read_dir");
+    sorted(entries.filter_map(|entry| entry.expect("entry").file_name().to_str()?.parse().ok()))
+}
+
+/// numbers_by_call reads the list as CPython's children do, with room for few entries at a time.
+fn numbers_by_call() -> String {
+    let folder = std::fs::File::open("/proc/self/fd").expect("open");
+    let mut numbers = Vec::new();
+    let mut entries = [0u8; 64];
+    loop {
+        let place = entries.as_mut_ptr();
+        // SAFETY: the list has that many octets.
+        let n = unsafe { libc::syscall(libc::SYS_getdents64, folder.as_raw_fd(), place, entries.len()) };
+        let Ok(n @ 1..) = usize::try_from(n) else { break };
+        let mut rest = &entries[..n];
+        while !rest.is_empty() {
+            // The number of the file, an offset, the length of the entry, its kind, and its name.
+            let (entry, others) = rest.split_at(u16::from_ne_bytes([rest[16], rest[17]]).into());
+            let name = entry[19..].split(|&octet| octet == 0).next().unwrap_or_default();
+            numbers.extend(String::from_utf8_lossy(name).parse::<c_int>());
+            rest = others;
+        }
+    }
+    sorted(numbers.into_iter())
+}
+
+/// numbers_of_files lists a folder whose names are numbers that the library uses itself.
+fn numbers_of_files() -> String {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the structure is this function's.
+    unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) };
+    let folder = std::env::temp_dir().join(format!("beeline-listed-{}", std::process::id()));
+    std::fs::create_dir(&folder).expect("create_dir");
+    for number in (limit.rlim_cur / 2..).take(20) {
+        std::fs::write(folder.join(number.to_string()), "").expect("write");
+    }
+    let found = numbers_in(folder.to_str().expect("a path"));
+    std::fs::remove_dir_all(&folder).expect("remove_dir_all");
+    found
+}
+
+/// numbers_open are those that fcntl(2) knows.
+fn numbers_open() -> String {
+    // SAFETY: fcntl of a number.
+    sorted((0..2000).filter(|&fd| unsafe { libc::fcntl(fd, libc::F_GETFD) } >= 0))
+}
+
+fn sorted(numbers: impl Iterator<Item = c_int>) -> String {
+    let mut numbers: Vec<c_int> = numbers.collect();
+    numbers.sort_unstable();
+    format!("{numbers:?}")
+}
+
 /// Another program runs while connections with CLOEXEC are open.
 pub fn executed() {
     let p = pair();
@@ -125,7 +200,7 @@ pub fn executed() {
     p.close();
 }
 
-/// A connection that a child inherits before it has rings stays on the kernel.
+/// A connection that a child inherits before it has rings, and has alone then.
 pub fn forked_before_rings() {
     let p = fresh();
     let child = in_child(|| {

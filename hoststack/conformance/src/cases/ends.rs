@@ -12,6 +12,16 @@ extern "C" fn on_sigpipe(_: c_int) {
     SIGPIPES.fetch_add(1, Ordering::Relaxed);
 }
 
+pub fn count_sigpipes() {
+    // SAFETY: a handler that only counts.
+    unsafe { libc::signal(libc::SIGPIPE, on_sigpipe as *const () as usize) };
+}
+
+/// sigpipes is how many have come.
+pub fn sigpipes() -> usize {
+    SIGPIPES.load(Ordering::Relaxed)
+}
+
 pub fn half_close() {
     let p = pair();
     send(p.connector, b"last words", 0);
@@ -25,10 +35,9 @@ pub fn half_close() {
     note("send the other way", outcome(send(p.acceptor, b"still here", 0)));
     note("recv the other way", recv(p.connector, 20, 0));
     note("send after shutdown", outcome(send(p.connector, b"x", MSG_NOSIGNAL)));
-    // SAFETY: a handler that only counts.
-    unsafe { libc::signal(libc::SIGPIPE, on_sigpipe as *const () as usize) };
+    count_sigpipes();
     note("send with signal", outcome(send(p.connector, b"x", 0)));
-    note("signals", SIGPIPES.load(Ordering::Relaxed));
+    note("signals", sigpipes());
     p.close();
 }
 

@@ -40,7 +40,7 @@ pub fn overwritten_header() {
 }
 
 /// mappings are the addresses of rings in this process.
-fn mappings() -> Vec<usize> {
+pub fn mappings() -> Vec<usize> {
     let maps = std::fs::read_to_string("/proc/self/maps").expect("maps");
     let rings = maps.lines().filter(|line| line.contains("memfd:beeline-ring"));
     rings.filter_map(|line| usize::from_str_radix(line.split('-').next()?, 16).ok()).collect()

@@ -3,16 +3,29 @@
 //! The cases, by subject.
 
 mod bulk;
+mod clones;
 mod connections;
 mod copies;
+mod crossings;
+mod earning;
 mod ends;
 mod events;
 mod exec;
+mod forks;
+mod found;
+mod handlers;
 mod hostile;
+mod kills;
+mod numbers;
 mod offers;
+mod recalls;
 mod refusals;
+mod shortages;
+mod sockmaps;
+mod splices;
 mod streams;
 mod switch;
+mod unseen;
 mod waits;
 
 pub struct Case {
@@ -34,6 +47,10 @@ pub enum Expects {
     OneOffer,
 }
 
+/// Cases with connections that have to earn rings. In the others it asks for them after its first operation.
+pub const EARNING: &[&str] =
+    &["short_connections", "earned_by_octets", "earned_by_age", "earned_beside_readers", "datagrams", "silent_clients"];
+
 macro_rules! cases {
     ($($module:ident { $($name:ident),* $(,)? })*) => {
         pub const ALL: &[Case] = &[$($(
@@ -41,7 +58,10 @@ macro_rules! cases {
         )*)*
             Case { name: "connect_and_addresses", run: connections::connect_and_addresses, expects: Expects::Kernel },
             Case { name: "peer_without_library", run: connections::peer_without_library, expects: Expects::Kernel },
-            Case { name: "forked_before_rings", run: copies::forked_before_rings, expects: Expects::Kernel },
+            Case { name: "short_connections", run: earning::short_connections, expects: Expects::Kernel },
+            Case { name: "datagrams", run: earning::datagrams, expects: Expects::Kernel },
+            Case { name: "held_by_another", run: forks::held_by_another, expects: Expects::Kernel },
+            Case { name: "silent_clients", run: forks::silent_clients, expects: Expects::Kernel },
             Case { name: "overwritten_header", run: hostile::overwritten_header, expects: Expects::Violations },
             Case { name: "wrong_offers", run: offers::wrong_offers, expects: Expects::OneOffer },
             Case { name: "offer_of_another_user", run: refusals::offer_of_another_user, expects: Expects::Kernel },
@@ -60,9 +80,21 @@ cases! {
     connections { families }
     ends { half_close, close_with_data, close_unread, linger_reset, shutdown_of_reading, peer_killed, writer_of_killed_peer }
     events { level, edge, oneshot, exclusive, modify, two_instances, nested, moved_between_instances, copied_descriptor, copies_added_in_turn, closed_while_copied, closed_in_child, awake_beside_asleep, awake_in_another_instance, nested_later, awake_in_child, poll_and_select, events_before_rings, added_before_connect, writable, full_after_the_end, many }
-    copies { duplicates, forked, forked_and_killed, forked_and_ended, closed_ranges, executed, standard_output }
+    copies { duplicates, forked, forked_and_killed, forked_and_ended, forked_before_rings, closed_ranges, listed, executed, standard_output }
     exec { executed_functions, spawned, shells, executed_beside_waits, streams_of_the_c_library, passed, taken_by_pidfd }
+    clones { copied_memory, served_by_child, grandchildren, cloned_on_a_stack, shared_memory, shared_memory_beside, without_descriptors, threads_without_descriptors }
+    handlers { sends_in_handler, receives_in_handler, waits_in_handler, left_by_handler, handlers_as_set, stopped_in_a_call, real_time }
+    numbers { reconnected, reconnected_in_epoll, reconnected_before_rings, reconnected_by_others, connected_again, disconnected_unseen, number_used_again, number_added_again, number_replaced, number_passed, taken_before_rings, closed_by_io_uring, connected_with_data }
     waits { receive_time_limit, interrupted, restarted, threads_on_one_socket, wakes_from_other_thread }
     switch { switched_under_load, switched_at_an_edge, switched_while_full, switched_before_rings }
+    crossings { kernel_then_ring, end_after_crossing, ring_then_kernel, kernel_ring_kernel, reset_after_ring, many_buffers }
+    splices { splice_to_full_pipe, splice_to_last_slot, splice_waits, splice_to_full_socket, splice_ends, splice_named_pipes, splice_crossing, splice_proxy, sendfile_to_pipe }
+    kills { killed_then_received, killed_then_sent, killed_then_polled, killed_then_asked, killed_under_epoll, killed_while_waiting, killed_beside_another }
+    shortages { epoll_without_watches, sleeper_without_watches, nested_without_watches, waits_without_descriptors, closed_without_descriptors }
+    sockmaps { in_a_sockmap, past_tcp, offered_in_a_sockmap, ring_after_sockmap }
+    found { no_octets, whole_events, one_edge, edge_behind_kernel, no_edge_of_room, after_shutdown, full_but_not_ended, shut_down_with_octets_under_way, low_mark, error_after_octets }
+    forks { forked_server, forked_bulk, forked_while_asking, forked_and_shared }
+    recalls { passed_unread, executed_unread, streams_unread, peer_stopped, peer_dead, peer_without_room, recalled_in_part, recalled_and_killed }
+    earning { earned_by_octets, earned_by_age, earned_beside_readers }
     bulk { both_directions, many_writers }
 }

@@ -5,37 +5,34 @@
 use super::offers;
 use crate::sys::*;
 use libc::{c_int, c_long, sock_filter, AF_NETLINK, AF_UNIX};
-use std::io::Write;
 use std::mem::offset_of;
 
 const NOBODY: libc::uid_t = 65534;
 
-/// as_nobody runs `f` in a child of another user than the one who runs the cases. The child is made by a system call:
-/// the library keeps connections on the kernel that fork(2) copies.
-fn as_nobody(f: impl FnOnce()) -> c_int {
-    std::io::stdout().flush().expect("flush");
-    // SAFETY: a child as fork makes it, which runs only `f` and ends.
-    match unsafe { libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0) } {
-        0 => {
-            // SAFETY: changes the user of the child.
-            unsafe { assert_eq!((libc::setgid(NOBODY), libc::setuid(NOBODY)), (0, 0)) };
-            f();
-            std::io::stdout().flush().expect("flush");
-            // SAFETY: the end of the child.
-            unsafe { libc::_exit(0) }
-        }
-        child => child as c_int,
-    }
+/// as_nobody runs `f` in a thread of another user than the one who runs the cases: for the kernel, users belong to threads.
+/// The library keeps connections on the kernel that a child has, too.
+fn as_nobody(f: impl FnOnce() + Send + 'static) -> std::thread::JoinHandle<()> {
+    std::thread::spawn(|| {
+        // SAFETY: changes the user of this thread.
+        let changed = unsafe {
+            (
+                libc::syscall(libc::SYS_setresgid, NOBODY, NOBODY, NOBODY),
+                libc::syscall(libc::SYS_setresuid, NOBODY, NOBODY, NOBODY),
+            )
+        };
+        assert_eq!(changed, (0, 0));
+        f();
+    })
 }
 
 /// An offer that is right, but that another user makes who has no end of the connection.
 pub fn offer_of_another_user() {
     let p = fresh();
     note("before", offers::ask(p));
-    let child = as_nobody(|| {
+    let thread = as_nobody(move || {
         offers::deliver(p, offers::Offer::right(p));
     });
-    note("child", end_of(child));
+    note("thread", thread.join().is_ok());
     note("after", offers::ask(p));
     p.close();
 }
@@ -45,7 +42,7 @@ pub fn mailbox_of_another_user() {
     let p = fresh();
     let (address, length) = offers::mailbox_address(p.connector);
     let (ready, is_ready) = std::io::pipe().unwrap();
-    let child = as_nobody(|| {
+    let thread = as_nobody(move || {
         // SAFETY: socket calls with an address of the case.
         let mailbox = unsafe {
             let fd = libc::socket(AF_UNIX, libc::SOCK_SEQPACKET, 0);
@@ -76,28 +73,43 @@ pub fn mailbox_of_another_user() {
             enter(libc::SYS_read, [fd, place, 1]);
         }
     }
-    note("child", end_of(child));
+    note("thread", thread.join().is_ok());
     p.close();
 }
 
 /// forbid has a system call fail with EPERM from now on, always or with a first argument.
 fn forbid(call: c_long, argument: Option<c_int>) {
+    let conditions: Vec<Condition> = argument.map(|value| Condition::Equals(0, value)).into_iter().collect();
+    fail(call, &conditions, libc::EPERM);
+}
+
+/// Condition of an argument of a system call, which is named by its place.
+pub enum Condition {
+    Equals(usize, c_int),
+    AtLeast(usize, c_int),
+}
+
+/// fail has a system call of this thread, and of those that it makes, fail from now on if all conditions hold.
+pub fn fail(call: c_long, conditions: &[Condition], error: c_int) {
     let load = |offset: usize| statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, offset as u32);
-    let unless = |value: u32, skip: u8| sock_filter {
-        jf: skip,
-        ..statement(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, value)
-    };
     let answer = |value: u32| statement(libc::BPF_RET | libc::BPF_K, value);
-    let mut filter = vec![load(offset_of!(libc::seccomp_data, nr))];
-    match argument {
-        Some(argument) => filter.extend([
-            unless(call as u32, 3),
-            load(offset_of!(libc::seccomp_data, args)),
-            unless(argument as u32, 1),
-        ]),
-        None => filter.push(unless(call as u32, 1)),
+    // Each test of `kind` that fails skips the rest.
+    let unless = |kind: u32, value: u32, skip: usize| sock_filter {
+        jf: skip as u8,
+        ..statement(libc::BPF_JMP | kind | libc::BPF_K, value)
+    };
+    let mut skip = 2 * conditions.len() + 1;
+    let mut filter = vec![load(offset_of!(libc::seccomp_data, nr)), unless(libc::BPF_JEQ, call as u32, skip)];
+    for condition in conditions {
+        let (kind, place, value) = match *condition {
+            Condition::Equals(place, value) => (libc::BPF_JEQ, place, value),
+            Condition::AtLeast(place, value) => (libc::BPF_JGE, place, value),
+        };
+        skip -= 2;
+        filter.push(load(offset_of!(libc::seccomp_data, args) + 8 * place));
+        filter.push(unless(kind, value as u32, skip));
     }
-    filter.push(answer(libc::SECCOMP_RET_ERRNO | libc::EPERM as u32));
+    filter.push(answer(libc::SECCOMP_RET_ERRNO | error as u32));
     filter.push(answer(libc::SECCOMP_RET_ALLOW));
     let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
     // SAFETY: the program lives as long as the call.

@@ -12,11 +12,11 @@ const ATTACHED: usize = 64;
 const RETURNED: usize = 104;
 
 /// Page of this process; None without the library.
-struct Page(Option<usize>);
+pub struct Page(Option<usize>);
 
 impl Page {
     /// find is called when there was a session.
-    fn find() -> Self {
+    pub fn find() -> Self {
         let maps = std::fs::read_to_string("/proc/self/maps").expect("maps");
         let line = maps.lines().find(|line| line.contains("memfd:beeline-hoststack"));
         let at = line.and_then(|line| usize::from_str_radix(line.split('-').next()?, 16).ok());
@@ -25,7 +25,7 @@ impl Page {
     }
 
     /// switch does what the agent does.
-    fn switch(&self, value: u32) {
+    pub fn switch(&self, value: u32) {
         if let Some(at) = self.0 {
             // SAFETY: the page is mapped for writing, and never unmapped.
             unsafe { ((at + SWITCH) as *mut u32).write_volatile(value) };
@@ -33,7 +33,7 @@ impl Page {
     }
 
     /// grows checks by how much `f` changes a counter.
-    fn grows(&self, counter: usize, by: impl Fn(u64) -> bool, f: impl FnOnce()) {
+    pub fn grows(&self, counter: usize, mut by: impl FnMut(u64) -> bool, f: impl FnOnce()) {
         // SAFETY: as above.
         let read = || self.0.map(|at| unsafe { ((at + counter) as *const u64).read_volatile() });
         let before = read();

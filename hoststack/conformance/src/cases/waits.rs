@@ -97,8 +97,14 @@ pub fn threads_on_one_socket() {
     p.close();
 }
 
-/// A thread that waits on a connection of the kernel sees what comes after the connection has moved to rings.
+/// A thread that waits on a connection of the kernel sees what comes after the connection has moved to rings. Whether it
+/// moves while another thread waits is a race that a third of the connections lose, so there are several.
 pub fn wakes_from_other_thread() {
+    let received: isize = (0..20).map(|_| received_by_other_thread()).sum();
+    note("received", received);
+}
+
+fn received_by_other_thread() -> isize {
     let p = fresh();
     let reader = std::thread::spawn(move || {
         let mut seen = 0;
@@ -111,12 +117,13 @@ pub fn wakes_from_other_thread() {
             }
         }
     });
-    for _ in 0..2000 {
+    for _ in 0..500 {
         send(p.connector, b"q", 0);
         recv(p.acceptor, 1, 0);
         send(p.acceptor, b"reply", 0);
     }
     close(p.acceptor);
-    note("received", reader.join().unwrap());
+    let received = reader.join().unwrap();
     close(p.connector);
+    received
 }

@@ -4,7 +4,7 @@
 
 use super::answer_int;
 use super::syscall::direct;
-use crate::{descriptors, lock, real, stream, table};
+use crate::{descriptors, identity, lock, real, stream, table};
 use core::sync::atomic::Ordering;
 use libc::{c_char, c_int, c_uint, c_ulong, FILE};
 
@@ -43,13 +43,17 @@ exported! {
     fn pidfd_getfd(process: c_int, fd: c_int, flags: c_uint) -> c_int {
         // Not every C library has it.
         let made = direct(libc::SYS_pidfd_getfd, [process as usize, fd as usize, flags as usize, 0, 0, 0]) as c_int;
-        if let Some(same) = descriptors::same_socket(made) {
+        identity::made(made);
+        if let Some(same) = identity::same_socket(made) {
             descriptors::copied(same, made);
         }
         made
     }
 
     fn dup(fd: c_int) -> c_int {
+        if table::is_hidden(fd) {
+            return answer_int(Err(libc::EBADF));
+        }
         let made = real::dup(fd);
         descriptors::copied(fd, made);
         made
@@ -70,6 +74,9 @@ exported! {
     }
 
     fn fcntl(fd: c_int, command: c_int, argument: usize) -> c_int {
+        if table::is_hidden(fd) {
+            return answer_int(Err(libc::EBADF));
+        }
         let result = real::fcntl(fd, command, argument);
         match command {
             libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => descriptors::copied(fd, result),

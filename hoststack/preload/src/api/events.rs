@@ -5,7 +5,7 @@
 use super::{answer_int, checked};
 use crate::clock::Deadline;
 use crate::stream::Outcome;
-use crate::{descriptors, epoll, poll, real, table};
+use crate::{descriptors, epoll, identity, poll, real, table};
 use core::time::Duration;
 use libc::{c_int, epoll_event, fd_set, nfds_t, pollfd, sigset_t, size_t, timespec, timeval};
 
@@ -20,6 +20,7 @@ exported! {
     fn epoll_create1(flags: c_int) -> c_int {
         let fd = real::epoll_create1(flags);
         if fd >= 0 {
+            identity::made(fd);
             table::epoll_or_new(fd);
         }
         fd
@@ -29,8 +30,14 @@ exported! {
         if let Some(inner) = table::epoll(fd).filter(|_| operation == libc::EPOLL_CTL_ADD) {
             inner.watch();
         }
-        if operation == libc::EPOLL_CTL_ADD && table::session(fd).is_none() {
-            descriptors::anticipate(fd);
+        if operation == libc::EPOLL_CTL_ADD {
+            let (session, instance) = (table::session(fd), table::epoll(epoll));
+            if session.is_some_and(|session| session.is_attached() || instance.is_some_and(|known| known.has(fd))) {
+                identity::verify(fd);
+            }
+            if table::session(fd).is_none() {
+                descriptors::anticipate(fd);
+            }
         }
         match (table::session(fd), table::epoll_or_new(epoll)) {
             (Some(session), Some(instance)) if epoll != fd => {

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
 //! Another program in place of this one, or beside it: it inherits connections, but not their rings. They continue on
-//! the kernel's connection if nothing is left to read from the ring; otherwise the call is refused.
+//! the kernel's connection, with what was not read; if the peer does not send that again, the call is refused.
 
 use super::syscall::direct;
-use crate::{descriptors, lock, real, table};
+use crate::{descriptors, fork, identity, lock, real, table};
 use core::sync::atomic::{AtomicBool, Ordering};
 use libc::{c_char, c_int, c_void, pid_t, FILE};
 
@@ -72,6 +72,22 @@ exported! {
         real::posix_spawn_file_actions_adddup2(actions, from, to)
     }
 
+    /// fork(2) without the handlers of pthread_atfork(3).
+    fn _Fork() -> c_int {
+        fork::make(0, || real::_Fork() as isize) as c_int
+    }
+
+    fn clone(start: *const c_void, stack: *mut c_void, flags: c_int, argument: *mut c_void, parent: *mut c_void, tls: *mut c_void, child: *mut c_void) -> c_int {
+        if flags & libc::CLONE_VM != 0 || start.is_null() {
+            fork::shares(flags as u64);
+            return real::clone(start, stack, flags, argument, parent, tls, child);
+        }
+        // The child has a copy of this stack, too.
+        let begin = Begin { start: core::mem::transmute::<*const c_void, Start>(start), argument };
+        let place = core::ptr::from_ref(&begin).cast_mut().cast();
+        fork::make(flags as u64, || real::clone(in_copy as *const c_void, stack, flags, place, parent, tls, child) as isize) as c_int
+    }
+
     fn system(command: Text) -> c_int {
         if !command.is_null() && !may_execute() {
             return refused(-1);
@@ -85,6 +101,20 @@ exported! {
         }
         real::popen(command, mode)
     }
+}
+
+type Start = unsafe extern "C" fn(*mut c_void) -> c_int;
+
+/// What a child of clone(3) begins with.
+struct Begin {
+    start: Start,
+    argument: *mut c_void,
+}
+
+unsafe extern "C" fn in_copy(begin: *const Begin) -> c_int {
+    fork::in_child();
+    // SAFETY: clone's caller has given both.
+    unsafe { ((*begin).start)((*begin).argument) }
 }
 
 extern "C" {
@@ -189,7 +219,7 @@ fn inherits(fd: c_int) -> bool {
 fn leaves(fd: c_int) -> bool {
     if lock::in_vfork_child() {
         descriptors::stay(fd);
-        return descriptors::same_socket(fd).is_none_or(descriptors::leave_rings);
+        return identity::same_socket(fd).is_none_or(descriptors::leave_rings);
     }
     descriptors::leave_rings(fd)
 }
@@ -204,7 +234,7 @@ fn complain(fd: c_int) {
     static SAID: AtomicBool = AtomicBool::new(false);
     if !SAID.swap(true, Ordering::Relaxed) {
         crate::report(&alloc::format!(
-            "descriptor {fd} is a connection whose ring has octets that were not read, and another program would inherit it: EBUSY"
+            "descriptor {fd} is a connection that another program would inherit, and its peer does not send again what was not read: EBUSY"
         ));
     }
 }

@@ -50,6 +50,8 @@ mod connections;
 mod descriptors;
 mod events;
 mod exec;
+mod folders;
 mod print;
+mod signals;
 pub mod syscall;
 mod transfers;

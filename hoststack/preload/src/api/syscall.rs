@@ -3,8 +3,8 @@
 //! syscall(3): system calls that a program makes by their numbers, past the C library's function for each. libuv
 //! closes sockets so. Calls that may meet a session go the way of that function; all others go to the kernel.
 
-use super::{connections, descriptors, events, exec, transfers};
-use crate::{config, real, table};
+use super::{connections, descriptors, events, exec, folders, transfers};
+use crate::{config, fork, real, table};
 use core::arch::asm;
 use libc::{c_int, c_long, c_uint, c_ulong, sigset_t};
 
@@ -26,13 +26,17 @@ pub unsafe extern "C" fn syscall(number: c_long, a: usize, b: usize, c: usize, d
             libc::SYS_close => descriptors::close(fd).into(),
             libc::SYS_close_range => descriptors::close_range(a as c_uint, b as c_uint, c as c_int).into(),
             libc::SYS_pidfd_getfd => descriptors::pidfd_getfd(fd, b as c_int, c as c_uint).into(),
+            libc::SYS_getdents64 => folders::getdents64(fd, b as _, c) as c_long,
             libc::SYS_dup => descriptors::dup(fd).into(),
             #[cfg(target_arch = "x86_64")]
             libc::SYS_dup2 => descriptors::dup2(fd, b as c_int).into(),
             libc::SYS_dup3 => descriptors::dup3(fd, b as c_int, c as c_int).into(),
+            libc::SYS_socket => connections::socket(fd, b as c_int, c as c_int).into(),
             libc::SYS_connect => connections::connect(fd, b as _, c as _).into(),
             libc::SYS_accept => connections::accept(fd, b as _, c as _).into(),
             libc::SYS_accept4 => connections::accept4(fd, b as _, c as _, d as c_int).into(),
+            libc::SYS_recvmsg => transfers::recvmsg(fd, b as _, c as c_int) as c_long,
+            libc::SYS_recvmmsg => transfers::recvmmsg(fd, b as _, c as c_uint, d as c_int, e as _).into(),
             libc::SYS_sendmsg => transfers::sendmsg(fd, b as _, c as c_int) as c_long,
             libc::SYS_sendmmsg => transfers::sendmmsg(fd, b as _, c as c_uint, d as c_int).into(),
             libc::SYS_splice => transfers::splice(fd, b as _, c as c_int, d as _, e, f as c_uint) as c_long,
@@ -54,6 +58,13 @@ pub unsafe extern "C" fn syscall(number: c_long, a: usize, b: usize, c: usize, d
             libc::SYS_pselect6 => {
                 let mask = (f as *const Mask).as_ref().map_or(core::ptr::null(), |mask| mask.0);
                 events::pselect(fd, b as _, c as _, d as _, e as _, mask).into()
+            }
+            #[cfg(target_arch = "x86_64")]
+            libc::SYS_fork => fork::make(0, || direct(number, [0; 6]) as isize) as c_long,
+            libc::SYS_clone => fork::make(a as u64, || direct(number, [a, b, c, d, e, f]) as isize) as c_long,
+            libc::SYS_clone3 => {
+                let flags = (a as *const u64).as_ref().copied().unwrap_or(0);
+                fork::make(flags, || direct(number, [a, b, c, d, e, f]) as isize) as c_long
             }
             // What a ring of io_uring(7) reads and writes would miss those of sessions, and its EPOLL_CTL this library.
             libc::SYS_io_uring_setup if config::get().enabled => {
@@ -81,10 +92,11 @@ unsafe fn unless_session(number: c_long, [a, b, c, d, e, f]: [usize; 6]) -> c_lo
             libc::SYS_writev if known() => transfers::writev(fd, b as _, c as c_int) as c_long,
             libc::SYS_recvfrom if known() => transfers::recvfrom(fd, b as _, c, d as c_int, e as _, f as _) as c_long,
             libc::SYS_sendto if known() => transfers::sendto(fd, b as _, c, d as c_int, e as _, f as _) as c_long,
-            libc::SYS_recvmsg if known() => transfers::recvmsg(fd, b as _, c as c_int) as c_long,
-            libc::SYS_recvmmsg if known() => transfers::recvmmsg(fd, b as _, c as c_uint, d as c_int, e as _).into(),
             libc::SYS_sendfile if known() => transfers::sendfile(fd, b as c_int, c as _, d) as c_long,
             libc::SYS_shutdown if known() => connections::shutdown(fd, b as c_int).into(),
+            libc::SYS_getsockopt if known() => {
+                connections::getsockopt(fd, b as c_int, c as c_int, d as _, e as _).into()
+            }
             libc::SYS_setsockopt if known() => {
                 connections::setsockopt(fd, b as c_int, c as c_int, d as _, e as _).into()
             }

@@ -4,14 +4,19 @@
 
 use super::{answer, answer_int, checked};
 use crate::parts::{one, valid_count, Parts};
-use crate::{descriptors, real, stream, table, transfer};
+use crate::{descriptors, earn, identity, offer, real, splice, stream, table, transfer};
 use libc::{c_int, c_uint, c_void, iovec, mmsghdr, msghdr, off_t, size_t, sockaddr, socklen_t, ssize_t, timespec};
 
 // Receiving.
 exported! {
     fn read(fd: c_int, buffer: *mut c_void, count: size_t) -> ssize_t {
         match table::session(fd) {
-            Some(session) => answer(stream::receive(session.forever(), fd, Parts::new(&one(buffer, count), 1), 0)),
+            Some(session) => match earn::direct(session.forever(), fd) {
+                Some(direct) => direct.received(fd, real::read(fd, buffer, count), 0),
+                // The kernel does not ask the socket then.
+                None if count == 0 => 0,
+                None => answer(stream::receive(session.forever(), fd, Parts::new(&one(buffer, count), 1), 0)),
+            },
             None => real::read(fd, buffer, count),
         }
     }
@@ -21,15 +26,23 @@ exported! {
     }
 
     fn readv(fd: c_int, parts: *const iovec, count: c_int) -> ssize_t {
-        match (table::session(fd), valid_count(count)) {
-            (Some(session), Ok(count)) => answer(stream::receive(session.forever(), fd, Parts::new(parts, count), 0)),
-            _ => real::readv(fd, parts, count),
+        let Some(session) = table::session(fd) else { return real::readv(fd, parts, count) };
+        match (earn::direct(session.forever(), fd), valid_count(count)) {
+            (None, Ok(count)) => match Parts::new(parts, count) {
+                parts if parts.length() == 0 => 0,
+                parts => answer(stream::receive(session.forever(), fd, parts, 0)),
+            },
+            (None, _) => real::readv(fd, parts, count),
+            (Some(direct), _) => direct.received(fd, real::readv(fd, parts, count), 0),
         }
     }
 
     fn recv(fd: c_int, buffer: *mut c_void, count: size_t, flags: c_int) -> ssize_t {
         match table::session(fd).filter(|_| flags & libc::MSG_ERRQUEUE == 0) {
-            Some(session) => answer(stream::receive(session.forever(), fd, Parts::new(&one(buffer, count), 1), flags)),
+            Some(session) => match earn::direct(session.forever(), fd) {
+                Some(direct) => direct.received(fd, real::recv(fd, buffer, count, flags), flags),
+                None => answer(stream::receive(session.forever(), fd, Parts::new(&one(buffer, count), 1), flags)),
+            },
             None => real::recv(fd, buffer, count, flags),
         }
     }
@@ -39,8 +52,11 @@ exported! {
     }
 
     fn recvfrom(fd: c_int, buffer: *mut c_void, count: size_t, flags: c_int, address: *mut sockaddr, length: *mut socklen_t) -> ssize_t {
-        if table::session(fd).is_none() || flags & libc::MSG_ERRQUEUE != 0 {
+        let Some(session) = table::session(fd).filter(|_| flags & libc::MSG_ERRQUEUE == 0) else {
             return real::recvfrom(fd, buffer, count, flags, address, length);
+        };
+        if let Some(direct) = earn::direct(session.forever(), fd) {
+            return direct.received(fd, real::recvfrom(fd, buffer, count, flags, address, length), flags);
         }
         let n = recv(fd, buffer, count, flags);
         if n >= 0 && !address.is_null() && !length.is_null() {
@@ -57,8 +73,13 @@ exported! {
     fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
         let session = table::session(fd).filter(|_| flags & libc::MSG_ERRQUEUE == 0);
         let (Some(session), Some(message)) = (session, message.as_mut()) else {
-            return real::recvmsg(fd, message, flags);
+            let n = real::recvmsg(fd, message, flags);
+            message.as_ref().filter(|_| n >= 0).inspect(|message| received(message));
+            return n;
         };
+        if let Some(direct) = earn::direct(session.forever(), fd) {
+            return direct.received(fd, real::recvmsg(fd, message, flags), flags);
+        }
         let parts = Parts::new(message.msg_iov, message.msg_iovlen as usize);
         let result = stream::receive(session.forever(), fd, parts, flags);
         if result.is_ok() {
@@ -69,11 +90,27 @@ exported! {
 
     fn recvmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int, timeout: *mut timespec) -> c_int {
         if table::session(fd).is_none() {
-            return real::recvmmsg(fd, messages, count, flags, timeout);
+            let n = real::recvmmsg(fd, messages, count, flags, timeout);
+            (0..n.max(0) as usize).for_each(|i| received(&(*messages.add(i)).msg_hdr));
+            return n;
+        }
+        // The kernel reports an error of the socket before it looks for octets.
+        if let Some(error) = pending_error(fd) {
+            return answer_int(Err(error));
         }
         // A stream fills one message after the other; the first one waits, as with MSG_WAITFORONE.
         each_message(messages, count, |message, i| recvmsg(fd, message, if i > 0 { flags | libc::MSG_DONTWAIT } else { flags & !libc::MSG_WAITFORONE }))
     }
+}
+
+/// pending_error takes the error of a socket, if it has one.
+fn pending_error(fd: c_int) -> Option<i32> {
+    let mut error: c_int = 0;
+    let mut length = size_of::<c_int>() as socklen_t;
+    let place = core::ptr::from_mut(&mut error).cast();
+    // SAFETY: SO_ERROR stores a number.
+    let result = unsafe { super::connections::getsockopt(fd, libc::SOL_SOCKET, libc::SO_ERROR, place, &mut length) };
+    (result == 0 && error != 0).then_some(error)
 }
 
 /// each_message calls `f` for each message until one fails or transfers nothing.
@@ -100,37 +137,64 @@ unsafe fn each_message(messages: *mut mmsghdr, count: c_uint, f: impl Fn(*mut ms
 exported! {
     fn write(fd: c_int, buffer: *const c_void, count: size_t) -> ssize_t {
         match table::session(fd) {
-            Some(session) => answer(stream::send(session.forever(), fd, Parts::new(&one(buffer.cast_mut(), count), 1), 0)),
+            Some(session) => match earn::direct_send(session.forever(), fd, count) {
+                Some(direct) => direct.sent(fd, real::write(fd, buffer, count), 0),
+                None => answer(stream::send(session.forever(), fd, Parts::new(&one(buffer.cast_mut(), count), 1), 0)),
+            },
             None => real::write(fd, buffer, count),
         }
     }
 
     fn writev(fd: c_int, parts: *const iovec, count: c_int) -> ssize_t {
-        match (table::session(fd), valid_count(count)) {
-            (Some(session), Ok(count)) => answer(stream::send(session.forever(), fd, Parts::new(parts, count), 0)),
-            _ => real::writev(fd, parts, count),
+        let (Some(session), Ok(valid)) = (table::session(fd), valid_count(count)) else {
+            return real::writev(fd, parts, count);
+        };
+        let list = Parts::new(parts, valid);
+        match earn::direct_send(session.forever(), fd, list.length()) {
+            Some(direct) => direct.sent(fd, real::writev(fd, parts, count), 0),
+            // As with readv; write(2) asks the socket.
+            None if list.length() == 0 => 0,
+            None => answer(stream::send(session.forever(), fd, list, 0)),
         }
     }
 
     fn send(fd: c_int, buffer: *const c_void, count: size_t, flags: c_int) -> ssize_t {
         match table::session(fd) {
-            Some(session) => answer(stream::send(session.forever(), fd, Parts::new(&one(buffer.cast_mut(), count), 1), flags)),
+            Some(session) => match earn::direct_send(session.forever(), fd, count) {
+                Some(direct) => direct.sent(fd, real::send(fd, buffer, count, flags), flags),
+                None => answer(stream::send(session.forever(), fd, Parts::new(&one(buffer.cast_mut(), count), 1), flags)),
+            },
             None => real::send(fd, buffer, count, flags),
         }
     }
 
     fn sendto(fd: c_int, buffer: *const c_void, count: size_t, flags: c_int, address: *const sockaddr, length: socklen_t) -> ssize_t {
-        // TCP ignores the address of a connected socket.
-        match table::session(fd) {
-            Some(_) => send(fd, buffer, count, flags),
-            None => real::sendto(fd, buffer, count, flags, address, length),
+        let Some(session) = table::session(fd) else { return real::sendto(fd, buffer, count, flags, address, length) };
+        if flags & libc::MSG_FASTOPEN != 0 {
+            let n = real::sendto(fd, buffer, count, flags, address, length);
+            if n >= 0 || real::errno() == libc::EINPROGRESS {
+                descriptors::connected(fd, address, length, true);
+                stream::sent_by_kernel(&session, n.max(0) as u64);
+            }
+            return n;
+        }
+        match earn::direct_send(session.forever(), fd, count) {
+            Some(direct) => direct.sent(fd, real::sendto(fd, buffer, count, flags, address, length), flags),
+            // TCP ignores the address of a connected socket.
+            None => send(fd, buffer, count, flags),
         }
     }
 
     fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
         match (table::session(fd), message.as_ref()) {
-            (Some(session), Some(message)) => answer(stream::send(session.forever(), fd, Parts::new(message.msg_iov, message.msg_iovlen as usize), flags)),
-            (None, Some(message)) if passes_session(message) => answer(Err(libc::EOPNOTSUPP)),
+            (Some(session), Some(message)) => {
+                let list = Parts::new(message.msg_iov, message.msg_iovlen as usize);
+                match earn::direct_send(session.forever(), fd, list.length()) {
+                    Some(direct) => direct.sent(fd, real::sendmsg(fd, message, flags), flags),
+                    None => answer(stream::send(session.forever(), fd, list, flags)),
+                }
+            }
+            (None, Some(message)) if passes_session(message) => answer(Err(libc::EBUSY)),
             _ => real::sendmsg(fd, message, flags),
         }
     }
@@ -138,14 +202,25 @@ exported! {
     fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int {
         match table::session(fd) {
             Some(_) => each_message(messages, count, |message, _| sendmsg(fd, message, flags)),
-            None if any_passes_session(messages, count) => answer_int(Err(libc::EOPNOTSUPP)),
+            None if any_passes_session(messages, count) => answer_int(Err(libc::EBUSY)),
             None => real::sendmmsg(fd, messages, count, flags),
         }
     }
 
     fn sendfile(to: c_int, from: c_int, offset: *mut off_t, count: size_t) -> ssize_t {
+        if table::session(from).is_some() && offset.is_null() {
+            // The kernel splices, if the other one is a pipe.
+            return answer(splice::splice(from, to, count, 0));
+        }
         match table::session(to) {
-            Some(session) => answer(transfer::from_file(session.forever(), to, from, offset.as_mut(), count)),
+            Some(session) => match offer::unattached(session.forever()) {
+                Some(alone) => {
+                    let n = real::sendfile(to, from, offset, count);
+                    earn::uncopied(alone, to, n, &session.side().send);
+                    n
+                }
+                None => answer(transfer::from_file(session.forever(), to, from, offset.as_mut(), count)),
+            },
             None => real::sendfile(to, from, offset, count),
         }
     }
@@ -159,7 +234,10 @@ exported! {
         if no_session || !from_offset.is_null() || !to_offset.is_null() {
             return real::splice(from, from_offset, to, to_offset, count, flags);
         }
-        answer(transfer::splice(from, to, count, flags))
+        match earn::Ends::unattached(from, to) {
+            Some(ends) => ends.moved(real::splice(from, from_offset, to, to_offset, count, flags)),
+            None => answer(splice::splice(from, to, count, flags)),
+        }
     }
 }
 
@@ -175,6 +253,19 @@ unsafe fn any_passes_session(messages: *const mmsghdr, count: c_uint) -> bool {
 /// passes_session reports whether a message carries the descriptor of a session that cannot leave its rings: the
 /// receiver would get a socket without what is in them.
 fn passes_session(message: &msghdr) -> bool {
+    any_right(message, |fd| !descriptors::leave_rings(fd))
+}
+
+/// received takes the numbers of the descriptors that a message has brought.
+fn received(message: &msghdr) {
+    any_right(message, |fd| {
+        identity::made(fd);
+        false
+    });
+}
+
+/// any_right reports whether `f` holds for a descriptor of a message (SCM_RIGHTS). The others behind it are left out.
+fn any_right(message: &msghdr, f: impl Fn(c_int) -> bool) -> bool {
     if message.msg_control.is_null() || message.msg_controllen == 0 {
         return false;
     }
@@ -185,8 +276,7 @@ fn passes_session(message: &msghdr) -> bool {
             if (part.cmsg_level, part.cmsg_type) == (libc::SOL_SOCKET, libc::SCM_RIGHTS) {
                 let octets = (part.cmsg_len as usize).saturating_sub(libc::CMSG_LEN(0) as usize);
                 let list = libc::CMSG_DATA(part).cast::<c_int>();
-                let refused = (0..octets / 4).any(|i| !descriptors::leave_rings(list.add(i).read_unaligned()));
-                if refused {
+                if (0..octets / 4).any(|i| f(list.add(i).read_unaligned())) {
                     return true;
                 }
             }

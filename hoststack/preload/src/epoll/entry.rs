@@ -5,6 +5,9 @@
 use super::{Epoll, ET, EXCLUSIVE, ONESHOT, READ_BITS, WRITE_BITS};
 use crate::session::{Rings, Session};
 use crate::side::Phase;
+use crate::{ends, real};
+use beeline_ring::Recall;
+use core::sync::atomic::Ordering;
 use libc::{c_int, EPOLLERR, EPOLLHUP, EPOLLOUT, EPOLLRDHUP, EPOLLWRNORM};
 
 /// Entry is one session in one instance, as the program added it.
@@ -30,16 +33,21 @@ pub struct Entry {
     pub looks: u32,
     /// The peer's index at the last edge.
     pub seen: u64,
+    /// How often this end had waited for room when it was reported last.
+    pub room_waits: u32,
     /// The wait that reported it last: each reports an entry once.
     pub turn: u64,
+    /// Where that wait has stored its events.
+    pub place: usize,
 }
 
 impl Entry {
     /// kernel_events are those that the kernel reports. While the ring carries what is sent, the kernel does not
-    /// know whether there is room, but whether the peer is gone.
+    /// know whether there is room, but whether the peer is gone. A program that asks for nothing is told of a reset.
     pub fn kernel_events(&self) -> u32 {
         let in_ring = self.session.side().send.phase() == Phase::Ring;
-        match in_ring && self.events & WRITE_BITS != 0 {
+        let asks_nothing = self.events & READ_BITS == 0 && !self.session.suspect.load(Ordering::Relaxed);
+        match in_ring && (self.events & WRITE_BITS != 0 || asks_nothing) {
             true => self.events & !WRITE_BITS | EPOLLRDHUP as u32,
             false => self.events,
         }
@@ -67,6 +75,32 @@ impl Entry {
         self.merge(kernel, ring)
     }
 
+    /// rest_of_oneshot is what the kernel has to report beside the rings: an entry with EPOLLONESHOT reports once, so it
+    /// has to report all.
+    pub fn rest_of_oneshot(&self) -> u32 {
+        let Some(rings) = self.session.rings().filter(|_| self.events & ONESHOT != 0 && !self.disabled) else {
+            return 0;
+        };
+        let side = self.session.side();
+        let knows_all = side.receive.phase() == Phase::Ring && side.send.phase() == Phase::Ring;
+        let may_end = rings.header.has_left(rings.peer()) || side.shut.load(Ordering::Relaxed) != 0;
+        if knows_all && !may_end {
+            return 0;
+        }
+        let events = real::poll_one(self.registered, self.kernel_events() as i16) as u32;
+        ends::suspect(self.session, self.registered, events as i16);
+        events
+    }
+
+    /// room_beside_edge is whether the kernel has room, which an edge of the ring has to report, too.
+    pub fn room_beside_edge(&self) -> u32 {
+        let by_kernel = self.events & ET != 0 && self.session.side().send.phase() != Phase::Ring;
+        match self.events & WRITE_BITS {
+            bits if bits != 0 && by_kernel => real::poll_one(self.registered, bits as i16) as u32 & bits,
+            _ => 0,
+        }
+    }
+
     /// has_something is take_ready without taking.
     pub fn has_something(&mut self) -> bool {
         let fresh = self.fresh;
@@ -82,7 +116,12 @@ impl Entry {
             return 0;
         }
         self.expect(looks);
-        self.ring_ready()
+        let mark = self.session.rings().map_or(0, |rings| rings.receive().mark());
+        let ready = self.ring_ready();
+        if ready & READ_BITS != 0 {
+            self.seen = mark;
+        }
+        ready
     }
 
     pub fn ring_level(&mut self, looks: Option<&Epoll>) -> u32 {
@@ -112,24 +151,41 @@ impl Entry {
         let Some(rings) = self.session.rings().filter(|_| !self.disabled) else { return false };
         match self.events & ET != 0 {
             true => rings.receive().mark() != self.seen,
-            false => self.session.is_readable(&rings),
+            false => self.session.reports_readable(self.registered, &rings),
         }
     }
 
-    pub fn merge(&self, kernel: u32, ring: u32) -> u32 {
+    /// is_of_event reports whether a wake-up by the peer may be for this entry: octets, or room if this end waits for it.
+    pub fn is_of_event(&self) -> bool {
+        let is_new = || self.events & ET == 0 || self.session.rings().is_none_or(|r| r.receive().mark() != self.seen);
+        let reads = self.events & READ_BITS != 0 && is_new();
+        reads || self.room_waits != self.session.room_waits.load(Ordering::Relaxed)
+    }
+
+    pub fn merge(&self, mut kernel: u32, ring: u32) -> u32 {
+        if kernel != 0 && ends::has_error(self.session) {
+            kernel |= EPOLLERR as u32;
+        }
         (kernel | ring) & (self.events | (EPOLLERR | EPOLLHUP) as u32)
     }
 
     pub fn ring_ready(&self) -> u32 {
         let Some(rings) = self.session.rings().filter(|_| self.has_event) else { return 0 };
         let mut events = 0;
-        if self.events & READ_BITS != 0 && self.session.is_readable(&rings) {
+        // Octets in the ring behind those that the kernel still has are an edge of these.
+        let is_behind = || self.events & ET != 0 && self.session.has_behind_kernel(&rings);
+        if self.events & READ_BITS != 0 && (self.session.reports_readable(self.registered, &rings) || is_behind()) {
             events |= READ_BITS;
         }
         if self.events & WRITE_BITS != 0 && self.session.is_writable(&rings) {
             events |= (EPOLLOUT | EPOLLWRNORM) as u32;
         }
         events & self.events
+    }
+
+    /// is_recalled reports whether the peer wants octets of the ring by the kernel's connection.
+    pub fn is_recalled(&self) -> bool {
+        self.session.rings().and_then(|rings| rings.own_recall()).is_some_and(Recall::is_asked)
     }
 
     /// publish_waits has the peer write this end's event at the next change that the program asked for.
@@ -145,7 +201,7 @@ impl Entry {
     pub fn publish_writer_waits(&self, rings: &Rings) {
         let in_ring = self.session.side().send.phase() == Phase::Ring;
         if self.events & WRITE_BITS != 0 && in_ring && !self.session.is_writable(rings) {
-            rings.send().producer_waits();
+            self.session.await_room(rings);
         }
     }
 }

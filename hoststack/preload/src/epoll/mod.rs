@@ -9,19 +9,21 @@
 //! asked to wake it.
 
 mod entry;
+mod kernel;
 mod queue;
+mod registration;
 mod tag;
 
-use crate::api::syscall::direct;
 use crate::clock::Deadline;
 use crate::lock::{Guard, Lock};
-use crate::session::{make_event, signal, Session};
-use crate::{hidden, lock, real};
+use crate::session::Session;
+use crate::{hidden, lock, recall};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
-use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use core::time::Duration;
 use entry::Entry;
+pub use kernel::kernel_wait;
 use libc::{
     c_int, epoll_event, sigset_t, EPOLLERR, EPOLLET, EPOLLEXCLUSIVE, EPOLLHUP, EPOLLIN, EPOLLONESHOT, EPOLLOUT,
 };
@@ -45,6 +47,8 @@ pub struct Epoll {
     sleepers: AtomicUsize,
     /// Readable while the queue is not empty; only for an instance that is itself polled.
     nudge: AtomicI32,
+    /// The nudge could not be had, so its sessions stay on the kernel.
+    blind: AtomicBool,
     inner: Lock<Inner>,
 }
 
@@ -62,12 +66,14 @@ impl Epoll {
                 descriptors: AtomicUsize::new(0),
                 sleepers: AtomicUsize::new(0),
                 nudge: AtomicI32::new(-1),
+                blind: AtomicBool::new(false),
                 inner: Lock::new(Inner::default()),
             }))
         });
         epoll.fd.store(fd, Ordering::Relaxed);
         epoll.process.store(lock::process(), Ordering::Relaxed);
         epoll.descriptors.store(1, Ordering::Relaxed);
+        epoll.blind.store(false, Ordering::Relaxed);
         epoll
     }
 
@@ -96,38 +102,6 @@ impl Epoll {
         }
         hidden::dispose(self.nudge.swap(-1, Ordering::Relaxed));
         POOL.lock().push(self);
-    }
-
-    /// watch prepares for an instance that is itself polled, or in another instance.
-    pub fn watch(&self) {
-        if self.nudge.load(Ordering::Relaxed) >= 0 {
-            return;
-        }
-        let mut inner = self.inner.lock();
-        let Some(event) = make_event() else { return };
-        let _ = self.kernel(EPOLL_CTL_ADD, event, EPOLLIN as u32, &Tag::Nudge);
-        self.nudge.store(event, Ordering::Relaxed);
-        inner.cool_all();
-        self.update_nudge(&mut inner);
-    }
-
-    fn update_nudge(&self, inner: &mut Inner) {
-        let nudge = self.nudge.load(Ordering::Relaxed);
-        if nudge < 0 {
-            return;
-        }
-        inner.settle();
-        match inner.queue.is_empty() {
-            true => crate::session::drain(nudge),
-            false => signal(nudge),
-        }
-    }
-
-    fn kernel(&self, operation: c_int, fd: c_int, events: u32, tag: &Tag) -> Result<(), i32> {
-        let mut event = epoll_event { events, u64: tag.pack() };
-        // SAFETY: the event is this function's.
-        let result = unsafe { real::epoll_ctl(self.fd.load(Ordering::Relaxed), operation, fd, &mut event) };
-        real::outcome(result as isize).map(|_| ())
     }
 
     /// control is epoll_ctl(2) for a session.
@@ -167,7 +141,9 @@ impl Epoll {
             hot: false,
             looks: 0,
             seen: 0,
+            room_waits: session.room_waits.load(Ordering::Relaxed),
             turn: 0,
+            place: 0,
         };
         let events = entry.kernel_events();
         let slot = inner.insert(Entry { told: events, ..entry });
@@ -183,28 +159,9 @@ impl Epoll {
         Ok(())
     }
 
-    /// add_event adds the session's event, and has the next wait look at the session.
-    fn add_event(&self, inner: &mut Guard<Inner>, slot: usize) {
-        let Some(entry) = &mut inner.entries[slot] else { return };
-        if !entry.has_event {
-            entry.has_event = true;
-            let event = entry.session.own_event.load(Ordering::Relaxed);
-            // Another descriptor of the same session may have added it.
-            let _ = self.kernel(EPOLL_CTL_ADD, event, EPOLLIN as u32 | ET, &Tag::Event(slot));
-        }
-        self.refresh(inner, slot);
-    }
-
-    /// refresh has the next wait look at an entry, also one that sleeps now.
-    fn refresh(&self, inner: &mut Guard<Inner>, slot: usize) {
-        let Some(entry) = &mut inner.entries[slot] else { return };
-        let session = entry.session;
-        entry.fresh = true;
-        inner.enqueue(slot);
-        self.update_nudge(&mut *inner);
-        if self.sleepers.load(Ordering::SeqCst) > 0 {
-            session.wake();
-        }
+    /// has reports whether the program has added a number.
+    pub fn has(&self, fd: c_int) -> bool {
+        self.inner.lock().by_fd.contains_key(&fd)
     }
 
     fn modify(&self, fd: c_int, wanted: epoll_event) -> Result<(), i32> {
@@ -267,80 +224,20 @@ impl Epoll {
         self.forget(&mut inner, slot, self.is_own());
     }
 
-    /// orphan is the end of the descriptor by which an entry was added, while the session has others. Such an entry still
-    /// reports, and the program cannot change it any more. The kernel has to know it by a number that stays.
-    pub fn orphan(&self, slot: usize, fd: c_int) {
-        let mut inner = self.inner.lock();
-        let Some(entry) = inner.entries[slot].as_mut().filter(|entry| entry.fd == fd && entry.registered == fd) else {
-            return;
-        };
-        let events = if entry.disabled { ET } else { entry.kernel_events() };
-        (entry.registered, entry.told) = (-1, events);
-        if self.is_own() {
-            let _ = self.kernel(EPOLL_CTL_DEL, fd, 0, &Tag::Nudge);
-            // SAFETY: fcntl of a descriptor.
-            let copy = hidden::adopt(unsafe { real::fcntl(fd, libc::F_DUPFD_CLOEXEC, 0) });
-            entry.registered = copy.unwrap_or(-1);
-            let _ = self.kernel(EPOLL_CTL_ADD, entry.registered, events, &Tag::Socket(slot));
-        }
-        inner.by_fd.remove(&fd);
-    }
-
-    /// unregister closes the number that orphan made.
-    fn unregister(&self, entry: &Entry) {
-        if entry.registered != entry.fd {
-            hidden::dispose(entry.registered);
-        }
-    }
-
-    /// is_own is true in a child of fork only if the process that made the instance has ended.
-    fn is_own(&self) -> bool {
-        let maker = self.process.load(Ordering::Relaxed);
-        maker == lock::process() || lock::has_ended(maker)
-    }
-
-    /// attach adds the event of a session that has got rings.
-    pub fn attach(&self, slot: usize) {
-        let mut inner = self.inner.lock();
-        self.add_event(&mut inner, slot);
-    }
-
-    /// resync tells the kernel what to report after a direction has moved between the ring and the kernel's connection:
-    /// for programs that wait for `bits`. What it has already is another edge.
-    pub fn resync(&self, slot: usize, bits: u32) {
-        let mut inner = self.inner.lock();
-        let Some(entry) = inner.entries[slot].as_mut().filter(|e| e.events & bits != 0) else { return };
-        if !entry.disabled {
-            let _ = self.reregister(entry, slot);
-        }
-        self.refresh(&mut inner, slot);
-    }
-
-    /// reregister tells the kernel the events of a socket again. The kernel does not change exclusive ones.
-    fn reregister(&self, entry: &mut Entry, slot: usize) -> Result<(), i32> {
-        let events = entry.kernel_events();
-        entry.told = events;
-        if entry.events & EXCLUSIVE == 0 {
-            return self.kernel(EPOLL_CTL_MOD, entry.registered, events, &Tag::Socket(slot));
-        }
-        self.kernel(EPOLL_CTL_DEL, entry.registered, 0, &Tag::Nudge)?;
-        self.kernel(EPOLL_CTL_ADD, entry.registered, events, &Tag::Socket(slot))
-    }
-
-    /// collect moves ready entries of the queue to `out`.
-    fn collect(&self, turn: u64, out: &mut [epoll_event]) -> usize {
+    /// collect moves ready entries of the queue to `out` behind the first `n`, and returns how many there are then.
+    fn collect(&self, turn: u64, out: &mut [epoll_event], mut n: usize) -> usize {
         let mut inner = self.inner.lock();
         inner.look(self);
         inner.turn = turn;
-        let mut n = 0;
+        let before = n;
         for _ in 0..inner.queue.len() {
             if n == out.len() {
                 break;
             }
             let Some(slot) = inner.queue.pop_front() else { break };
-            n += usize::from(self.report(&mut inner, slot, &mut out[n]));
+            n += usize::from(self.report(&mut inner, slot, out, n));
         }
-        if n > 0 && !inner.queue.is_empty() && self.sleepers.load(Ordering::SeqCst) > 0 {
+        if n > before && !inner.queue.is_empty() && self.sleepers.load(Ordering::SeqCst) > 0 {
             if let Some(entry) = inner.queue.front().and_then(|&slot| inner.entries[slot].as_ref()) {
                 entry.session.wake();
             }
@@ -350,16 +247,29 @@ impl Epoll {
     }
 
     /// report stores the events of an entry, if it has any, and decides whether it stays in the queue.
-    fn report(&self, inner: &mut Guard<Inner>, slot: usize, out: &mut epoll_event) -> bool {
+    fn report(&self, inner: &mut Guard<Inner>, slot: usize, out: &mut [epoll_event], place: usize) -> bool {
         let turn = inner.turn;
         let lazy = self.is_polled_by_one_thread();
         let Some(entry) = &mut inner.entries[slot] else { return false };
         entry.queued = false;
-        if entry.turn == turn {
+        if entry.turn > turn {
+            // A wait that has begun later has reported it: of a handler of signals, or of another thread.
             inner.enqueue(slot);
             return false;
         }
+        if entry.turn == turn {
+            // What has come since belongs to the same event.
+            let is_edge = entry.events & ET != 0;
+            if is_edge || entry.kernel != 0 {
+                out[entry.place].events |= entry.take_ready(None);
+            }
+            if !is_edge {
+                inner.enqueue(slot);
+            }
+            return false;
+        }
         let by_kernel = entry.kernel != 0;
+        entry.kernel |= entry.rest_of_oneshot();
         let was_hot = entry.hot;
         let events = entry.take_ready(lazy.then_some(self));
         if entry.hot && !was_hot {
@@ -369,8 +279,12 @@ impl Epoll {
             return false;
         }
         let Some(entry) = &mut inner.entries[slot] else { return false };
-        *out = epoll_event { events, u64: entry.data };
-        entry.turn = turn;
+        let events = events | entry.room_beside_edge();
+        out[place] = epoll_event { events, u64: entry.data };
+        (entry.turn, entry.place) = (turn, place);
+        if events & WRITE_BITS != 0 {
+            entry.room_waits = entry.session.room_waits.load(Ordering::Relaxed);
+        }
         if entry.events & ONESHOT != 0 {
             entry.disabled = true;
             if !by_kernel {
@@ -393,8 +307,8 @@ impl Epoll {
     /// sort goes through the first `n` of `out`, which the kernel reported: events of sessions go to the queue, others
     /// stay. It returns how many do.
     fn sort(&self, out: &mut [epoll_event], n: usize) -> usize {
+        let (mut kept, mut recalled) = (0, Vec::new());
         let mut inner = self.inner.lock();
-        let mut kept = 0;
         for i in 0..n {
             let event = out[i];
             match Tag::unpack(event.u64) {
@@ -407,18 +321,17 @@ impl Epoll {
                     inner.socket_event(slot, event.events);
                     self.trim(&mut inner, slot);
                 }
-                Some(Tag::Event(slot)) => inner.own_event(self, slot),
+                Some(Tag::Event(slot)) => {
+                    inner.own_event(self, slot);
+                    recalled.extend(
+                        inner.entry(slot).filter(|entry| entry.is_recalled()).map(|e| (e.session, e.registered)),
+                    );
+                }
             }
         }
+        drop(inner);
+        recalled.into_iter().for_each(|(session, fd)| recall::answer(session, fd));
         kept
-    }
-
-    /// trim has the kernel report no more of a socket than is needed, once it has: it would do so again and again.
-    fn trim(&self, inner: &mut Guard<Inner>, slot: usize) {
-        let Some(entry) = inner.entries.get_mut(slot).and_then(Option::as_mut) else { return };
-        if entry.is_told() && entry.told != entry.kernel_events() && entry.kernel & EPOLLRDHUP as u32 != 0 {
-            let _ = self.reregister(entry, slot);
-        }
     }
 
     /// wait is epoll_wait(2).
@@ -433,14 +346,14 @@ impl Epoll {
         loop {
             let turn = TURNS.fetch_add(1, Ordering::Relaxed);
             let first = self.share(out.len());
-            let mut n = self.collect(turn, &mut out[..first]);
+            let mut n = self.collect(turn, &mut out[..first], 0);
             if n < out.len() {
                 match self.ask(fd, &mut out[n..], n > 0, deadline, mask) {
                     Ok(more) => n += more,
                     Err(error) if n == 0 => return Err(error),
                     Err(_) => {}
                 }
-                n += self.collect(turn, &mut out[n..]);
+                n = self.collect(turn, out, n);
             }
             if n > 0 || deadline.is_over() {
                 return Ok(n);
@@ -491,30 +404,6 @@ impl Epoll {
     /// translate sorts what a wait returned that began before the instance had sessions.
     pub fn translate(&self, out: &mut [epoll_event], n: usize) -> usize {
         let kept = self.sort(out, n);
-        kept + self.collect(TURNS.fetch_add(1, Ordering::Relaxed), &mut out[kept..])
+        self.collect(TURNS.fetch_add(1, Ordering::Relaxed), out, kept)
     }
-}
-
-/// kernel_wait is the kernel's epoll_wait. Time-outs of whole milliseconds need no newer system call.
-pub fn kernel_wait(
-    fd: c_int,
-    out: &mut [epoll_event],
-    limit: Option<Duration>,
-    mask: *const sigset_t,
-) -> Result<usize, i32> {
-    let (at, most) = (out.as_mut_ptr(), out.len() as c_int);
-    let precise = limit.filter(|limit| limit.subsec_nanos() % 1_000_000 != 0 && limit.as_millis() < 10);
-    if let Some(limit) = precise {
-        let limit = crate::wait::to_timespec(limit);
-        let limit = core::ptr::from_ref(&limit) as usize;
-        let arguments = [fd as usize, at as usize, most as usize, limit, mask as usize, size_of::<u64>()];
-        // SAFETY: as epoll_pwait2(2), with the kernel's size of a signal mask.
-        let n = unsafe { direct(libc::SYS_epoll_pwait2, arguments) };
-        if n >= 0 || real::errno() != libc::ENOSYS {
-            return real::outcome(n as isize);
-        }
-    }
-    let milliseconds = limit.map_or(-1, |limit| limit.as_nanos().div_ceil(1_000_000).min(i32::MAX as u128) as c_int);
-    // SAFETY: `most` events have room at `at`; the mask is the program's.
-    real::outcome(unsafe { real::epoll_pwait(fd, at, most, milliseconds, mask) } as isize)
 }

@@ -3,9 +3,10 @@
 //! The entries of an instance, and which of them are to be looked at.
 
 use super::entry::Entry;
-use super::{Epoll, END_BITS, READ_BITS};
+use super::{Epoll, END_BITS, READ_BITS, WRITE_BITS};
 use crate::session::{Rings, Session};
 use crate::side::Phase;
+use crate::{ends, real};
 use alloc::collections::{BTreeMap, VecDeque};
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
@@ -146,8 +147,13 @@ impl Inner {
         entry.kernel |= events;
         entry.fresh = true;
         let in_ring = entry.has_event && entry.session.side().receive.phase() == Phase::Ring;
-        if events & END_BITS != 0 || in_ring && events & READ_BITS != 0 {
+        if in_ring && events & READ_BITS != 0 && entry.session.side().shut.load(Ordering::Relaxed) == 0 {
             entry.session.suspect.store(true, Ordering::Relaxed);
+        }
+        ends::suspect(entry.session, entry.registered, events as i16);
+        if events & (END_BITS | READ_BITS) != 0 && ends::notice(entry.session, entry.registered) {
+            let all = (READ_BITS | WRITE_BITS | END_BITS) as i16;
+            entry.kernel |= u32::from(real::poll_one(entry.registered, all) as u16);
         }
         self.enqueue(slot);
     }
@@ -157,7 +163,7 @@ impl Inner {
         let Some(session) = self.entry(slot).map(|entry| entry.session) else { return };
         for &(_, slot) in session.watches.lock().iter().filter(|(e, _)| core::ptr::eq(*e, epoll)) {
             if let Some(entry) = self.entries[slot].as_mut() {
-                entry.fresh = true;
+                entry.fresh |= entry.is_of_event();
             }
             self.enqueue(slot);
         }

@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! When connections ask for rings, without a setting: short ones never, long ones after some octets or some time.
+
+use super::bulk::{consume, produce, produce_at_once, Sequence};
+use crate::sys::*;
+use std::time::Duration;
+
+/// rings is the number of ends on rings; without the library what the case wants.
+fn rings(wanted: u64) -> u64 {
+    counters().map_or(wanted, |[attached, ..]| attached)
+}
+
+/// One request on each connection, of several sizes.
+pub fn short_connections() {
+    for size in [64, 65536, 1 << 20] {
+        for _ in 0..20 {
+            let p = fresh();
+            let server = std::thread::spawn(move || {
+                let request = recv(p.acceptor, 64, 0);
+                produce_at_once(p.acceptor, size, 1);
+                request
+            });
+            send(p.connector, b"request", 0);
+            assert_eq!(consume(p.connector, size, 1), size);
+            assert_eq!(server.join().unwrap(), "7 request");
+            p.close();
+        }
+        note("replies of", size);
+    }
+    assert_eq!(rings(0), 0, "no connection was worth rings");
+}
+
+const LARGE: usize = 20 << 20;
+
+/// A large transfer is on rings soon, whether it is one call or many.
+pub fn earned_by_octets() {
+    let ways: [(bool, fn(_, _, _)); 3] = [(false, produce), (false, produce_at_once), (true, produce_at_once)];
+    let mut ends = 0;
+    for ((nonblocking, produce), upload) in ways.into_iter().flat_map(|way| [(way, false), (way, true)]) {
+        let p = fresh();
+        let (from, to) = if upload { (p.connector, p.acceptor) } else { (p.acceptor, p.connector) };
+        set_nonblocking(from, nonblocking);
+        let sender = std::thread::spawn(move || produce(from, LARGE, 5));
+        note("received", consume(to, LARGE, 5));
+        sender.join().unwrap();
+        p.close();
+        ends += 2;
+        assert_eq!(rings(ends), ends, "ends on rings");
+    }
+    let by_rings = counters().map_or(6 * LARGE as u64, |[_, received, ..]| received);
+    assert!(by_rings > 3 * LARGE as u64, "{by_rings} octets by rings of {}", 6 * LARGE);
+}
+
+/// Small messages for longer than a moment.
+pub fn earned_by_age() {
+    let p = fresh();
+    exchange(p, 100);
+    std::thread::sleep(Duration::from_millis(50));
+    exchange(p, 40);
+    assert_eq!(rings(2), 2, "ends on rings");
+    p.close();
+    let p = fresh();
+    std::thread::sleep(Duration::from_millis(50));
+    exchange(p, 2);
+    assert_eq!(rings(2), 2, "a connection with few operations has no rings");
+    p.close();
+}
+
+fn exchange(p: Pair, times: usize) {
+    for _ in 0..times {
+        for (from, to) in [(p.connector, p.acceptor), (p.acceptor, p.connector)] {
+            assert_eq!(send(from, b"m", 0), 1);
+            assert_eq!(recv(to, 1, 0), "1 m");
+        }
+    }
+}
+
+/// A thread that waits in recv while another one sends gets what comes, whether or not the connection has got rings
+/// meanwhile.
+pub fn earned_beside_readers() {
+    const EACH: usize = 3000;
+    for _ in 0..5 {
+        let p = fresh();
+        let readers = [p.connector, p.acceptor].map(|fd| std::thread::spawn(move || consume(fd, EACH, 7)));
+        let writers = [p.connector, p.acceptor].map(|fd| {
+            std::thread::spawn(move || {
+                let mut octets = Sequence::new(7);
+                for i in 0..EACH {
+                    assert_eq!(send(fd, &[octets.next() as u8], 0), 1);
+                    if i % 50 == 0 {
+                        std::thread::sleep(Duration::from_millis(2));
+                    }
+                }
+            })
+        });
+        writers.into_iter().for_each(|writer| writer.join().unwrap());
+        note("received", format!("{:?}", readers.map(|reader| reader.join().unwrap())));
+        p.close();
+    }
+    assert!(rings(1) > 0, "no end is on rings");
+}
+
+/// connect(2) of a socket of UDP names a server that is admitted: datagrams stay whole.
+pub fn datagrams() {
+    let server = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+    let client = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+    client.connect(server.local_addr().unwrap()).unwrap();
+    server.connect(client.local_addr().unwrap()).unwrap();
+    let (datagram, mut buffer) = (vec![b'd'; 60_000], vec![0; 65536]);
+    for round in 0..40 {
+        for (from, to) in [(&client, &server), (&server, &client)] {
+            assert_eq!(from.send(&datagram).unwrap(), datagram.len());
+            let (n, address) = to.recv_from(&mut buffer).unwrap();
+            assert_eq!((n, address), (datagram.len(), from.local_addr().unwrap()));
+        }
+        if round == 20 {
+            std::thread::sleep(Duration::from_millis(30));
+        }
+    }
+    note("datagrams", "whole");
+    assert_eq!(rings(0), 0);
+}

@@ -1,0 +1,252 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! Differences that random programs have found (`--random`), as short cases.
+
+use crate::sys::*;
+use libc::{
+    c_int, EPOLLET, EPOLLIN, EPOLLONESHOT, EPOLLOUT, EPOLLRDHUP, MSG_DONTWAIT, MSG_NOSIGNAL, MSG_PEEK, MSG_WAITALL,
+};
+use libc::{POLLIN, POLLOUT};
+
+fn time_limit(fd: c_int) {
+    set_option(fd, libc::SO_RCVTIMEO, libc::timeval { tv_sec: 0, tv_usec: 20_000 });
+}
+
+fn shut_down(fd: c_int, how: c_int) {
+    // SAFETY: shutdown of a descriptor.
+    note("shutdown", outcome(unsafe { libc::shutdown(fd, how) } as isize));
+}
+
+/// fill sends until no more goes.
+fn fill(fd: c_int) {
+    while send(fd, &[b'f'; 50_000], MSG_DONTWAIT | MSG_NOSIGNAL) > 0 {}
+}
+
+/// Calls with room for no octets: some do not ask the socket, others wait for octets and take none.
+pub fn no_octets() {
+    let p = pair();
+    let fd = p.acceptor;
+    time_limit(fd);
+    let calls = || {
+        let mut list = parts(&mut [&mut [], &mut []]);
+        let mut message = message(&mut list);
+        // SAFETY: no octets.
+        unsafe {
+            note("read", outcome(libc::read(fd, std::ptr::null_mut(), 0)));
+            note("readv", outcome(libc::readv(fd, message.msg_iov, 2)));
+            note("recvmsg", outcome(libc::recvmsg(fd, &mut message, 0)));
+            note("write", outcome(libc::write(fd, std::ptr::null(), 0)));
+            note("writev", outcome(libc::writev(fd, message.msg_iov, 2)));
+        }
+        for flags in [0, MSG_DONTWAIT, MSG_PEEK, MSG_WAITALL] {
+            note("recv", recv(fd, 0, flags));
+        }
+        note("send", outcome(send(fd, b"", MSG_NOSIGNAL)));
+    };
+    calls();
+    send(p.connector, b"octets", 0);
+    calls();
+    note("recv", recv(fd, 20, 0));
+    close(p.connector);
+    calls();
+    send(fd, b"x", MSG_NOSIGNAL);
+    calls();
+    close(fd);
+}
+
+/// One report of an epoll instance has all events of a connection, those of rings and the kernel's.
+pub fn whole_events() {
+    for how in [0, EPOLLET, EPOLLONESHOT] {
+        for end in [true, false] {
+            let (p, e) = (pair(), epoll());
+            send(p.connector, b"octets", 0);
+            if end {
+                shut_down(p.connector, libc::SHUT_WR);
+            } else {
+                // What this end sends goes by the kernel then.
+                shut_down(p.acceptor, libc::SHUT_WR);
+            }
+            add(e, p.acceptor, EPOLLIN | EPOLLOUT | EPOLLRDHUP | how, 1);
+            note("octets and end", wait(e, 8, 0));
+            note("again", wait(e, 8, 0));
+            close(e);
+            p.close();
+        }
+    }
+}
+
+/// An edge of a ring that was full once is reported once.
+pub fn one_edge() {
+    let (p, e) = (pair(), epoll());
+    fill(p.connector);
+    while recv(p.acceptor, 100_000, MSG_DONTWAIT) != "EAGAIN" || poll(p.acceptor, POLLIN, 50) != "0 nothing" {}
+    note("writable", poll(p.connector, POLLOUT, 1000));
+    add(e, p.connector, EPOLLIN | EPOLLOUT | EPOLLET, 1);
+    note("first", wait(e, 8, 0));
+    note("second", wait(e, 8, 0));
+    close(e);
+    p.close();
+}
+
+/// Octets in a ring behind others that the kernel still has are an edge.
+pub fn edge_behind_kernel() {
+    let (p, e) = (fresh(), epoll());
+    send(p.connector, b"by the kernel", 0);
+    add(e, p.acceptor, EPOLLIN | EPOLLOUT | EPOLLET, 1);
+    note("first", wait(e, 8, 0));
+    for _ in 0..8 {
+        send(p.acceptor, b"w", 0);
+        recv(p.connector, 1, 0);
+    }
+    wait(e, 8, 0);
+    send(p.connector, b", and by the ring", 0);
+    note("second", wait(e, 8, 0));
+    note("recv", recv(p.acceptor, 40, 0));
+    close(e);
+    p.close();
+}
+
+/// Octets that another thread has received are no edge for who waits for room alone.
+pub fn no_edge_of_room() {
+    let (p, e) = (pair(), epoll());
+    add(e, p.connector, EPOLLOUT | EPOLLET, 1);
+    note("first", wait(e, 8, 0));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            std::thread::sleep(std::time::Duration::from_millis(20));
+            send(p.acceptor, b"octets", 0);
+        });
+        note("recv", recv(p.connector, 20, 0));
+    });
+    note("second", wait(e, 8, 0));
+    fill(p.connector);
+    while recv(p.acceptor, 100_000, MSG_DONTWAIT) != "EAGAIN" || poll(p.acceptor, POLLIN, 50) != "0 nothing" {}
+    note("room", wait(e, 8, 1000));
+    close(e);
+    p.close();
+}
+
+/// What follows shutdown(2) is an error also if rings come later, and an error of the socket is there until it is taken.
+pub fn after_shutdown() {
+    let p = fresh();
+    shut_down(p.connector, libc::SHUT_WR);
+    for _ in 0..20 {
+        send(p.acceptor, b"w", 0);
+        recv(p.connector, 1, 0);
+    }
+    note("send", outcome(send(p.connector, b"x", MSG_NOSIGNAL)));
+    note("recv", recv(p.acceptor, 20, 0));
+    p.close();
+    let p = pair();
+    send(p.connector, b"octets", 0);
+    shut_down(p.acceptor, libc::SHUT_RDWR);
+    send(p.connector, b"more", MSG_NOSIGNAL);
+    note("recv", recv(p.acceptor, 20, 0));
+    note("poll", poll(p.acceptor, POLLIN, 0));
+    note("error", socket_error(p.acceptor));
+    p.close();
+}
+
+/// A ring is full, and the peer goes on to read by another descriptor, or to write alone.
+pub fn full_but_not_ended() {
+    let p = pair();
+    // SAFETY: a copy of a descriptor.
+    let copy = unsafe { libc::dup(p.acceptor) };
+    close(copy);
+    fill(p.connector);
+    note("a copy is closed", poll(p.connector, POLLOUT, 0));
+    p.close();
+    let p = pair();
+    shut_down(p.connector, libc::SHUT_RD);
+    note("recv", recv(p.connector, 20, 0));
+    fill(p.connector);
+    note("this end reads no more", poll(p.connector, POLLIN | POLLOUT, 0));
+    note("send", outcome(send(p.connector, b"x", MSG_DONTWAIT | MSG_NOSIGNAL)));
+    close(p.acceptor);
+    note("the peer is gone", poll(p.connector, POLLOUT, 1000));
+    send(p.connector, b"x", MSG_NOSIGNAL);
+    note("send", outcome(send(p.connector, b"x", MSG_NOSIGNAL)));
+    close(p.connector);
+}
+
+/// The end that has shut down receiving gets no error of a peer that has not read all.
+pub fn shut_down_with_octets_under_way() {
+    for how in [libc::SHUT_RD, libc::SHUT_RDWR] {
+        let p = pair();
+        send(p.connector, b"octets", 0);
+        shut_down(p.connector, how);
+        note("this end", recv(p.connector, 20, 0));
+        note("the peer", recv(p.acceptor, 20, 0));
+        note("this end", recv(p.connector, 20, 0));
+        p.close();
+    }
+}
+
+/// SO_RCVLOWAT, in numbers below half of a ring.
+pub fn low_mark() {
+    let (p, e) = (pair(), epoll());
+    let fd = p.acceptor;
+    set_option(fd, libc::SO_RCVLOWAT, 10 as c_int);
+    time_limit(fd);
+    add(e, fd, EPOLLIN, 1);
+    for count in [3, 6, 1, 5] {
+        send(p.connector, &b"0123456789"[..count], 0);
+        note("poll", poll(fd, POLLIN, 0));
+        note("epoll", wait(e, 8, 0));
+    }
+    note("all", recv(fd, 100, 0));
+    send(p.connector, b"few", 0);
+    note("nonblocking", recv(fd, 100, MSG_DONTWAIT));
+    send(p.connector, b"few", 0);
+    note("after the time limit", recv(fd, 100, 0));
+    send(p.connector, b"few", 0);
+    note("room for as many", recv(fd, 3, 0));
+    std::thread::scope(|scope| {
+        set_option(fd, libc::SO_RCVTIMEO, libc::timeval { tv_sec: 5, tv_usec: 0 });
+        scope.spawn(|| {
+            for part in [&b"in "[..], b"three ", b"parts"] {
+                std::thread::sleep(std::time::Duration::from_millis(20));
+                send(p.connector, part, 0);
+            }
+        });
+        note("in parts", recv(fd, 100, 0));
+    });
+    note("the rest", recv(fd, 100, MSG_DONTWAIT));
+    send(p.connector, b"last", 0);
+    shut_down(p.connector, libc::SHUT_WR);
+    note("at the end", poll(fd, POLLIN, 1000));
+    note("recv", recv(fd, 100, 0));
+    note("recv", recv(fd, 100, 0));
+    close(e);
+    p.close();
+}
+
+/// An error that ends a call that has got octets is for the next call.
+pub fn error_after_octets() {
+    let p = pair();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            std::thread::sleep(std::time::Duration::from_millis(30));
+            set_option(p.connector, libc::SO_LINGER, libc::linger { l_onoff: 1, l_linger: 0 });
+            close(p.connector);
+        });
+        send(p.connector, b"octets", 0);
+        note("recv", recv(p.acceptor, 20, MSG_WAITALL));
+    });
+    note("recv", recv(p.acceptor, 20, 0));
+    note("recv", recv(p.acceptor, 20, 0));
+    close(p.acceptor);
+    // recvmmsg(2) reports an error before it looks for octets.
+    let p = pair();
+    close(p.connector);
+    send(p.acceptor, b"to nobody", MSG_NOSIGNAL);
+    let mut octets = [0u8; 20];
+    let mut list = parts(&mut [&mut octets]);
+    let mut one = libc::mmsghdr { msg_hdr: message(&mut list), msg_len: 0 };
+    for _ in 0..2 {
+        // SAFETY: one message and no time limit.
+        let n = unsafe { libc::recvmmsg(p.acceptor, &mut one, 1, 0, std::ptr::null_mut()) };
+        note("recvmmsg", outcome(n as isize));
+    }
+    close(p.acceptor);
+}

@@ -1,0 +1,269 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! When a connection asks for rings. They cost more than a short connection can save, so it earns them by octets, or by
+//! operations and age.
+//!
+//! Without rings a call goes to the kernel as the program made it, and is only counted. Rings must not come while a thread
+//! is in such a call, since it would not notice them: `inside` counts these threads, and a session is attached only when
+//! there is none.
+
+use crate::offer::Alone;
+use crate::session::Session;
+use crate::side::Way;
+use crate::{clock, config, descriptors, offer, stream, table};
+use beeline_ring::Role;
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use libc::{c_int, ssize_t, MSG_OOB, MSG_PEEK};
+
+/// Rings cost more than a connection with fewer octets can save.
+const SMALL: u64 = (1 << 20) + (4 << 10);
+
+/// Octets after which each operation looks how many are to follow: in the socket's queue, or of a send that is divided.
+const LOOK: u64 = 512 << 10;
+
+/// What is sent in one piece while an offer is awaited.
+const STEP: u64 = 64 << 10;
+
+/// Operations, and age in milliseconds, after which a connection with few octets asks. The connector is first, so that
+/// the offer finds its mailbox.
+const CONNECTOR: (u32, u64) = (8, 8);
+const ACCEPTOR: (u32, u64) = (16, 16);
+
+/// After as many operations a poll is not left to the kernel: a thread may poll all the time.
+const POLLS: u32 = 16;
+
+pub struct Merits {
+    /// Calls of the kernel may begin: the session is not attached, nor about to be.
+    open: AtomicBool,
+    /// It has earned rings, and asks for them.
+    asks: AtomicBool,
+    /// It has given up.
+    settled: AtomicBool,
+    inside: AtomicU32,
+    pub operations: AtomicU32,
+    /// Octets of sendfile(2) and splice(2), which rings would copy.
+    uncopied: AtomicU64,
+    /// When the connection began, in milliseconds.
+    begun: AtomicU64,
+}
+
+impl Merits {
+    pub const fn new() -> Self {
+        Self {
+            open: AtomicBool::new(true),
+            asks: AtomicBool::new(false),
+            settled: AtomicBool::new(false),
+            inside: AtomicU32::new(0),
+            operations: AtomicU32::new(0),
+            uncopied: AtomicU64::new(0),
+            begun: AtomicU64::new(0),
+        }
+    }
+
+    /// begin is for a new connection.
+    pub fn begin(&self) {
+        self.open.store(true, Ordering::Relaxed);
+        self.asks.store(false, Ordering::Relaxed);
+        self.settled.store(false, Ordering::Relaxed);
+        self.inside.store(0, Ordering::Relaxed);
+        self.operations.store(0, Ordering::Relaxed);
+        self.uncopied.store(0, Ordering::Relaxed);
+        self.connected();
+    }
+
+    /// connected is for a connection that has just begun, and whose session is older.
+    pub fn connected(&self) {
+        self.begun.store(clock::ticks(), Ordering::Relaxed);
+    }
+
+    /// after_fork: the thread that forked is in no call.
+    pub fn after_fork(&self) {
+        self.inside.store(0, Ordering::Relaxed);
+    }
+
+    pub fn asks(&self) -> bool {
+        self.asks.load(Ordering::Relaxed)
+    }
+
+    pub fn is_settled(&self) -> bool {
+        self.settled.load(Ordering::Relaxed)
+    }
+
+    /// settle leaves a connection without rings to the kernel for good.
+    pub fn settle(&self) {
+        self.settled.store(true, Ordering::Relaxed);
+    }
+
+    /// shut has no call of the kernel begin; false if some have begun and not ended.
+    pub fn shut(&self) -> bool {
+        self.open.store(false, Ordering::SeqCst);
+        let is_empty = self.inside.load(Ordering::SeqCst) == 0;
+        if !is_empty {
+            self.reopen();
+        }
+        is_empty
+    }
+
+    /// reopen takes shut back.
+    pub fn reopen(&self) {
+        self.open.store(true, Ordering::SeqCst);
+    }
+
+    /// age is in milliseconds.
+    pub fn age(&self) -> u64 {
+        clock::ticks().saturating_sub(self.begun.load(Ordering::Relaxed))
+    }
+}
+
+/// octets that the connection has moved and that rings would have carried as well.
+fn octets(session: &Session) -> u64 {
+    let side = session.side();
+    let all = side.receive.kernel.load(Ordering::Relaxed) + side.send.kernel.load(Ordering::Relaxed);
+    all.saturating_sub(session.merits.uncopied.load(Ordering::Relaxed))
+}
+
+/// earns reports whether a session asks for rings from now on. So many octets are known to follow.
+pub fn earns(session: &Session, fd: c_int, operations: u32, ahead: usize) -> bool {
+    if !has_earned(session, fd, operations, ahead) || !is_stream(session, fd) {
+        return false;
+    }
+    session.merits.operations.store(1, Ordering::Relaxed);
+    session.merits.asks.store(true, Ordering::Relaxed);
+    true
+}
+
+fn has_earned(session: &Session, fd: c_int, operations: u32, ahead: usize) -> bool {
+    if let Some(after) = config::get().after {
+        return operations >= after;
+    }
+    let moved = octets(session);
+    let (least, age) = if session.role() == Role::Connector { CONNECTOR } else { ACCEPTOR };
+    operations >= least && session.merits.age() >= age
+        || moved >= LOOK && moved + ahead.max(stream::kernel_queue(fd)) as u64 > SMALL
+}
+
+/// is_stream reports whether a session is one of TCP. It settles others.
+fn is_stream(session: &Session, fd: c_int) -> bool {
+    let known = session.merits.asks() || descriptors::option(fd, libc::SO_PROTOCOL) == Some(libc::IPPROTO_TCP);
+    if !known {
+        session.merits.settle();
+    }
+    known
+}
+
+/// portion is how many of the octets that are left are sent in one piece, so that a large send can go on by rings.
+pub fn portion(session: &Session, fd: c_int, left: usize) -> usize {
+    if session.is_attached() || session.merits.is_settled() || config::get().after.is_some() {
+        return left;
+    }
+    let moved = octets(session);
+    if moved + left as u64 <= SMALL || session.anticipated.load(Ordering::Relaxed) || !is_stream(session, fd) {
+        return left;
+    }
+    let most = if moved < LOOK { LOOK - moved } else { STEP };
+    left.min(most as usize)
+}
+
+/// Direct is a call of the kernel on a session without rings.
+pub struct Direct(&'static Session);
+
+impl Drop for Direct {
+    fn drop(&mut self) {
+        self.0.merits.inside.fetch_sub(1, Ordering::Release);
+    }
+}
+
+/// direct is for a call that the kernel answers alone; None if the session has rings, or may get some meanwhile.
+pub fn direct(session: &'static Session, fd: c_int) -> Option<Direct> {
+    if !session.merits.open.load(Ordering::Relaxed) {
+        return None;
+    }
+    if session.merits.asks() {
+        offer::before(session, fd);
+    }
+    enter(session)
+}
+
+fn enter(session: &'static Session) -> Option<Direct> {
+    let merits = &session.merits;
+    merits.inside.fetch_add(1, Ordering::SeqCst);
+    let direct = Direct(session);
+    merits.open.load(Ordering::SeqCst).then_some(direct)
+}
+
+/// direct_send is direct for a send of so many octets, unless it is to be divided.
+pub fn direct_send(session: &'static Session, fd: c_int, octets: usize) -> Option<Direct> {
+    let direct = direct(session, fd)?;
+    (portion(session, fd, octets) == octets).then_some(direct)
+}
+
+/// direct_wait is direct for a poll.
+pub fn direct_wait(session: &'static Session) -> Option<Direct> {
+    let merits = &session.merits;
+    let is_short = merits.is_settled() || merits.operations.load(Ordering::Relaxed) < POLLS;
+    is_short.then(|| enter(session)).flatten()
+}
+
+/// uncopied counts what a call of the kernel has moved that rings would copy.
+pub fn uncopied(alone: Alone, fd: c_int, n: ssize_t, direction: &Way) {
+    let session = alone.0;
+    let Ok(octets) = u64::try_from(n) else { return };
+    direction.kernel.fetch_add(octets, Ordering::Relaxed);
+    session.merits.uncopied.fetch_add(octets, Ordering::Relaxed);
+    drop(alone);
+    offer::after(session, fd);
+}
+
+/// Ends of a splice(2) that get no rings meanwhile.
+pub struct Ends {
+    from: Option<(Alone, c_int)>,
+    to: Option<(Alone, c_int)>,
+}
+
+impl Ends {
+    /// unattached is None if one of the ends has rings.
+    pub fn unattached(from: c_int, to: c_int) -> Option<Self> {
+        let end = |fd| match table::session(fd) {
+            Some(session) => offer::unattached(session.forever()).map(|alone| Some((alone, fd))),
+            None => Some(None),
+        };
+        Some(Self { from: end(from)?, to: end(to)? })
+    }
+
+    /// moved counts what the kernel has moved, and returns that.
+    pub fn moved(self, n: ssize_t) -> ssize_t {
+        if let Some((alone, fd)) = self.from {
+            let way = &alone.0.side().receive;
+            uncopied(alone, fd, n, way);
+        }
+        if let Some((alone, fd)) = self.to {
+            let way = &alone.0.side().send;
+            uncopied(alone, fd, n, way);
+        }
+        n
+    }
+}
+
+impl Direct {
+    /// received counts what a call has received, and returns that.
+    pub fn received(self, fd: c_int, n: ssize_t, flags: c_int) -> ssize_t {
+        let way = &self.0.side().receive;
+        self.done(fd, n, way, flags & (MSG_PEEK | MSG_OOB) == 0)
+    }
+
+    pub fn sent(self, fd: c_int, n: ssize_t, flags: c_int) -> ssize_t {
+        let way = &self.0.side().send;
+        self.done(fd, n, way, flags & MSG_OOB == 0)
+    }
+
+    fn done(self, fd: c_int, n: ssize_t, way: &Way, counts: bool) -> ssize_t {
+        let session = self.0;
+        let Ok(octets) = u64::try_from(n) else { return n };
+        if counts {
+            way.kernel.fetch_add(octets, Ordering::Relaxed);
+        }
+        drop(self);
+        offer::after(session, fd);
+        n
+    }
+}
