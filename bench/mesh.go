@@ -62,7 +62,56 @@ func (c loadCase) String() string {
 	return "alone"
 }
 
-func meshSeries(proxy string, c loadCase, side int) result.Series {
+// A meshTraffic is what wrk requests.
+type meshTraffic struct {
+	name    string // empty for the first one
+	path    string
+	length  int  // of answers
+	closing bool // each connection has one request
+}
+
+var meshTraffics = []meshTraffic{
+	{"", "/", answerLength, false},
+	{"answers of 64 KiB", meshLongPath, meshLongAnswer, false},
+	{"a connection for each request", "/", answerLength, true},
+}
+
+// A meshCase is a load with a kind of traffic.
+type meshCase struct {
+	loadCase
+	meshTraffic
+}
+
+func (c meshCase) String() string {
+	if c.name == "" {
+		return c.loadCase.String()
+	}
+	return c.name + ", " + c.loadCase.String()
+}
+
+// meshCases are those of a proxy. The traffics after the first one are measured alone, and with smoke only by one
+// proxy.
+func meshCases(smoke bool, proxy string) (all []meshCase) {
+	for _, load := range loadCases(smoke) {
+		all = append(all, meshCase{load, meshTraffics[0]})
+	}
+	if smoke && proxy != meshSmokeProxy {
+		return all
+	}
+	for _, traffic := range meshTraffics[1:] {
+		for _, load := range loadCases(smoke) {
+			if !load.busy && load.connections <= 64 {
+				all = append(all, meshCase{load, traffic})
+			}
+		}
+	}
+	return all
+}
+
+// meshSmokeProxy needs no program that may be missing.
+const meshSmokeProxy = "haproxy"
+
+func meshSeries(proxy string, c meshCase, side int) result.Series {
 	return result.Series{Part: partMesh, Scenario: proxy + ", " + c.String(), Side: meshNames[side], Family: "IPv4",
 		Parameters: result.Parameters{"connections": c.connections}}
 }
@@ -74,7 +123,7 @@ func runMesh(ctx context.Context, b *bench) (err error) {
 	}
 	defer func() { err = errors.Join(err, rig.end()) }()
 	for _, p := range meshProxies(b.envoy) {
-		if !slices.ContainsFunc(loadCases(b.smoke), func(c loadCase) bool { return b.wantsMesh(p.name, c) }) {
+		if !slices.ContainsFunc(meshCases(b.smoke, p.name), func(c meshCase) bool { return b.wantsMesh(p.name, c) }) {
 			continue
 		}
 		if err := rig.measureProxy(ctx, b, p); err != nil {
@@ -85,7 +134,7 @@ func runMesh(ctx context.Context, b *bench) (err error) {
 }
 
 // wantsMesh reports whether --case matches.
-func (b *bench) wantsMesh(proxy string, c loadCase) bool {
+func (b *bench) wantsMesh(proxy string, c meshCase) bool {
 	return b.only == nil || b.only.MatchString(fmt.Sprintf("%s %d %s", proxy, c.connections, c))
 }
 
@@ -98,14 +147,15 @@ func (rig *meshRig) measureProxy(ctx context.Context, b *bench, p meshProxy) err
 	defer rig.stopProxies(stop)
 	for side := range meshSides {
 		err := rig.prove(ctx, side)
-		if side == 0 || !b.smoke { // the proxies of all sides start together
+		// The proxies of all sides start together. With the sockmap, programs have to be known.
+		if side == 0 || side == meshSockmap || !b.smoke {
 			err = errors.Join(err, rig.warmUp(ctx, side))
 		}
 		if err != nil {
 			return fmt.Errorf("%s: %w", meshNames[side], err)
 		}
 	}
-	for _, c := range loadCases(b.smoke) {
+	for _, c := range meshCases(b.smoke, p.name) {
 		if !b.wantsMesh(p.name, c) {
 			continue
 		}
@@ -116,7 +166,7 @@ func (rig *meshRig) measureProxy(ctx context.Context, b *bench, p meshProxy) err
 	return nil
 }
 
-func (rig *meshRig) measureCase(ctx context.Context, b *bench, proxy string, c loadCase) error {
+func (rig *meshRig) measureCase(ctx context.Context, b *bench, proxy string, c meshCase) error {
 	if c.busy {
 		stop, err := startBusyProgram(ctx)
 		if err != nil {
@@ -152,7 +202,7 @@ const meshWarmUp = 30 * time.Second
 // start, and may end all of a run.
 func (rig *meshRig) warmUp(ctx context.Context, side int) error {
 	for end := time.Now().Add(meshWarmUp); ; {
-		r, err := rig.wrk(ctx, side, wrkConnections)
+		r, err := rig.wrk(ctx, side, meshCase{loadCase{wrkConnections, false}, meshTraffics[0]})
 		if r.Requests > 0 {
 			return nil
 		}
@@ -163,14 +213,14 @@ func (rig *meshRig) warmUp(ctx context.Context, side int) error {
 }
 
 // measure runs wrk once.
-func (rig *meshRig) measure(ctx context.Context, results *result.File, proxy string, c loadCase, side int) error {
+func (rig *meshRig) measure(ctx context.Context, results *result.File, proxy string, c meshCase, side int) error {
 	before, err := rig.skipped(side)
 	if err != nil {
 		return err
 	}
 	onRings := rig.countRings(side)
 	used := usageNow()
-	r, err := rig.wrk(ctx, side, c.connections)
+	r, err := rig.wrk(ctx, side, c)
 	if err != nil {
 		return err
 	}
@@ -183,7 +233,8 @@ func (rig *meshRig) measure(ctx context.Context, results *result.File, proxy str
 	if n := after - before; side == meshSockmap && n < r.Requests {
 		return fmt.Errorf("%d messages skipped TCP in %d requests", n, r.Requests)
 	}
-	if n := <-onRings; side == meshRings && n < c.connections {
+	// Connections earn rings. On a busy machine some have not come to them by the middle of the run.
+	if n := <-onRings; side == meshRings && !c.closing && 2*n < c.connections {
 		return fmt.Errorf("%d of %d connections are on rings", n, c.connections)
 	}
 	add := func(m result.Metric, value float64) {
@@ -203,15 +254,15 @@ func (rig *meshRig) measure(ctx context.Context, results *result.File, proxy str
 }
 
 func printMesh(r *report) {
-	r.say("\nwrk in a pod, through the proxy in the same pod, to a web server on another host; answers of %d bytes. Medians, and ratios to netfilter [95 %% interval]", answerLength)
+	r.say("\nwrk in a pod, through the proxy in the same pod, to a web server on another host; answers of %d bytes on open connections where nothing else is said. Medians, and ratios to netfilter [95 %% interval]", answerLength)
 	for _, p := range meshProxies("") {
-		for _, c := range loadCases(false) {
+		for _, c := range meshCases(false, p.name) {
 			printMeshCase(r, p.name, c)
 		}
 	}
 }
 
-func printMeshCase(r *report, proxy string, c loadCase) {
+func printMeshCase(r *report, proxy string, c meshCase) {
 	of := func(side int, m result.Metric) []float64 { return r.results.Samples(meshSeries(proxy, c, side), m) }
 	if len(of(meshNetfilter, metricPerSecond)) == 0 {
 		return

@@ -48,14 +48,17 @@ const (
 	meshProxyUser = 1337
 	meshProxyPort = 15001
 	meshWebPort   = 8090
+	// What the web server answers at a path of its own.
+	meshLongPath, meshLongAnswer = "/long", 64 << 10
 )
 
-// meshWebConfig answers with 1 KiB, and at /who with the client's port.
+// meshWebConfig answers with 1 KiB, with the file of a path of its own, and at /who with the client's port.
 const meshWebConfig = nginxCommon + `
 http {` + nginxHTTP + `
 	server {
 		listen %[2]s backlog=1024;
 		location / { return 200 "%[3]s"; }
+		location = ` + meshLongPath + ` { root %[1]s; }
 		location = /who { return 200 "$remote_port"; }
 	}
 }
@@ -79,10 +82,26 @@ func newMeshRig(ctx context.Context, b *bench) (rig *meshRig, err error) {
 	if rig.web, err = startNginx(ctx, client, fmt.Sprintf(meshWebConfig, nginxFolder(client), rig.server, strings.Repeat("b", answerLength)), rig.server); err != nil {
 		return rig, err
 	}
+	long := filepath.Join(nginxFolder(client), meshLongPath)
+	if err := os.WriteFile(long, bytes.Repeat([]byte("b"), meshLongAnswer), 0o644); err != nil {
+		return rig, err
+	}
+	for _, pod := range meshPods {
+		if err := reusePorts(rig.world.Host(pod)); err != nil {
+			return rig, err
+		}
+	}
 	if out, err := rig.world.Host(meshPods[meshNetfilter]).Command(ctx, "nft", meshRedirect).CombinedOutput(); err != nil {
 		return rig, fmt.Errorf("nft: %w: %s", err, out)
 	}
 	return rig, errors.Join(rig.startAgent(b, "node-a", meshSockmap, "--mesh-sockmap"), rig.startAgent(b, "node-b", meshHook, "--mesh-cgroups="+rig.world.Host(meshPods[meshRings]).Cgroup))
+}
+
+// reusePorts has a pod connect from ports of connections that ended more than a second ago. A new connection for each
+// request to one server else takes all ports in seconds, for a minute, and the kernel's search for a free one is
+// measured. Application and proxy share the ports with netfilter's rules, and not with the hooks.
+func reusePorts(pod *lab.Host) error {
+	return pod.Do(func() error { return os.WriteFile("/proc/sys/net/ipv4/tcp_tw_reuse", []byte("1"), 0o644) })
 }
 
 func (rig *meshRig) startAgent(b *bench, host string, side int, flags ...string) error {
@@ -158,12 +177,16 @@ func (rig *meshRig) environment(side int) []string {
 }
 
 // wrk runs wrk in the pod of a side. On a busy machine it may get next to no CPU: such a run is repeated.
-func (rig *meshRig) wrk(ctx context.Context, side, connections int) (r wrkResult, err error) {
+func (rig *meshRig) wrk(ctx context.Context, side int, c meshCase) (r wrkResult, err error) {
+	load := wrkLoad{seconds: meshSeconds, connections: c.connections, path: c.path, closing: c.closing}
 	for range wrkTries {
-		r, err = runWrkWith(ctx, rig.world.Host(meshPods[side]), rig.server, meshSeconds, connections, rig.environment(side))
+		r, err = runWrkWith(ctx, rig.world.Host(meshPods[side]), rig.server, load, rig.environment(side))
 		if !errors.Is(err, errNoAnswer) {
 			break
 		}
+	}
+	if err == nil && r.Bytes < r.Requests*uint64(c.length) {
+		err = fmt.Errorf("%d bytes in %d answers of %d bytes", r.Bytes, r.Requests, c.length)
 	}
 	return r, err
 }

@@ -26,8 +26,8 @@ const (
 const wrkScript = `
 done = function(summary, latency, requests)
 	local e = summary.errors
-	print(string.format('{"requests":%d,"microseconds":%d,"p50":%d,"p90":%d,"p99":%d,"errors":%d}',
-		summary.requests, summary.duration, latency:percentile(50), latency:percentile(90), latency:percentile(99),
+	print(string.format('{"requests":%d,"bytes":%d,"microseconds":%d,"p50":%d,"p90":%d,"p99":%d,"errors":%d}',
+		summary.requests, summary.bytes, summary.duration, latency:percentile(50), latency:percentile(90), latency:percentile(99),
 		e.connect + e.read + e.write + e.status + e.timeout))
 end
 `
@@ -35,6 +35,7 @@ end
 // wrkResult is wrk's result; times are in microseconds.
 type wrkResult struct {
 	Requests     uint64  `json:"requests"`
+	Bytes        uint64  `json:"bytes"` // of answers, with their headers
 	Microseconds float64 `json:"microseconds"`
 	P50          float64 `json:"p50"`
 	P90          float64 `json:"p90"`
@@ -49,17 +50,28 @@ var errNoAnswer = errors.New("wrk got no or few replies")
 
 // runWrk has a host request a page for some seconds, on connections that stay open.
 func runWrk(ctx context.Context, from *lab.Host, to netip.AddrPort, seconds int) (wrkResult, error) {
-	return runWrkWith(ctx, from, to, seconds, wrkConnections, nil)
+	return runWrkWith(ctx, from, to, wrkLoad{seconds: seconds, connections: wrkConnections, path: "/"}, nil)
 }
 
-// runWrkWith does so on a number of connections, with an environment other than this program's if it is not nil.
-func runWrkWith(ctx context.Context, from *lab.Host, to netip.AddrPort, seconds, connections int, environment []string) (wrkResult, error) {
+// A wrkLoad is what wrk does.
+type wrkLoad struct {
+	seconds, connections int
+	path                 string
+	closing              bool // each connection has one request
+}
+
+// runWrkWith does so with a load, and with an environment other than this program's if it is not nil.
+func runWrkWith(ctx context.Context, from *lab.Host, to netip.AddrPort, load wrkLoad, environment []string) (wrkResult, error) {
 	script := filepath.Join(from.Dir, "wrk.lua")
 	if err := os.WriteFile(script, []byte(wrkScript), 0o644); err != nil {
 		return wrkResult{}, err
 	}
-	cmd := from.Command(ctx, "wrk", "-t", strconv.Itoa(min(wrkThreads, connections)), "-c", strconv.Itoa(connections),
-		"-d", fmt.Sprintf("%ds", seconds), "--timeout", "60s", "-s", script, fmt.Sprintf("http://%s/", to))
+	argv := []string{"wrk", "-t", strconv.Itoa(min(wrkThreads, load.connections)), "-c", strconv.Itoa(load.connections),
+		"-d", fmt.Sprintf("%ds", load.seconds), "--timeout", "60s", "-s", script}
+	if load.closing {
+		argv = append(argv, "-H", "Connection: close")
+	}
+	cmd := from.Command(ctx, append(argv, fmt.Sprintf("http://%s%s", to, load.path))...)
 	cmd.Env = environment
 	var complaints strings.Builder
 	cmd.Stderr = &complaints

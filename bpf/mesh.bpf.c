@@ -18,6 +18,7 @@
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
 
+#include "mesh/close.h"
 #include "mesh/origin.h"
 #include "mesh/outbound.h"
 
@@ -198,6 +199,40 @@ SEC("sk_msg")
 int beeline_mesh_message(struct sk_msg_md *msg)
 {
 	return mesh_message(msg);
+}
+
+SEC("cgroup/bind4")
+int beeline_mesh_bind4(struct bpf_sock_addr *ctx)
+{
+	return mesh_may_bind(ctx);
+}
+
+SEC("cgroup/bind6")
+int beeline_mesh_bind6(struct bpf_sock_addr *ctx)
+{
+	return mesh_may_bind(ctx);
+}
+
+SEC("cgroup/sock_release")
+int beeline_mesh_release(struct bpf_sock *sk)
+{
+	mesh_released(sk);
+	return 1;
+}
+
+/* At egress of the device `lo` of a pod. */
+SEC("tc")
+int beeline_mesh_loopback(struct __sk_buff *skb)
+{
+	mesh_resets(skb);
+	return TC_ACT_UNSPEC;
+}
+
+/* Leaves what TCP has received to the socket that it was sent to, in its queue of messages. */
+SEC("sk_skb")
+int beeline_mesh_receive(struct __sk_buff *skb)
+{
+	return SK_PASS;
 }
 
 SEC("tp_btf/tcp_rcv_space_adjust")

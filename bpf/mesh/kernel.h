@@ -7,17 +7,22 @@
 #include <bpf/bpf_helpers.h>
 
 /* Linux: include/net/sock.h, include/linux/tcp.h, include/net/inet_connection_sock.h,
- * include/linux/skmsg.h, include/linux/skbuff.h, include/net/tcp.h, include/linux/sched.h */
+ * include/linux/skmsg.h, include/linux/sched.h */
 struct list_head {
 	struct list_head *next;
 } __attribute__((preserve_access_index));
 
-struct sk_psock_progs {
-	const void *msg_parser, *stream_verdict, *skb_verdict;
+struct sk_msg_sg {
+	__u32 size;
+} __attribute__((preserve_access_index));
+
+/* A message in a queue. A FIN is one without data. */
+struct sk_msg {
+	struct sk_msg_sg sg;
+	struct list_head list;
 } __attribute__((preserve_access_index));
 
 struct sk_psock {
-	struct sk_psock_progs progs;
 	struct list_head ingress_msg;
 } __attribute__((preserve_access_index));
 
@@ -44,22 +49,8 @@ struct sock_common {
 	possible_net_t skc_net;
 } __attribute__((preserve_access_index));
 
-struct sk_buff {
-	unsigned int len;
-	char cb[48];
-} __attribute__((preserve_access_index));
-
-struct sk_buff_head {
-	struct sk_buff *next;
-} __attribute__((preserve_access_index));
-
-struct tcp_skb_cb {
-	__u32 seq;
-} __attribute__((preserve_access_index));
-
 struct sock {
 	struct sock_common __sk_common;
-	struct sk_buff_head sk_receive_queue;
 	void *sk_user_data;
 } __attribute__((preserve_access_index));
 
@@ -80,10 +71,12 @@ struct tcp_sock {
 	struct inet_connection_sock inet_conn;
 	__u32 copied_seq;
 	__u32 write_seq;
+	__u16 urg_data;
 } __attribute__((preserve_access_index));
 
 struct task_struct {
-	struct task_struct *group_leader;
+	struct task_struct *group_leader, *real_parent;
+	__u64 start_time;
 	char comm[16];
 } __attribute__((preserve_access_index));
 
@@ -102,23 +95,29 @@ static __always_inline struct sk_psock *mesh_psock(const struct tcp_sock *tcp)
 	return (void *)(data & ~MESH_USER_DATA_FLAGS);
 }
 
-/* Returns whether a program of another kind is attached, which wants to see what arrives. */
-static __always_inline int mesh_has_verdict(const struct sk_psock *psock)
-{
-	return BPF_CORE_READ(psock, progs.stream_verdict) ||
-	       BPF_CORE_READ(psock, progs.skb_verdict);
-}
-
 static __always_inline __u64 mesh_cookie_of(const struct tcp_sock *tcp)
 {
 	return BPF_CORE_READ(tcp, inet_conn.icsk_inet.sk.__sk_common.skc_cookie.counter);
 }
 
-/* Returns whether messages wait in the queue of a socket. */
+/* Returns whether messages with data wait in the queue of a socket. A FIN without data follows
+ * those with data. */
 static __always_inline int mesh_has_messages(const struct tcp_sock *tcp)
 {
 	struct sk_psock *psock = mesh_psock(tcp);
 	void *head = (void *)psock + bpf_core_field_offset(struct sk_psock, ingress_msg);
+	struct list_head *entry = head;
 
-	return psock && BPF_CORE_READ(psock, ingress_msg.next) != head;
+	if (!psock)
+		return 0;
+	for (int i = 0; i < 2; i++) {
+		const struct sk_msg *message;
+
+		if (bpf_core_read(&entry, sizeof(entry), &entry->next) || !entry || entry == head)
+			return 0;
+		message = (void *)entry - bpf_core_field_offset(struct sk_msg, list);
+		if (BPF_CORE_READ(message, sg.size))
+			return 1;
+	}
+	return 0;
 }

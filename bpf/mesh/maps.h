@@ -23,10 +23,10 @@ struct {
 	__type(value, struct mesh_handshake);
 } mesh_handshakes SEC(".maps");
 
-/* The proxy's sockets that listen for inbound connections. The kernel removes closed ones. */
+/* The proxy's sockets that listen. The kernel removes closed ones. */
 struct {
 	__uint(type, BPF_MAP_TYPE_SOCKHASH);
-	__uint(max_entries, 16384);
+	__uint(max_entries, 65536);
 	__type(key, struct mesh_listener_key);
 	__type(value, __u64);
 } mesh_listeners SEC(".maps");
@@ -57,6 +57,42 @@ struct {
 	__type(key, struct mesh_network);
 	__type(value, __u32);
 } mesh_networks SEC(".maps");
+
+/* Value: enum mesh_rule. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 16384);
+	__type(key, struct mesh_device);
+	__type(value, __u32);
+} mesh_devices SEC(".maps");
+
+/* Value: enum mesh_rule. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 65536);
+	__type(key, struct mesh_route);
+	__type(value, __u32);
+} mesh_routes SEC(".maps");
+
+/* The cgroups of the containers of proxies, by those of their pods: ids. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 2048);
+	__type(key, __u64);
+	__type(value, __u64);
+} mesh_proxy_cgroups SEC(".maps");
+
+/* The name servers of pods whose proxies answer DNS. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 16384);
+	__type(key, struct mesh_name_server);
+	__type(value, __u32);
+} mesh_name_servers SEC(".maps");
 
 /* The node's own addresses, from which the kubelet probes. */
 struct {

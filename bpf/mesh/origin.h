@@ -11,7 +11,9 @@
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
 
+#include "mesh/devices.h"
 #include "mesh/policy.h"
+#include "mesh/proxy.h"
 #include "mesh/sockmap.h"
 
 /* Linux: include/net/tcp_states.h */
@@ -42,7 +44,7 @@ static __always_inline void mesh_tuple_of(const volatile struct bpf_sock_ops *ct
 /* Returns whether both ends of a connection are in this network namespace. */
 static __always_inline int mesh_is_local(const struct mesh_tuple *t)
 {
-	return address_is_loopback(&t->local) || address_is_loopback(&t->remote) ||
+	return mesh_is_local_source(&t->local) || mesh_is_local_source(&t->remote) ||
 	       address_equal(&t->local, &t->remote);
 }
 
@@ -77,6 +79,8 @@ static __always_inline void mesh_connects(struct bpf_sock_ops *ctx, struct bpf_s
 	handshake.origin = *origin;
 	handshake.cookie = bpf_get_socket_cookie(ctx);
 	handshake.since = bpf_ktime_get_ns();
+	if (mesh_sockmap && mesh_is_local(&tuple))
+		handshake.joins = mesh_may_join(sk, &tuple);
 	if (bpf_map_update_elem(&mesh_handshakes, &tuple, &handshake, BPF_ANY)) {
 		if (origin->end == MESH_CLIENT)
 			MESH_COUNT(unnamed);
@@ -88,17 +92,16 @@ static __always_inline void mesh_connects(struct bpf_sock_ops *ctx, struct bpf_s
 /* The handshake has ended at the socket that has connected. */
 static __always_inline void mesh_connected(struct bpf_sock_ops *ctx, struct bpf_sock *sk)
 {
-	struct mesh_origin *origin;
 	struct mesh_tuple tuple;
+	struct mesh_socket_state *state;
 
 	if (!mesh_sockmap)
 		return;
-	origin = bpf_sk_storage_get(&mesh_origins, sk, 0, 0);
-	if (!origin || !mesh_connecting(origin))
+	state = bpf_sk_storage_get(&mesh_socket_states, sk, 0, 0);
+	if (!state || !state->joins)
 		return;
 	mesh_tuple_of(ctx, &tuple);
-	if (mesh_is_local(&tuple))
-		mesh_join(ctx, sk, &tuple);
+	mesh_join(ctx, sk, state, &tuple);
 }
 
 /* A socket is closed. */
@@ -129,19 +132,43 @@ static __always_inline void mesh_origin_of_accepted(struct bpf_sock *sk,
 	origin->end = MESH_ACCEPTED;
 }
 
+static __always_inline void mesh_accepts_local(struct bpf_sock_ops *ctx, struct bpf_sock *sk,
+					       struct mesh_tuple *own, int joins)
+{
+	struct mesh_socket_state *state =
+		bpf_sk_storage_get(&mesh_socket_states, sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
+	const struct mesh_program_key *acceptor;
+
+	if (!state)
+		return;
+	state->port = own->local_port;
+	if (!joins)
+		return;
+	acceptor = mesh_acceptor_at(own->netns, own->local_port);
+	if (acceptor)
+		state->program = *acceptor;
+	mesh_join(ctx, sk, state, own);
+}
+
 /* The handshake has ended at a socket that accept() will return. */
 static __always_inline void mesh_accepts(struct bpf_sock_ops *ctx, struct bpf_sock *sk)
 {
 	struct mesh_tuple own, client;
 	struct mesh_handshake *handshake;
 	struct mesh_pod pod;
+	__u32 rule;
+	int joins;
 
 	mesh_tuple_of(ctx, &own);
 	if (!mesh_is_local(&own)) {
 		/* A socket of the proxy if its listener was chosen by mesh_inbound.bpf.c. Its own
 		 * address is then the destination. */
 		mesh_pod_of(&pod, own.netns);
-		if (mesh_takes_inbound(&pod, &own.remote, &own.local, own.local_port))
+		rule = mesh_arrival_rule(sk, &pod);
+		if (rule == MESH_INCLUDE ? mesh_reroutes(&pod, &own.local)
+					 : rule != MESH_EXCLUDE &&
+						   mesh_takes_inbound(&pod, &own.remote, &own.local,
+								      own.local_port))
 			mesh_origin_of_accepted(sk, &own.local, bpf_htons(own.local_port));
 		return;
 	}
@@ -152,9 +179,12 @@ static __always_inline void mesh_accepts(struct bpf_sock_ops *ctx, struct bpf_so
 		return;
 	if (handshake->origin.end == MESH_CLIENT)
 		mesh_origin_of_accepted(sk, &handshake->origin.address, handshake->origin.port);
+	else if (mesh_is_own(&own.remote, &own.local))
+		mesh_origin_of_accepted(sk, &own.local, bpf_htons(own.local_port));
+	joins = handshake->joins;
 	bpf_map_delete_elem(&mesh_handshakes, &client);
 	if (mesh_sockmap)
-		mesh_join(ctx, sk, &own);
+		mesh_accepts_local(ctx, sk, &own, joins);
 }
 
 /* A socket begins to listen. */
@@ -162,14 +192,19 @@ static __always_inline void mesh_listens(struct bpf_sock_ops *ctx)
 {
 	struct mesh_listener_key key = {.netns = bpf_get_netns_cookie(ctx)};
 
-	if (ctx->local_port != mesh_inbound_port)
+	if (mesh_sockmap)
+		mesh_forget_acceptor(key.netns, ctx->local_port);
+	if (!mesh_is_proxy_port(ctx->local_port))
 		return;
+	mesh_note_proxy();
+	key.outbound = ctx->local_port == mesh_outbound_port;
 	for (__u32 i = 0; i < MESH_LISTENERS; i++) {
 		key.place = i; /* Linux 6.1 loses track of what helpers can read */
 		if (!bpf_sock_hash_update(ctx, &mesh_listeners, &key, BPF_NOEXIST))
 			return;
 	}
-	MESH_COUNT(listeners);
+	if (!key.outbound) /* those of applications reach it by their destination */
+		MESH_COUNT(listeners);
 }
 
 /* include/uapi/linux/in.h, in6.h */
@@ -233,6 +268,7 @@ static __always_inline void mesh_getsockopt(struct bpf_sockopt *ctx)
 	origin = bpf_sk_storage_get(&mesh_origins, ctx->sk, 0, 0);
 	if (!origin || origin->end != MESH_ACCEPTED)
 		return;
+	mesh_note_proxy();
 	if (ctx->level == MESH_SOL_IP)
 		answered = mesh_answer4(ctx, origin);
 	else

@@ -8,7 +8,10 @@
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
 
+#include "mesh/devices.h"
+#include "mesh/mptcp.h"
 #include "mesh/policy.h"
+#include "mesh/proxy.h"
 #include "mesh/sockmap.h"
 
 enum { MESH_REFUSE = 0, MESH_PROCEED = 1 };
@@ -33,7 +36,7 @@ static __always_inline void mesh_stays(struct bpf_sock_addr *ctx, const struct m
 {
 	struct mesh_origin *origin;
 
-	if (!mesh_sockmap || ctx->protocol != MESH_TCP || !mesh_is_proxy(pod)) {
+	if (ctx->protocol != MESH_TCP || !mesh_is_proxy(pod)) {
 		bpf_sk_storage_delete(&mesh_origins, ctx->sk);
 		return;
 	}
@@ -61,22 +64,43 @@ static __always_inline int mesh_redirect(struct bpf_sock_addr *ctx, struct addre
 	return MESH_PROCEED;
 }
 
+/* Refuses what would go to the proxy, but for a reason must not. */
+static __always_inline int mesh_refused(const struct mesh_pod *pod, __u64 netns)
+{
+	if (pod->flags & MESH_PROXY_UNKNOWN)
+		MESH_COUNT(unknown);
+	else if (!mesh_loops_back(netns))
+		return 0;
+	bpf_set_retval(-ECONNREFUSED);
+	return 1;
+}
+
 /* Returns MESH_PROCEED and `*port` 0 if the destination stays. Else `a` and `port`, in network byte
  * order, are where to connect to. */
 static __always_inline int mesh_connect(struct bpf_sock_addr *ctx, struct address *a, __be16 *port)
 {
+	__u64 netns = bpf_get_netns_cookie(ctx);
+	int excluded, dns, taken, mptcp;
 	struct mesh_pod pod;
 
-	mesh_current_pod(&pod, bpf_get_netns_cookie(ctx));
-	if (mesh_takes_dns(&pod, a, bpf_ntohs(*port))) {
-		MESH_COUNT(dns);
-		return mesh_redirect(ctx, a, port, mesh_dns_port, MESH_QUERY);
+	mesh_current_pod(&pod, netns);
+	excluded = mesh_leaves_excluded(ctx, &pod, a);
+	dns = !excluded && mesh_takes_dns(&pod, a, bpf_ntohs(*port));
+	taken = dns || (!excluded && ctx->protocol == MESH_TCP &&
+			mesh_takes_outbound(&pod, a, bpf_ntohs(*port)));
+	mptcp = mesh_is_mptcp(ctx);
+	if (taken && (!mptcp || pod.flags & MESH_PROXY_UNKNOWN) && mesh_refused(&pod, netns))
+		return MESH_REFUSE;
+	if (taken && !mptcp) {
+		if (dns)
+			MESH_COUNT(dns);
+		else
+			MESH_COUNT(outbound);
+		return mesh_redirect(ctx, a, port, dns ? mesh_dns_port : mesh_outbound_port,
+				     dns ? MESH_QUERY : MESH_CLIENT);
 	}
-	if (ctx->protocol == MESH_TCP && mesh_takes_outbound(&pod, a, bpf_ntohs(*port))) {
-		MESH_COUNT(outbound);
-		return mesh_redirect(ctx, a, port, mesh_outbound_port, MESH_CLIENT);
-	}
-	mesh_stays(ctx, &pod);
+	if (!mptcp)
+		mesh_stays(ctx, &pod);
 	*port = 0;
 	return MESH_PROCEED;
 }
@@ -84,11 +108,14 @@ static __always_inline int mesh_connect(struct bpf_sock_addr *ctx, struct addres
 /* The same for a datagram of a socket that is not connected. */
 static __always_inline int mesh_send(struct bpf_sock_addr *ctx, struct address *a, __be16 *port)
 {
+	__u64 netns = bpf_get_netns_cookie(ctx);
 	struct mesh_pod pod;
 
 	if (*port == bpf_htons(MESH_DNS_PORT) && mesh_dns_port) {
-		mesh_current_pod(&pod, bpf_get_netns_cookie(ctx));
-		if (mesh_takes_dns(&pod, a, MESH_DNS_PORT)) {
+		mesh_current_pod(&pod, netns);
+		if (mesh_takes_dns(&pod, a, MESH_DNS_PORT) && !mesh_leaves_excluded(ctx, &pod, a)) {
+			if (mesh_refused(&pod, netns))
+				return MESH_REFUSE;
 			MESH_COUNT(dns);
 			return mesh_redirect(ctx, a, port, mesh_dns_port, MESH_QUERY);
 		}

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <linux/bpf.h>
+#include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
 
 #include "lb/address.h"
@@ -31,6 +32,10 @@ static __always_inline void mesh_default_pod(struct mesh_pod *pod)
 	pod->proxy_uid = mesh_proxy_uid;
 	pod->proxy_gid = mesh_proxy_gid;
 	pod->flags = MESH_ALL_OUTBOUND | MESH_ALL_INBOUND;
+	if (!mesh_proxy_uid) /* applications run as root, too */
+		pod->flags |= MESH_PROXY_ANY_USER;
+	if (!mesh_proxy_gid)
+		pod->flags |= MESH_PROXY_ANY_GROUP;
 	pod->reserved = 0;
 }
 
@@ -87,12 +92,35 @@ static __always_inline __u32 mesh_network_rule(const struct mesh_pod *pod, const
 	return rule ? *rule : 0;
 }
 
+/* Returns whether the calling process is in the cgroup of the proxy's container or below it. */
+static __always_inline int mesh_is_in_container(const struct mesh_pod *pod)
+{
+	__u64 of_pod = pod->cgroup;
+	const __u64 *wanted = bpf_map_lookup_elem(&mesh_proxy_cgroups, &of_pod);
+
+	if (!wanted)
+		return 0;
+	for (int level = 1; level < MESH_CGROUP_DEPTH; level++) {
+		__u64 cgroup = bpf_get_current_ancestor_cgroup_id(level);
+
+		if (!cgroup)
+			break;
+		if (cgroup == *wanted)
+			return 1;
+	}
+	return 0;
+}
+
 /* Returns whether the calling process is the proxy, whose connections are never redirected. */
 static __always_inline int mesh_is_proxy(const struct mesh_pod *pod)
 {
 	__u64 ids = bpf_get_current_uid_gid();
 
-	return (__u32)ids == pod->proxy_uid || (__u32)(ids >> 32) == pod->proxy_gid;
+	if (!(pod->flags & MESH_PROXY_ANY_USER) && (__u32)ids == pod->proxy_uid)
+		return 1;
+	if (!(pod->flags & MESH_PROXY_ANY_GROUP) && (__u32)(ids >> 32) == pod->proxy_gid)
+		return 1;
+	return pod->flags & MESH_PROXY_CGROUP && mesh_is_in_container(pod);
 }
 
 static __always_inline int mesh_is_proxy_port(__u16 port)
@@ -125,18 +153,49 @@ static __always_inline int mesh_takes_outbound(const struct mesh_pod *pod, const
 	       !mesh_is_proxy_port(port) && mesh_includes_outbound(pod, a, port);
 }
 
-/* Returns whether a question for a name server goes to the proxy. Name servers are not excluded by
- * port or network, as with Istio. */
+static __always_inline int mesh_is_name_server(const struct mesh_pod *pod, const struct address *a)
+{
+	struct mesh_name_server key = {.cgroup = pod->cgroup, .address = *a};
+
+	return bpf_map_lookup_elem(&mesh_name_servers, &key) != 0;
+}
+
+/* Returns whether a question for a name server goes to the proxy. Its address is not excluded by a
+ * network, and may be one of loopback, as with Istio; its port may be excluded. */
 static __always_inline int mesh_takes_dns(const struct mesh_pod *pod, const struct address *a,
 					  __u16 port)
 {
 	return port == MESH_DNS_PORT && mesh_dns_port && (pod->flags & MESH_DNS) &&
-	       !address_is_loopback(a) && !mesh_is_proxy(pod);
+	       (pod->flags & MESH_DNS_ALL || mesh_is_name_server(pod, a)) &&
+	       mesh_port_rule(pod, port, MESH_OUTBOUND) != MESH_EXCLUDE && !mesh_is_proxy(pod);
+}
+
+/* Returns whether a connection is between the pod's own address and itself. The proxy's own ones
+ * have this form, unless it binds the socket to a loopback address: Istio's proxy to 127.0.0.6 and
+ * ::6 for its connections to the application. */
+static __always_inline int mesh_is_own(const struct address *remote, const struct address *local)
+{
+	return address_equal(remote, local) && !address_is_loopback(local);
 }
 
 static __always_inline int mesh_is_node(const struct address *a)
 {
 	return bpf_map_lookup_elem(&mesh_node_addresses, a) != 0;
+}
+
+/* Returns whether an address is ::6, from which Istio's proxy connects to the application. The
+ * agent adds it to the pod's lo, so no other host can complete a handshake from it. */
+static __always_inline int mesh_is_proxy_source(const struct address *a)
+{
+	const __u32 *words = address_words_const(a);
+
+	return !words[0] && !words[1] && !words[2] && words[3] == bpf_htonl(6);
+}
+
+/* No other host has such an address. */
+static __always_inline int mesh_is_local_source(const struct address *a)
+{
+	return address_is_loopback(a) || mesh_is_proxy_source(a);
 }
 
 /* Returns whether a connection from another host goes to the proxy. */
@@ -146,7 +205,8 @@ static __always_inline int mesh_takes_inbound(const struct mesh_pod *pod,
 {
 	__u32 rule;
 
-	if (address_is_loopback(remote) || address_equal(remote, local) || mesh_is_proxy_port(port))
+	if (mesh_is_local_source(remote) || address_equal(remote, local) ||
+	    mesh_is_proxy_port(port))
 		return 0;
 	rule = mesh_port_rule(pod, port, MESH_INBOUND);
 	if (rule == MESH_EXCLUDE)

@@ -2,17 +2,20 @@
 /* Messages between an application and its proxy go from the sender's socket to the receiver's queue
  * of messages (struct sk_psock) and skip TCP.
  *
- * The receiver reads that queue before what TCP has received. So a message may skip TCP only while
- * the receiver has read all that the sender has sent by TCP, which the sequence numbers tell. What
- * may not takes TCP, in order and with its flow control:
+ * A program of type sk_skb puts what TCP receives into the same queue, so that all is read in one
+ * order, and the kernel's answers about what there is to read count all of it (SIOCINQ, and a read
+ * that returns less than it was asked for). A message may skip TCP only while the receiver has read
+ * all that the sender has sent by TCP, which the sequence numbers tell. What may not takes TCP, in
+ * order and with its flow control:
  *
- *   - what is sent before both sockets are known;
  *   - all while the receiver's queue is long or TCP is short of memory, because the queue has no
- *     limit of its own;
- *   - what is sent to a program that reads by splice(), or that is not known not to (reader.h);
- *   - what is sent by a program that sends urgent data (syscall.h);
+ *     limit of its own for what skips TCP;
+ *   - what is sent by a program that sends urgent data;
  *   - sockets with another protocol on top (MPTCP), and those that send without a copy
  *     (MSG_ZEROCOPY), which wait for TCP to tell that it is done.
+ *
+ * Both sockets of a connection join at the end of its handshake if their programs are known to read
+ * such a queue (reader.h), or none.
  *
  * A socket that is known here cannot get TLS in the kernel, which would not decrypt what is in the
  * queue (mesh_setsockopt). */
@@ -49,14 +52,30 @@ struct {
 } mesh_members SEC(".maps");
 
 /* The largest number of messages in the queue of a receiver. */
-#define MESH_QUEUE 16
-/* The number of octets that may skip TCP in a row, while the receiver sends nothing itself. More is
- * a stream, for which TCP is as fast, and which programs read by splice() if they do at all. */
-#define MESH_BURST 32768
+#define MESH_QUEUE	  16
+/* The largest number of octets there: TCP begins with a buffer of as many (tcp_rmem). */
+#define MESH_QUEUE_OCTETS 131072
+
+/* Returns whether messages of a connection may skip TCP, by what is known of the programs at its
+ * ends. `tuple` is that of the calling process, which connects. */
+static __always_inline int mesh_may_join(struct bpf_sock *sk, const struct mesh_tuple *tuple)
+{
+	struct mesh_socket_state *state =
+		bpf_sk_storage_get(&mesh_socket_states, sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
+	const struct mesh_program_key *acceptor;
+
+	if (!state)
+		return 0;
+	mesh_current_program(&state->program, tuple->netns);
+	acceptor = mesh_acceptor_at(tuple->netns, tuple->remote_port);
+	state->joins =
+		acceptor && mesh_program_fits(acceptor) && mesh_program_fits(&state->program);
+	return state->joins;
+}
 
 /* Adds a socket at the end of its handshake. Data in a SYN (TCP Fast Open) has taken TCP. */
 static __always_inline void mesh_join(struct bpf_sock_ops *ctx, struct bpf_sock *sk,
-				      struct mesh_tuple *tuple)
+				      struct mesh_socket_state *state, struct mesh_tuple *tuple)
 {
 	struct mesh_member member = {.cookie = bpf_get_socket_cookie(ctx)};
 	struct tcp_sock *tcp = bpf_skc_to_tcp_sock(sk);
@@ -70,6 +89,7 @@ static __always_inline void mesh_join(struct bpf_sock_ops *ctx, struct bpf_sock 
 	}
 	member.sock = (__u64)tcp;
 	reader.sock = (__u64)tcp;
+	reader.program = state->program;
 	if (bpf_map_update_elem(&mesh_readers, &member.cookie, &reader, BPF_ANY))
 		goto full;
 	if (bpf_map_update_elem(&mesh_members, tuple, &member, BPF_ANY))
@@ -77,6 +97,8 @@ static __always_inline void mesh_join(struct bpf_sock_ops *ctx, struct bpf_sock 
 	if (bpf_sock_hash_update(ctx, &mesh_sockets, tuple, BPF_ANY))
 		goto no_socket;
 	bpf_sock_ops_cb_flags_set(ctx, ctx->bpf_sock_ops_cb_flags | BPF_SOCK_OPS_STATE_CB_FLAG);
+	state->sock = (__u64)tcp;
+	state->joined = 1;
 	MESH_COUNT(joined);
 	return;
 no_socket:
@@ -99,20 +121,24 @@ static __always_inline void mesh_leave(struct bpf_sock_ops *ctx, struct mesh_tup
 }
 
 /* Returns whether the queue of a socket has room for a message. */
-static __always_inline int mesh_queue_has_room(const struct tcp_sock *peer)
+static __always_inline int mesh_queue_has_room(const struct tcp_sock *peer, __u32 size)
 {
 	struct sk_psock *psock = mesh_psock(peer);
 	struct list_head *head, *entry;
 
-	if (!psock || mesh_has_verdict(psock)) /* another program was attached later */
+	if (!psock)
 		return 0;
 	head = (void *)psock + bpf_core_field_offset(struct sk_psock, ingress_msg);
 	entry = head;
 	for (int i = 0; i < MESH_QUEUE; i++) {
+		const struct sk_msg *message;
+
 		if (bpf_core_read(&entry, sizeof(entry), &entry->next) || !entry)
 			return 0;
 		if (entry == head)
-			return 1;
+			return size <= MESH_QUEUE_OCTETS;
+		message = (void *)entry - bpf_core_field_offset(struct sk_msg, list);
+		size += BPF_CORE_READ(message, sg.size);
 	}
 	return 0;
 }
@@ -136,14 +162,15 @@ static __always_inline int mesh_has_zerocopy(const struct tcp_sock *tcp)
 
 /* Returns whether a message may skip TCP. The receiver's memory may belong to another socket by
  * now, but then the cookie differs. */
-static __always_inline int mesh_may_skip(struct tcp_sock *tcp, const struct mesh_member *member)
+static __always_inline int mesh_may_skip(struct tcp_sock *tcp, const struct mesh_member *member,
+					 __u32 size)
 {
 	const struct tcp_sock *peer = (void *)member->sock;
 
 	return !tcp->inet_conn.icsk_ulp_ops && !mesh_has_zerocopy(tcp) &&
 	       mesh_cookie_of(peer) == member->cookie &&
 	       BPF_CORE_READ(peer, copied_seq) == tcp->write_seq &&
-	       !BPF_CORE_READ(peer, inet_conn.icsk_ulp_ops) && mesh_queue_has_room(peer) &&
+	       !BPF_CORE_READ(peer, inet_conn.icsk_ulp_ops) && mesh_queue_has_room(peer, size) &&
 	       mesh_has_memory(tcp);
 }
 
@@ -165,31 +192,33 @@ static __always_inline void mesh_peer_tuple(const volatile struct sk_msg_md *msg
 	t->reserved = 0;
 }
 
-/* Returns whether a message is no more than what may skip TCP in a row. What a socket sends ends
- * the row of what is sent to it. */
-static __always_inline int mesh_is_no_stream(const struct tcp_sock *tcp, struct mesh_reader *reader,
-					     __u32 size)
-{
-	__u64 cookie = mesh_cookie_of(tcp);
-	struct mesh_reader *own = bpf_map_lookup_elem(&mesh_readers, &cookie);
-
-	if (own)
-		own->burst = 0;
-	if (reader->burst > MESH_BURST || size > MESH_BURST - reader->burst) {
-		reader->burst = MESH_BURST + 1;
-		return 0;
-	}
-	reader->burst += size;
-	return 1;
-}
-
-/* Returns whether splice() of the receiver has missed messages that are still in its queue. What
- * TCP receives from now on would overtake them. */
+/* Returns whether splice() of the receiver has missed messages that are still in its queue. */
 static __always_inline int mesh_is_stuck(const struct mesh_reader *reader, __u64 cookie)
 {
 	const struct tcp_sock *peer = (void *)reader->sock;
 
 	return reader->stuck && mesh_cookie_of(peer) == cookie && mesh_has_messages(peer);
+}
+
+/* Returns whether the message that the calling process sends may skip TCP. It may not if the
+ * process has sent urgent data before, or does now: TCP tells the receiver of that. */
+static __always_inline int mesh_sends_plainly(struct mesh_reader *reader, __u64 netns)
+{
+	struct mesh_program_key key;
+	struct mesh_program *program;
+	__u64 flags;
+	__u32 call = mesh_current_call(&flags);
+
+	if (call & MESH_SENDS && !(flags & MESH_MSG_OOB))
+		return !reader->urgent;
+	if (!(flags & MESH_MSG_OOB))
+		return 0;
+	reader->urgent = 1;
+	mesh_current_program(&key, netns);
+	program = mesh_program_row(&key);
+	if (program)
+		program->unfit = 1;
+	return 0;
 }
 
 static __always_inline int mesh_message(struct sk_msg_md *msg)
@@ -198,7 +227,6 @@ static __always_inline int mesh_message(struct sk_msg_md *msg)
 	struct mesh_reader *reader;
 	struct mesh_tuple peer;
 	struct tcp_sock *tcp;
-	int plain, no_stream;
 
 	if (!msg->sk)
 		return SK_PASS;
@@ -212,9 +240,8 @@ static __always_inline int mesh_message(struct sk_msg_md *msg)
 		goto by_tcp;
 	if (mesh_is_stuck(reader, member->cookie))
 		return SK_DROP;
-	plain = mesh_sends_plainly(reader, peer.netns);
-	no_stream = mesh_is_no_stream(tcp, reader, msg->size);
-	if (plain && no_stream && mesh_reads_messages(reader) && mesh_may_skip(tcp, member) &&
+	if (mesh_sends_plainly(reader, peer.netns) && !reader->splices &&
+	    mesh_may_skip(tcp, member, msg->size) &&
 	    bpf_msg_redirect_hash(msg, &mesh_sockets, &peer, BPF_F_INGRESS) == SK_PASS) {
 		MESH_COUNT(skipped);
 		return SK_PASS;

@@ -47,6 +47,9 @@ var meshHooks = []CgroupHook{
 	{"recvmsg6", MeshProgBeelineMeshRecvmsg6, ebpf.AttachCGroupUDP6Recvmsg, nil},
 	{"getsockopt", MeshProgBeelineMeshGetsockopt, ebpf.AttachCGroupGetsockopt, nil},
 	{"setsockopt", MeshProgBeelineMeshSetsockopt, ebpf.AttachCGroupSetsockopt, nil}, // before sockets join
+	{"bind4", MeshProgBeelineMeshBind4, ebpf.AttachCGroupInet4Bind, nil},
+	{"bind6", MeshProgBeelineMeshBind6, ebpf.AttachCGroupInet6Bind, nil},
+	{"sock_release", MeshProgBeelineMeshRelease, ebpf.AttachCgroupInetSockRelease, nil},
 	{"sockops", MeshProgBeelineMeshSockops, ebpf.AttachCGroupSockOps, nil},
 	{"sendmsg4", MeshProgBeelineMeshSendmsg4, ebpf.AttachCGroupUDP4Sendmsg, nil},
 	{"sendmsg6", MeshProgBeelineMeshSendmsg6, ebpf.AttachCGroupUDP6Sendmsg, nil},
@@ -63,22 +66,36 @@ const (
 	meshPodLimit         = 2048
 	meshRuleLimit        = 65536
 	meshNodeAddressLimit = 4096
+	meshNameServerLimit  = 8 * meshPodLimit
+	meshDeviceLimit      = 8 * meshPodLimit
+	meshRouteLimit       = 65536
+	meshProxyLimit       = 8192
+	meshLoopLimit        = 4096
 )
 
 var meshTables = []Table{
 	{Name: MeshMapMeshOrigins, Kind: StateTable},
+	{Name: MeshMapMeshSocketStates, Kind: StateTable},
 	// An entry lasts for a handshake. The size is fixed, so none is lost by a copy.
 	{Name: MeshMapMeshHandshakes, Kind: StateTable, Fixed: meshHandshakeLimit, Copy: StartEmpty},
 	// Sockets cannot be copied: AttachMeshInbound finds the listeners again.
-	{Name: MeshMapMeshListeners, Kind: StateTable, Fixed: meshPodLimit * uint32(MeshListeners), Copy: StartEmpty},
+	{Name: MeshMapMeshListeners, Kind: StateTable, Fixed: 2 * meshPodLimit * uint32(MeshListeners), Copy: StartEmpty},
 	// Sockets join when they are established. Those in a table of another layout take TCP from now on.
 	{Name: MeshMapMeshSockets, Kind: StateTable, Fixed: meshSocketLimit, Copy: StartEmpty},
 	{Name: MeshMapMeshMembers, Kind: StateTable, Fixed: meshSocketLimit, Copy: StartEmpty},
 	{Name: MeshMapMeshReaders, Kind: StateTable, Fixed: meshSocketLimit, Copy: StartEmpty},
 	{Name: MeshMapMeshPodPrograms, Kind: StateTable, Fixed: meshProgramLimit, Copy: StartEmpty},
+	{Name: MeshMapMeshAcceptors, Kind: StateTable, Fixed: meshProgramLimit, Copy: StartEmpty},
 	{Name: MeshMapMeshPods, Kind: ConfigTable, Fixed: 2 * meshPodLimit, Copy: CopyEntries, Remedy: "select fewer pods with --mesh-cgroups and --mesh-pods"},
 	{Name: MeshMapMeshPorts, Kind: ConfigTable, Fixed: meshRuleLimit, Copy: CopyEntries, Remedy: "exclude and include fewer ports of pods"},
 	{Name: MeshMapMeshNetworks, Kind: ConfigTable, Fixed: meshRuleLimit, Copy: CopyEntries, Remedy: "exclude and include fewer and larger networks"},
+	{Name: MeshMapMeshDevices, Kind: ConfigTable, Fixed: meshDeviceLimit, Copy: CopyEntries, Remedy: "exclude fewer devices of pods"},
+	{Name: MeshMapMeshRoutes, Kind: ConfigTable, Fixed: meshRouteLimit, Copy: CopyEntries, Remedy: "exclude devices of fewer pods, or of pods with fewer routes"},
+	{Name: MeshMapMeshProxyCgroups, Kind: ConfigTable, Fixed: meshPodLimit, Copy: CopyEntries, Remedy: "select fewer pods with --mesh-pods"},
+	{Name: MeshMapMeshNameServers, Kind: ConfigTable, Fixed: meshNameServerLimit, Copy: CopyEntries, Remedy: "select fewer pods whose proxies answer DNS"},
+	// Processes act again, and a proxy that is not known is noticed again.
+	{Name: MeshMapMeshProxies, Kind: StateTable, Fixed: meshProxyLimit, Copy: StartEmpty},
+	{Name: MeshMapMeshLoops, Kind: StateTable, Fixed: meshLoopLimit, Copy: StartEmpty},
 	{Name: MeshMapMeshNodeAddresses, Kind: ConfigTable, Fixed: meshNodeAddressLimit, Copy: CopyEntries, Remedy: "remove addresses of the node's devices"},
 	{Name: MeshMapMeshCounts, Kind: CounterTable, Copy: StartEmpty},
 }
@@ -95,7 +112,7 @@ var meshConstants = map[string]ConstantValue{
 		}
 		return uint8(0)
 	}),
-	MeshInboundVarMeshNetns: objectValue, // loadMeshInbound sets it
+	MeshInboundVarMeshNetns: objectValue, // loadMeshAt sets it, also that of MeshReroute
 }
 
 func ofMesh(value func(*MeshOptions) any) ConstantValue {
@@ -115,6 +132,7 @@ func (d *Datapath) meshObjects() ([]*ebpf.CollectionSpec, error) {
 	mesh, err := LoadMesh()
 	if err == nil && !d.options.Mesh.Sockmap {
 		delete(mesh.Programs, MeshProgBeelineMeshMessage)
+		delete(mesh.Programs, MeshProgBeelineMeshReceive)
 		delete(mesh.Programs, MeshProgBeelineMeshRead)
 		delete(mesh.Programs, MeshProgBeelineMeshUnread)
 	}

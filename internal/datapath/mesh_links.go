@@ -17,19 +17,26 @@ import (
 	"beeline.io/beeline/internal/netns"
 )
 
-// The links of the sidecar shortcut are pinned as links/mesh-CGROUP-HOOK, with the id of the pod's cgroup. The hook in
-// its network namespace is inbound_COOKIE.
+// The links of the sidecar shortcut are pinned as links/mesh-CGROUP-HOOK, with the id of the pod's cgroup. The hooks in
+// its network namespace are inbound_COOKIE, loopback_COOKIE at lo, and reroute_COOKIE_INDEX at other devices.
 
-const meshInbound = "inbound_"
+const (
+	meshInbound  = "inbound_"
+	meshLoopback = "loopback_"
+	meshReroute  = "reroute_"
+)
 
 // A meshLink is a pinned link at a pod.
 type meshLink struct {
 	path   string
 	cgroup uint64
 	hook   string
-	// netns is the cookie of the namespace; 0: the link is at the cgroup.
-	netns   uint64
-	program ebpf.ProgramID
+	// netns is the cookie of the namespace; 0: the link is at the cgroup. device is the index of a device in it;
+	// 0: the link is at the namespace itself, or at lo.
+	netns    uint64
+	device   int
+	loopback bool
+	program  ebpf.ProgramID
 	// detached: the cgroup or namespace is gone.
 	detached bool
 }
@@ -49,9 +56,17 @@ func parseMeshLink(path string) (l meshLink, ok bool) {
 		return l, false
 	}
 	l = meshLink{path: path, cgroup: cgroup, hook: parts[2]}
-	if cookie, inbound := strings.CutPrefix(l.hook, meshInbound); inbound {
+	cookie, inbound := strings.CutPrefix(l.hook, meshInbound)
+	if !inbound {
+		cookie, l.loopback = strings.CutPrefix(l.hook, meshLoopback)
+	}
+	if inbound || l.loopback {
 		l.netns, err = strconv.ParseUint(cookie, 10, 64)
 		return l, err == nil
+	}
+	if at, reroute := strings.CutPrefix(l.hook, meshReroute); reroute {
+		n, err := fmt.Sscanf(at, "%d_%d", &l.netns, &l.device)
+		return l, n == 2 && err == nil
 	}
 	return l, slices.ContainsFunc(meshHooks, func(h CgroupHook) bool { return h.Name == l.hook })
 }
@@ -111,7 +126,14 @@ func (d *Datapath) replaceMeshLink(l *meshLink) error {
 		i := slices.IndexFunc(meshHooks, func(h CgroupHook) bool { return h.Name == l.hook })
 		return pinned.Update(d.program(meshHooks[i].Program))
 	}
-	program, err := d.loadMeshInbound(l.netns)
+	if l.loopback {
+		return pinned.Update(d.program(MeshProgBeelineMeshLoopback))
+	}
+	load := d.loadMeshInbound
+	if l.device != 0 {
+		load = d.loadMeshReroute
+	}
+	program, err := load(l.netns)
 	if err != nil {
 		return err
 	}
@@ -151,7 +173,7 @@ func removeMeshLinks(links []meshLink) error {
 			return fmt.Errorf("detach %s from cgroup %d: %w", l.hook, l.cgroup, err)
 		}
 	}
-	return nil
+	return removeMeshRoutes(links)
 }
 
 // rank is the position in the order of attachment.
@@ -169,6 +191,8 @@ type MeshPod struct {
 	Outbound bool
 	// Inbound are the cookies of the network namespaces with a program.
 	Inbound []uint64
+	// Rerouted are the indexes of devices with a program.
+	Rerouted []int
 }
 
 // MeshPods lists the pods with programs, by the id of their cgroup. Those that are gone are not among them.
@@ -184,7 +208,13 @@ func (d *Datapath) MeshPods() (map[uint64]*MeshPod, error) {
 			p = &MeshPod{Cgroup: l.cgroup}
 			all[l.cgroup] = p
 		}
-		if l.netns != 0 {
+		switch {
+		case l.loopback:
+			continue
+		case l.device != 0:
+			p.Rerouted = append(p.Rerouted, l.device)
+			continue
+		case l.netns != 0:
 			p.Inbound = append(p.Inbound, l.netns)
 			continue
 		}
@@ -230,6 +260,27 @@ func (d *Datapath) AttachMeshInbound(cgroup uint64, namespace *netns.Namespace) 
 	})
 }
 
+// AttachMeshLoopback attaches the program by which a socket whose messages skip TCP sends a RST if it is closed with
+// messages unread, to the device lo of the network namespace of a pod. It does nothing if messages do not skip TCP.
+func (d *Datapath) AttachMeshLoopback(cgroup uint64, namespace *netns.Namespace) error {
+	if !d.MessagesSkipTCP() {
+		return nil
+	}
+	cookie, err := namespace.Cookie()
+	if err != nil {
+		return err
+	}
+	program := d.program(MeshProgBeelineMeshLoopback)
+	there := func(info *link.Info) bool { return info.TCX().Ifindex == loopbackIndex }
+	return d.attachPinned(meshLinkPath(d.options.BPFFS, cgroup, meshLoopback+strconv.FormatUint(cookie, 10)), program, there, func() (l link.Link, err error) {
+		err = namespace.Do(func() (err error) {
+			l, err = link.AttachTCX(link.TCXOptions{Interface: loopbackIndex, Program: program, Attach: ebpf.AttachTCXEgress})
+			return err
+		})
+		return l, err
+	})
+}
+
 // DetachMesh detaches all programs of a pod, by the id of its cgroup.
 func (d *Datapath) DetachMesh(cgroup uint64) error {
 	return d.removeMesh(func(l meshLink) bool { return l.cgroup == cgroup })
@@ -250,7 +301,12 @@ func (d *Datapath) removeMesh(chosen func(meshLink) bool) error {
 
 // loadMeshInbound loads the program for a network namespace.
 func (d *Datapath) loadMeshInbound(cookie uint64) (*ebpf.Program, error) {
-	spec, err := LoadMeshInbound()
+	return d.loadMeshAt(cookie, LoadMeshInbound, MeshInboundProgBeelineMeshInbound)
+}
+
+// loadMeshAt loads a program that has the cookie of its network namespace.
+func (d *Datapath) loadMeshAt(cookie uint64, load func() (*ebpf.CollectionSpec, error), program string) (*ebpf.Program, error) {
+	spec, err := load()
 	if err != nil {
 		return nil, err
 	}
@@ -261,5 +317,5 @@ func (d *Datapath) loadMeshInbound(cookie uint64) (*ebpf.Program, error) {
 		return nil, err
 	}
 	loaded, err := d.loadObjects([]*ebpf.CollectionSpec{spec})
-	return loaded[MeshInboundProgBeelineMeshInbound], err
+	return loaded[program], err
 }

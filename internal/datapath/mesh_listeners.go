@@ -9,11 +9,12 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-// MeshListenersOf returns the cookies of the proxy's listeners that the tables have for a network namespace.
-func (d *Datapath) MeshListenersOf(cookie uint64) (all []uint64) {
+// MeshListenersOf returns the cookies of the proxy's listeners that the tables have for a network namespace: those for
+// connections of applications, or those for connections from other hosts.
+func (d *Datapath) MeshListenersOf(cookie uint64, outbound bool) (all []uint64) {
 	for place := range uint32(MeshListeners) {
 		var socket uint64
-		if d.maps[MeshMapMeshListeners].Lookup(&MeshMeshListenerKey{Netns: cookie, Place: place}, &socket) == nil {
+		if d.maps[MeshMapMeshListeners].Lookup(&MeshMeshListenerKey{Netns: cookie, Place: place, Outbound: number(outbound)}, &socket) == nil {
 			all = append(all, socket)
 		}
 	}
@@ -21,13 +22,20 @@ func (d *Datapath) MeshListenersOf(cookie uint64) (all []uint64) {
 }
 
 // AddMeshListener adds a listener of the proxy in a network namespace to the tables: fd is a socket.
-func (d *Datapath) AddMeshListener(cookie uint64, fd int) error {
+func (d *Datapath) AddMeshListener(cookie uint64, outbound bool, fd int) error {
 	for place := range uint32(MeshListeners) {
-		key, socket := MeshMeshListenerKey{Netns: cookie, Place: place}, uint64(fd)
+		key, socket := MeshMeshListenerKey{Netns: cookie, Place: place, Outbound: number(outbound)}, uint64(fd)
 		err := d.maps[MeshMapMeshListeners].Update(&key, &socket, ebpf.UpdateNoExist)
 		if err == nil || !errors.Is(err, ebpf.ErrKeyExist) {
 			return err
 		}
 	}
-	return fmt.Errorf("the proxy has more than %d sockets that listen for inbound connections", MeshListeners)
+	return fmt.Errorf("the proxy has more than %d sockets that listen for connections of one direction", MeshListeners)
+}
+
+func number(b bool) uint32 {
+	if b {
+		return 1
+	}
+	return 0
 }

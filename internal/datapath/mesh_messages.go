@@ -16,18 +16,19 @@ import (
 	"beeline.io/beeline/internal/kernelclock"
 )
 
-// attachMeshMessages attaches the program for messages to the table of sockets, which keeps it as long as the table is
-// pinned. Sockets that are in the table keep the program that they have joined with.
+// attachMeshMessages attaches the programs for messages and for what TCP receives to the table of sockets, which keeps
+// them as long as the table is pinned. Sockets that are in the table keep the programs that they have joined with.
 //
 // Not a link: Linux supports those for such maps from 6.10 on.
 func (d *Datapath) attachMeshMessages() error {
 	if err := d.attachMeshRead(); err != nil {
 		return fmt.Errorf("attach to the tracepoint tcp_rcv_space_adjust: %w", err)
 	}
-	err := link.RawAttachProgram(link.RawAttachProgramOptions{
-		Target: d.maps[MeshMapMeshSockets].FD(), Program: d.program(MeshProgBeelineMeshMessage), Attach: ebpf.AttachSkMsgVerdict})
-	if err != nil {
-		return fmt.Errorf("attach to table %s: %w", MeshMapMeshSockets, err)
+	for name, hook := range map[string]ebpf.AttachType{MeshProgBeelineMeshReceive: ebpf.AttachSkSKBVerdict, MeshProgBeelineMeshMessage: ebpf.AttachSkMsgVerdict} {
+		err := link.RawAttachProgram(link.RawAttachProgramOptions{Target: d.maps[MeshMapMeshSockets].FD(), Program: d.program(name), Attach: hook})
+		if err != nil {
+			return fmt.Errorf("attach %s to table %s: %w", name, MeshMapMeshSockets, err)
+		}
 	}
 	return nil
 }
@@ -107,6 +108,14 @@ func (d *Datapath) ForgetMeshMembers(gone func(netns uint64) bool) error {
 	for key := range programs {
 		if gone(key.Netns) {
 			err = errors.Join(err, d.meshPrograms().Delete(key))
+		}
+	}
+	acceptors := kernelHash[MeshMeshAcceptorKey, MeshMeshAcceptor]{MeshMapMeshAcceptors, d.maps[MeshMapMeshAcceptors]}
+	ports, e := acceptors.All()
+	err = errors.Join(err, e)
+	for key := range ports {
+		if gone(key.Netns) {
+			err = errors.Join(err, acceptors.Delete(key))
 		}
 	}
 	return err

@@ -5,6 +5,9 @@ package datapath
 import (
 	"errors"
 	"net/netip"
+	"time"
+
+	"beeline.io/beeline/internal/kernelclock"
 )
 
 // A MeshRule says what a port or a network means for connections of a pod.
@@ -19,16 +22,46 @@ const (
 	MeshProbeIncluded = MeshMeshRuleMESH_PROBE_INCLUDED
 )
 
+// A MeshProxy is what tells the proxy of a pod from applications: a process that has one of these is the proxy. If
+// there is nothing, what would go to the proxy is refused.
+type MeshProxy struct {
+	// UID and GID are as the agent's user namespace has them; nil: they do not tell.
+	UID, GID *uint32
+	// Cgroup is the id of the cgroup of the proxy's container; 0: unknown.
+	Cgroup uint64
+}
+
+// Known reports whether anything tells the proxy.
+func (p *MeshProxy) Known() bool { return p.UID != nil || p.GID != nil || p.Cgroup != 0 }
+
 // A MeshPolicy says which connections of a pod go to its proxy.
 type MeshPolicy struct {
-	// A process with one of these is the proxy.
-	ProxyUID, ProxyGID uint32
+	Proxy MeshProxy
 	// AllOutbound and AllInbound: what no rule names goes to the proxy. Else only what is included.
 	AllOutbound, AllInbound bool
-	// DNS: the proxy answers it.
-	DNS                         bool
+	// DNS: the proxy answers for these name servers, or for all.
+	DNS, AllNameServers         bool
+	NameServers                 []netip.Addr
 	OutboundPorts, InboundPorts map[uint16]MeshRule
 	Networks                    map[netip.Prefix]MeshRule
+	Devices                     MeshDevices
+}
+
+// MeshDevices are the devices of a pod that have a rule.
+type MeshDevices struct {
+	// Rules has the rules of devices by their index: MeshExclude, or MeshInclude for those of virtual machines.
+	Rules map[uint32]MeshRule
+	// BySource: routes depend on the address to which a socket is bound.
+	BySource bool
+	// Routes has networks with the rule for what leaves to them.
+	Routes map[MeshRoute]MeshRule
+}
+
+// A MeshRoute is a network to which packets of a pod leave. Source is the address to which the socket is bound, with
+// MeshDevices.BySource; invalid: it is not bound.
+type MeshRoute struct {
+	Source netip.Addr
+	To     netip.Prefix
 }
 
 // A MeshPodPolicy is the policy of a pod with this cgroup; Namespace is the cookie of its network namespace, 0 if it is
@@ -43,6 +76,8 @@ type MeshPodPolicy struct {
 // Rows of ports and networks are added before, and removed after, those that refer to them.
 func (d *Datapath) SetMeshPods(all []MeshPodPolicy) error {
 	pods, ports, networks := map[MeshMeshPodKey]MeshMeshPod{}, map[MeshMeshPort]uint32{}, map[MeshMeshNetwork]uint32{}
+	servers, containers := map[MeshMeshNameServer]uint32{}, map[uint64]uint64{}
+	devices, routes := map[MeshMeshDevice]uint32{}, map[MeshMeshRoute]uint32{}
 	for _, p := range all {
 		pod := p.row()
 		pods[MeshMeshPodKey{Id: p.Cgroup, Kind: uint32(MeshMeshPodKindMESH_BY_CGROUP)}] = pod
@@ -50,15 +85,33 @@ func (d *Datapath) SetMeshPods(all []MeshPodPolicy) error {
 			pods[MeshMeshPodKey{Id: p.Namespace, Kind: uint32(MeshMeshPodKindMESH_BY_NETNS)}] = pod
 		}
 		p.addRules(ports, networks)
+		p.addDevices(devices, routes)
+		if p.Policy.Proxy.Cgroup != 0 {
+			containers[p.Cgroup] = p.Policy.Proxy.Cgroup
+		}
+		for _, a := range p.Policy.NameServers {
+			servers[MeshMeshNameServer{Cgroup: p.Cgroup, Address: AddressFrom(a)}] = 1
+		}
 	}
 	portTable := kernelHash[MeshMeshPort, uint32]{MeshMapMeshPorts, d.maps[MeshMapMeshPorts]}
 	networkTable := kernelHash[MeshMeshNetwork, uint32]{MeshMapMeshNetworks, d.maps[MeshMapMeshNetworks]}
-	err := errors.Join(addContents(portTable, ports), addContents(networkTable, networks))
+	serverTable := kernelHash[MeshMeshNameServer, uint32]{MeshMapMeshNameServers, d.maps[MeshMapMeshNameServers]}
+	containerTable := kernelHash[uint64, uint64]{MeshMapMeshProxyCgroups, d.maps[MeshMapMeshProxyCgroups]}
+	deviceTable := kernelHash[MeshMeshDevice, uint32]{MeshMapMeshDevices, d.maps[MeshMapMeshDevices]}
+	routeTable := kernelHash[MeshMeshRoute, uint32]{MeshMapMeshRoutes, d.maps[MeshMapMeshRoutes]}
+	err := errors.Join(addContents(portTable, ports), addContents(networkTable, networks), addContents(serverTable, servers), addContents(containerTable, containers),
+		addContents(deviceTable, devices), addContents(routeTable, routes))
 	if err != nil {
 		return err
 	}
 	podTable := kernelHash[MeshMeshPodKey, MeshMeshPod]{MeshMapMeshPods, d.maps[MeshMapMeshPods]}
-	return errors.Join(setContents(podTable, pods), setContents(portTable, ports), setContents(networkTable, networks))
+	return errors.Join(setContents(podTable, pods), setContents(portTable, ports), setContents(networkTable, networks),
+		setContents(serverTable, servers), setContents(containerTable, containers), setContents(deviceTable, devices), setContents(routeTable, routes))
+}
+
+// MeshRuleLimits returns how many rules of ports and of networks the tables hold.
+func (d *Datapath) MeshRuleLimits() (ports, networks int) {
+	return int(d.maps[MeshMapMeshPorts].MaxEntries()), int(d.maps[MeshMapMeshNetworks].MaxEntries())
 }
 
 // SetMeshNodeAddresses writes the node's own addresses, from which the kubelet probes.
@@ -71,7 +124,14 @@ func (d *Datapath) SetMeshNodeAddresses(all []netip.Addr) error {
 }
 
 func (p *MeshPodPolicy) row() MeshMeshPod {
-	row := MeshMeshPod{Cgroup: p.Cgroup, ProxyUid: p.Policy.ProxyUID, ProxyGid: p.Policy.ProxyGID}
+	proxy := &p.Policy.Proxy
+	row := MeshMeshPod{Cgroup: p.Cgroup}
+	if proxy.UID != nil {
+		row.ProxyUid = *proxy.UID
+	}
+	if proxy.GID != nil {
+		row.ProxyGid = *proxy.GID
+	}
 	for _, f := range []struct {
 		set  bool
 		flag MeshMeshPodFlags
@@ -79,6 +139,13 @@ func (p *MeshPodPolicy) row() MeshMeshPod {
 		{p.Policy.AllOutbound, MeshMeshPodFlagsMESH_ALL_OUTBOUND},
 		{p.Policy.AllInbound, MeshMeshPodFlagsMESH_ALL_INBOUND},
 		{p.Policy.DNS, MeshMeshPodFlagsMESH_DNS},
+		{p.Policy.AllNameServers, MeshMeshPodFlagsMESH_DNS_ALL},
+		{proxy.UID == nil, MeshMeshPodFlagsMESH_PROXY_ANY_USER},
+		{proxy.GID == nil, MeshMeshPodFlagsMESH_PROXY_ANY_GROUP},
+		{proxy.Cgroup != 0, MeshMeshPodFlagsMESH_PROXY_CGROUP},
+		{!proxy.Known(), MeshMeshPodFlagsMESH_PROXY_UNKNOWN},
+		{len(p.Policy.Devices.Rules) > 0, MeshMeshPodFlagsMESH_HAS_DEVICES},
+		{p.Policy.Devices.BySource, MeshMeshPodFlagsMESH_ROUTES_BY_SOURCE},
 	} {
 		if f.set {
 			row.Flags |= uint32(f.flag)
@@ -96,17 +163,37 @@ func (p *MeshPodPolicy) addRules(ports map[MeshMeshPort]uint32, networks map[Mes
 		}
 	}
 	for network, rule := range p.Policy.Networks {
-		key := MeshMeshNetwork{Prefixlen: meshNetworkPod + uint32(network.Bits()), Cgroup: [2]uint32{uint32(p.Cgroup), uint32(p.Cgroup >> 32)}}
-		key.Address.Bytes = network.Addr().As16()
-		if network.Addr().Is4() {
-			key.Prefixlen += 96
-		}
-		networks[key] = uint32(rule)
+		networks[MeshMeshNetwork{Prefixlen: meshPodBits + mappedBits(network), Cgroup: p.cgroupWords(), Address: AddressFrom(network.Addr())}] = uint32(rule)
 	}
 }
 
-// meshNetworkPod is the number of bits before the address in a key of mesh_networks.
-const meshNetworkPod = 64
+func (p *MeshPodPolicy) addDevices(devices map[MeshMeshDevice]uint32, routes map[MeshMeshRoute]uint32) {
+	for index, rule := range p.Policy.Devices.Rules {
+		devices[MeshMeshDevice{Cgroup: p.Cgroup, Index: index}] = uint32(rule)
+	}
+	for route, rule := range p.Policy.Devices.Routes {
+		key := MeshMeshRoute{Prefixlen: meshPodBits + 128 + mappedBits(route.To), Cgroup: p.cgroupWords(), Destination: AddressFrom(route.To.Addr())}
+		if route.Source.IsValid() {
+			key.Source = AddressFrom(route.Source)
+		}
+		routes[key] = uint32(rule)
+	}
+}
+
+// meshPodBits is the number of bits before the addresses in a key of mesh_networks and mesh_routes.
+const meshPodBits = 64
+
+func (p *MeshPodPolicy) cgroupWords() [2]uint32 {
+	return [2]uint32{uint32(p.Cgroup), uint32(p.Cgroup >> 32)}
+}
+
+// mappedBits is the length of a network in tables that have IPv4 addresses as IPv4-mapped ones.
+func mappedBits(network netip.Prefix) uint32 {
+	if network.Addr().Is4() {
+		return 96 + uint32(network.Bits())
+	}
+	return uint32(network.Bits())
+}
 
 // setContents adds what is missing in a table, and then deletes what is too much.
 func setContents[K, V comparable](table Hash[K, V], wanted map[K]V) error {
@@ -136,4 +223,17 @@ func addContents[K, V comparable](table Hash[K, V], wanted map[K]V) error {
 		}
 	}
 	return nil
+}
+
+// MeshLoops counts, by the cookie of the network namespace, the connections of pods' proxies that would have come back
+// to them, and were refused since an age.
+func (d *Datapath) MeshLoops(since time.Duration) (map[uint64]uint64, error) {
+	all, err := (kernelHash[uint64, MeshMeshLoopCount]{MeshMapMeshLoops, d.maps[MeshMapMeshLoops]}).All()
+	counts, now := map[uint64]uint64{}, kernelclock.Now()
+	for netns, loops := range all {
+		if loops.Last+uint64(since) > now {
+			counts[netns] = loops.Count
+		}
+	}
+	return counts, err
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"runtime"
+	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
@@ -13,20 +14,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// lacksForMessages returns why messages should not skip TCP under this kernel; empty: they may. It sends one between
-// two sockets of its own and asks the receiver how much there is to read (SIOCINQ): many kernels answer 0, and nginx,
-// which asks, then waits forever for what is there.
+// lacksForMessages returns why messages should not skip TCP under this kernel; empty: they may.
 func lacksForMessages() string {
 	if err := tryMeshRead(); err != nil {
 		return fmt.Sprintf("messages between applications and proxies take TCP: this kernel does not show who reads by splice(2): %v", err)
 	}
-	const sent = 5
-	unread, err := unreadOfMessage(make([]byte, sent))
-	switch {
-	case err != nil:
-		return fmt.Sprintf("messages between applications and proxies take TCP: a trial failed: %v", err)
-	case unread != sent:
-		return fmt.Sprintf("messages between applications and proxies take TCP: this kernel answers %d and not %d to the ioctl SIOCINQ of a socket whose data skipped TCP, and nginx would stall", unread, sent)
+	if err := tryMeshMessages(); err != nil {
+		return fmt.Sprintf("messages between applications and proxies take TCP: %v", err)
 	}
 	return ""
 }
@@ -50,47 +44,65 @@ func tryMeshRead() error {
 	return l.Close()
 }
 
-// unreadOfMessage sends a message that skips TCP, and returns how much the kernel says is to be read.
-func unreadOfMessage(message []byte) (unread int, err error) {
+// tryMeshMessages sends by TCP, past it and by TCP again between two sockets of its own. The receiver asks how much
+// there is to read (SIOCINQ), and reads all of it by one call. Many kernels count one of the two kinds alone: then
+// nginx, which asks, and other programs that wait after a short read wait forever for what is there.
+func tryMeshMessages() error {
+	const past, byTCP = 500, 2000 // octets of messages
 	from, to, err := loopbackPair()
 	if err != nil {
-		return 0, err
+		return err
 	}
 	defer from.Close()
 	defer to.Close()
 	sockets, err := ebpf.NewMap(&ebpf.MapSpec{Name: "probe_sockets", Type: ebpf.SockHash, KeySize: 4, ValueSize: 8, MaxEntries: 2})
 	if err != nil {
-		return 0, err
+		return err
 	}
 	defer sockets.Close()
-	program, err := ebpf.NewProgram(redirectTo(sockets, 1))
-	if err != nil {
-		return 0, err
-	}
-	defer program.Close()
-	target := link.RawAttachProgramOptions{Target: sockets.FD(), Program: program, Attach: ebpf.AttachSkMsgVerdict}
-	if err := link.RawAttachProgram(target); err != nil {
-		return 0, err
+	for hook, spec := range map[ebpf.AttachType]*ebpf.ProgramSpec{ebpf.AttachSkMsgVerdict: redirectShort(sockets, 1, past), ebpf.AttachSkSKBVerdict: keepReceived()} {
+		program, err := ebpf.NewProgram(spec)
+		if err != nil {
+			return err
+		}
+		defer program.Close()
+		if err := link.RawAttachProgram(link.RawAttachProgramOptions{Target: sockets.FD(), Program: program, Attach: hook}); err != nil {
+			return err
+		}
 	}
 	for key, conn := range []*net.TCPConn{from, to} {
 		if err := withFD(conn, func(fd int) error { return sockets.Put(uint32(key), uint64(fd)) }); err != nil {
-			return 0, err
+			return err
 		}
 	}
-	if _, err := from.Write(message); err != nil {
-		return 0, err
+	sent, unread := 0, 0
+	for _, size := range []int{byTCP, past, byTCP} {
+		if _, err := from.Write(make([]byte, size)); err != nil {
+			return err
+		}
+		sent += size
+		for end := time.Now().Add(time.Second); unread != sent && time.Now().Before(end); time.Sleep(time.Millisecond) {
+			if err := withFD(to, func(fd int) (err error) { unread, err = unix.IoctlGetInt(fd, unix.SIOCINQ); return err }); err != nil {
+				return err
+			}
+		}
+		if unread != sent {
+			return fmt.Errorf("this kernel answers %d and not %d to the ioctl SIOCINQ of a socket some of whose data skipped TCP, and nginx would stall", unread, sent)
+		}
 	}
-	err = withFD(to, func(fd int) (err error) {
-		unread, err = unix.IoctlGetInt(fd, unix.SIOCINQ)
-		return err
-	})
-	return unread, err
+	if n, err := to.Read(make([]byte, 2*sent)); n != sent || err != nil {
+		return fmt.Errorf("under this kernel a read returns %d and not %d octets from a socket some of whose data skipped TCP, and programs that wait after a short read would stall (%v)", n, sent, err)
+	}
+	return nil
 }
 
-// redirectTo returns a program that redirects each message to the socket with a key.
-func redirectTo(sockets *ebpf.Map, key int32) *ebpf.ProgramSpec {
+// redirectShort returns a program that redirects each message of at most so many octets to the socket with a key.
+func redirectShort(sockets *ebpf.Map, key, most int32) *ebpf.ProgramSpec {
+	const messageSize = 68 // struct sk_msg_md
 	return &ebpf.ProgramSpec{Name: "probe_redirect", Type: ebpf.SkMsg, AttachType: ebpf.AttachSkMsgVerdict, License: "Dual BSD/GPL",
 		Instructions: asm.Instructions{
+			asm.LoadMem(asm.R2, asm.R1, messageSize, asm.Word),
+			asm.JGT.Imm(asm.R2, most, "pass"),
 			asm.StoreImm(asm.RFP, -4, int64(key), asm.Word),
 			asm.LoadMapPtr(asm.R2, sockets.FD()),
 			asm.Mov.Reg(asm.R3, asm.RFP),
@@ -98,7 +110,15 @@ func redirectTo(sockets *ebpf.Map, key int32) *ebpf.ProgramSpec {
 			asm.Mov.Imm(asm.R4, unix.BPF_F_INGRESS),
 			asm.FnMsgRedirectHash.Call(),
 			asm.Return(),
+			asm.Mov.Imm(asm.R0, 1).WithSymbol("pass"),
+			asm.Return(),
 		}}
+}
+
+// keepReceived returns a program that leaves what TCP receives to its socket, as beeline_mesh_receive does.
+func keepReceived() *ebpf.ProgramSpec {
+	return &ebpf.ProgramSpec{Name: "probe_receive", Type: ebpf.SkSKB, AttachType: ebpf.AttachSkSKBVerdict, License: "Dual BSD/GPL",
+		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 1), asm.Return()}}
 }
 
 // loopbackPair returns both ends of a new connection.

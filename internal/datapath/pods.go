@@ -130,10 +130,12 @@ func (d *Datapath) podNetkitObjects() ([]*ebpf.CollectionSpec, error) {
 	return []*ebpf.CollectionSpec{netkit}, err
 }
 
+// loopbackIndex is the index of the device lo in each network namespace (LOOPBACK_IFINDEX).
+const loopbackIndex = 1
+
 // haveNetkit reports whether the kernel has netkit devices: it then says of the loopback device that it is none.
 func haveNetkit() bool {
-	const loopback = 1
-	_, err := link.QueryPrograms(link.QueryOptions{Target: loopback, Attach: ebpf.AttachNetkitPrimary})
+	_, err := link.QueryPrograms(link.QueryOptions{Target: loopbackIndex, Attach: ebpf.AttachNetkitPrimary})
 	return errors.Is(err, unix.ENXIO)
 }
 

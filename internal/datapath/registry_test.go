@@ -18,7 +18,7 @@ import (
 var objects = map[string]func() (*ebpf.CollectionSpec, error){
 	"sock": LoadSock, "bind": LoadBind, "sock_gc": LoadSockGC, "edge_tc": LoadEdgeTC, "edge_l3": LoadEdgeL3, "edge_xdp": LoadEdgeXDP, "xdp_slot": LoadXDPSlot,
 	"connect_explain": LoadConnectExplain, "sock_stats": LoadSockStats, "pod": LoadPod, "pod_netkit": LoadPodNetkit, "pod_l3": LoadPodL3, "offload": LoadOffload, "offload_l3": LoadOffloadL3,
-	"mesh": LoadMesh, "mesh_inbound": LoadMeshInbound,
+	"mesh": LoadMesh, "mesh_inbound": LoadMeshInbound, "mesh_reroute": LoadMeshReroute,
 }
 
 // TestRegistryHasAllMaps: each map and constant of an object is declared, and each declared one is in an object.

@@ -8,40 +8,64 @@ import (
 	"os"
 	"slices"
 	"strconv"
-	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"beeline.io/beeline/internal/netns"
 )
 
 // adopt adds the proxy's sockets that listened before the programs were attached. The programs add the others.
 //
 // pidfd_getfd(2) needs Linux 5.6 and CAP_SYS_PTRACE. An iterator of the kernel would need neither, but before Linux 6.5
 // it holds a lock that adding a socket takes.
-func (s *Shortcut) adopt(directory string, cookie uint64) error {
-	pids, err := Processes(directory)
+func (s *Shortcut) adopt(p *Pod, namespace *netns.Namespace) error {
+	known := slices.Concat(s.datapath.MeshListenersOf(p.Namespace, false), s.datapath.MeshListenersOf(p.Namespace, true))
+	return p.eachListener(namespace, func(fd int, id uint64, port uint16) error {
+		if slices.Contains(known, id) {
+			return nil
+		}
+		known = append(known, id)
+		return s.datapath.AddMeshListener(p.Namespace, port == s.config.OutboundPort, fd)
+	}, s.config.InboundPort, s.config.OutboundPort)
+}
+
+// eachListener calls f with a copy of each socket of the pod's processes that listens at one of these ports.
+func (p *Pod) eachListener(namespace *netns.Namespace, f func(fd int, id uint64, port uint16) error, ports ...uint16) error {
+	listening, err := listeningIn(namespace)
 	if err != nil {
 		return err
 	}
-	known := s.datapath.MeshListenersOf(cookie)
-	for _, pid := range pids {
-		err := eachSocket(pid, func(fd int) error {
-			id, err := s.listener(fd)
-			if err != nil || id == 0 || slices.Contains(known, id) {
+	var inodes []uint32
+	for _, port := range ports {
+		for _, socket := range listening[port] {
+			inodes = append(inodes, socket.Inode)
+		}
+	}
+	if len(inodes) == 0 {
+		return nil
+	}
+	pids, err := Processes(p.Directory)
+	if err != nil {
+		return err
+	}
+	for _, d := range descriptorsOf(p.proxyFirst(pids), inodes...) {
+		err := d.open(func(fd int) error {
+			id, port, err := listener(fd)
+			if err != nil || !slices.Contains(ports, port) {
 				return err
 			}
-			known = append(known, id)
-			return s.datapath.AddMeshListener(cookie, fd)
+			return f(fd, id, port)
 		})
 		if err != nil {
-			return fmt.Errorf("process %s: %w", pid, err)
+			return fmt.Errorf("process %s: %w", d.pid, err)
 		}
 	}
 	return nil
 }
 
-// eachSocket calls f with a copy of each socket of a process.
-func eachSocket(pid string, f func(fd int) error) error {
-	number, err := strconv.Atoi(pid)
+// open calls f with a copy of the descriptor, unless it is closed by now.
+func (d *descriptor) open(f func(fd int) error) error {
+	number, err := strconv.Atoi(d.pid)
 	if err != nil {
 		return err
 	}
@@ -50,30 +74,15 @@ func eachSocket(pid string, f func(fd int) error) error {
 		return unlessGone(os.NewSyscallError("pidfd_open", err))
 	}
 	defer unix.Close(process)
-	entries, err := os.ReadDir("/proc/" + pid + "/fd")
+	fd, err := unix.PidfdGetfd(process, d.fd, 0)
+	if errors.Is(err, unix.EBADF) {
+		return nil
+	}
 	if err != nil {
-		return unlessGone(err)
+		return unlessGone(os.NewSyscallError("pidfd_getfd (needs CAP_SYS_PTRACE)", err))
 	}
-	for _, e := range entries {
-		name, err := os.Readlink("/proc/" + pid + "/fd/" + e.Name())
-		if err != nil || !strings.HasPrefix(name, "socket:") {
-			continue // closed meanwhile, or no socket
-		}
-		their, _ := strconv.Atoi(e.Name())
-		fd, err := unix.PidfdGetfd(process, their, 0)
-		if errors.Is(err, unix.EBADF) {
-			continue
-		}
-		if err != nil {
-			return unlessGone(os.NewSyscallError("pidfd_getfd (needs CAP_SYS_PTRACE)", err))
-		}
-		err = f(fd)
-		unix.Close(fd)
-		if err != nil {
-			return err
-		}
-	}
-	return nil
+	defer unix.Close(fd)
+	return f(fd)
 }
 
 // unlessGone returns nil if a process has ended.
@@ -84,28 +93,15 @@ func unlessGone(err error) error {
 	return err
 }
 
-// listener returns the cookie of a TCP socket that listens for inbound connections; 0 for any other.
-func (s *Shortcut) listener(fd int) (uint64, error) {
+// listener returns the cookie and the port of a TCP socket that listens; port 0 for any other.
+func listener(fd int) (id uint64, port uint16, err error) {
 	listens, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ACCEPTCONN)
 	if err != nil || listens == 0 {
-		return 0, nil
+		return 0, 0, nil
 	}
 	if protocol, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PROTOCOL); err != nil || protocol != unix.IPPROTO_TCP {
-		return 0, nil
+		return 0, 0, nil
 	}
-	name, err := unix.Getsockname(fd)
-	if err != nil {
-		return 0, os.NewSyscallError("getsockname", err)
-	}
-	port := 0
-	switch a := name.(type) {
-	case *unix.SockaddrInet4:
-		port = a.Port
-	case *unix.SockaddrInet6:
-		port = a.Port
-	}
-	if port != int(s.config.InboundPort) {
-		return 0, nil
-	}
-	return unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_COOKIE)
+	id, err = unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_COOKIE)
+	return id, localOf(fd).Port(), err
 }

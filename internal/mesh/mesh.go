@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"net/netip"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -40,14 +41,19 @@ type Shortcut struct {
 	datapath *datapath.Datapath
 	config   Config
 	wake     wakeup.Signal
+	moved    wakeup.Signal // devices or routes of pods have changed
 
 	// work is held while programs and tables change; mu only for a moment, after work.
 	work    sync.Mutex
 	started bool
 	nodes   []netip.Addr
 	turn    int // number of calls of Repair
+	// rules are how many rows of pods there may be, so that those of a change fit beside the former ones.
+	rules struct{ ports, networks int }
 	// strangers are network namespaces that have members of the sockmap, and had no pod at the last audit.
 	strangers map[uint64]bool
+	// watches follow the devices of pods, by the cookies of their network namespaces.
+	watches map[uint64]*deviceWatch
 
 	mu      sync.Mutex
 	pods    []Pod // those of Config.Cgroups, and after them those of Kubernetes
@@ -65,13 +71,17 @@ func New(d *datapath.Datapath, c Config) (*Shortcut, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Shortcut{datapath: d, config: c, wake: wakeup.NewSignal()}
+	s := &Shortcut{datapath: d, config: c, wake: wakeup.NewSignal(), moved: wakeup.NewSignal(), watches: map[uint64]*deviceWatch{}}
+	ports, networks := d.MeshRuleLimits()
+	s.rules.ports, s.rules.networks = ports/2, networks/2
 	for _, directory := range c.Cgroups {
 		real, err := filepath.EvalSymlinks(directory)
 		if err == nil && (real == root || strings.HasPrefix(root, real+"/")) {
 			return nil, fmt.Errorf("--mesh-cgroups %s is or contains the cgroup %s of the Service programs, which would run first: name the cgroups of pods below it", directory, root)
 		}
-		s.pods = append(s.pods, Pod{Directory: directory, ProxyUID: c.Defaults.ProxyUID, policy: c.Defaults.policy()})
+		p := Pod{Directory: directory, policy: c.Defaults.policy(), mapped: true, interfaces: interfaces{c.Defaults.ExcludeInterfaces, c.Defaults.RerouteInterfaces}}
+		p.identify()
+		s.pods = append(s.pods, p)
 	}
 	return s, nil
 }
@@ -107,8 +117,11 @@ func (s *Shortcut) podOf(sidecar *service.Sidecar, before []Pod) Pod {
 		p = before[i]
 	}
 	p.Name, p.UID, p.Native = sidecar.Pod.Namespace+"/"+sidecar.Pod.Name, sidecar.UID, sidecar.Native
-	p.policy = s.config.Defaults.policyOf(sidecar)
-	p.ProxyUID = p.policy.ProxyUID
+	if p.policy == nil || !reflect.DeepEqual(&p.sidecar, sidecar) {
+		p.sidecar, p.policy = *sidecar, s.config.Defaults.policyOf(sidecar)
+	}
+	p.container, p.mapped = sidecar.ProxyContainer, sidecar.UserNamespace
+	p.interfaces = interfaces{slices.Concat(s.config.Defaults.ExcludeInterfaces, sidecar.ExcludeInterfaces), slices.Concat(s.config.Defaults.RerouteInterfaces, sidecar.RerouteInterfaces)}
 	return p
 }
 
@@ -147,22 +160,36 @@ func (s *Shortcut) Repair() {
 	s.watchReaders()
 }
 
-// repair serves all pods, or those that were not served, and reports whether a cgroup has changed. changed: policies
-// may have.
+// repair serves all pods, or those that have had no process yet, and reports whether a cgroup has changed. changed:
+// policies may have.
 func (s *Shortcut) repair(onlyNew, changed bool) (cgroups bool) {
 	pods, failed := s.Pods(), map[int]error{}
 	for i, before := range pods {
-		if onlyNew && before.Served() {
+		if onlyNew && !before.starting() {
 			continue
 		}
 		pods[i], failed[i] = s.locate(before)
 		cgroups = cgroups || pods[i].Cgroup != before.Cgroup
 		changed = changed || cgroups || pods[i].Namespace != before.Namespace
+		if s.due(i, &pods[i]) {
+			var err error
+			pods[i].facts, err = s.learn(&pods[i])
+			pods[i].facts.missing = err
+		}
+		failed[i] = errors.Join(failed[i], pods[i].facts.missing)
+		pods[i].identify()
+		pods[i].facts.devices = s.devicesOf(&pods[i])
+		changed = changed || !pods[i].Proxy.equal(&before.Proxy) || !pods[i].facts.equal(&before.facts)
 	}
+	s.endWatches(pods)
 	if changed {
+		refuseUnfit(pods, s.rules.ports, s.rules.networks)
 		s.writePolicies(pods)
 	}
 	for i, err := range failed {
+		if pods[i].unfit != "" {
+			err = errors.Join(errors.New(pods[i].unfit), err)
+		}
 		s.serve(&pods[i], err)
 	}
 	s.mu.Lock()
@@ -175,7 +202,7 @@ func (s *Shortcut) writePolicies(pods []Pod) {
 	var rows []datapath.MeshPodPolicy
 	for _, p := range pods {
 		if p.Cgroup != 0 {
-			rows = append(rows, datapath.MeshPodPolicy{Cgroup: p.Cgroup, Namespace: p.Namespace, Policy: p.policy})
+			rows = append(rows, datapath.MeshPodPolicy{Cgroup: p.Cgroup, Namespace: p.Namespace, Policy: p.policyIn()})
 		}
 	}
 	if err := s.datapath.SetMeshPods(rows); err != nil {
@@ -228,6 +255,11 @@ func missing(directory string, err error) string {
 // the same pod has the same cgroup.
 const examineEvery = 5
 
+// due reports whether a pod is to be looked at: when its network namespace has become known, and then now and again.
+func (s *Shortcut) due(i int, p *Pod) bool {
+	return p.Namespace != 0 && (!p.facts.known || (s.turn+i)%examineEvery == 0)
+}
+
 // examine forgets the namespaces of pods whose processes are in another one by now.
 func (s *Shortcut) examine() {
 	s.mu.Lock()
@@ -238,22 +270,24 @@ func (s *Shortcut) examine() {
 			continue
 		}
 		if cookie, err := cookieOf(p.Directory); err == nil && cookie != 0 && cookie != p.Namespace {
-			p.Namespace = 0
+			p.Namespace, p.facts = 0, facts{}
 		}
 	}
 }
 
-// serve attaches what is not attached to a pod that is located, or was not because of an error.
+// serve attaches what is not attached to a pod that is located, or was not because of an error. located is what failed
+// before; it does not keep the programs from their work.
 func (s *Shortcut) serve(p *Pod, located error) {
 	before := p.Failed
 	if p.Cgroup == 0 {
 		return
 	}
-	p.Failed = ""
-	if err := errors.Join(s.attach(p, before != ""), located); err != nil {
+	err := s.attach(p, p.detached)
+	p.Failed, p.detached = "", err != nil
+	if err := errors.Join(err, s.reroute(p), located); err != nil {
 		p.Failed = err.Error()
 	}
-	p.Listeners = len(s.datapath.MeshListenersOf(p.Namespace))
+	p.Listeners = len(s.datapath.MeshListenersOf(p.Namespace, false))
 	if p.Failed != before && p.Failed != "" {
 		s.config.Log.Error("mesh: connections do not go to the proxy", "pod", p.Label(), "error", p.Failed)
 	}
@@ -269,20 +303,20 @@ func (s *Shortcut) attach(p *Pod, again bool) error {
 	if p.Namespace == 0 || p.inbound == p.Namespace && !again {
 		return nil
 	}
-	if err := s.adopt(p.Directory, p.Namespace); err != nil {
-		return fmt.Errorf("find the sockets at which the proxy of %s listens: %w", p.Directory, err)
-	}
 	return s.attachInbound(p)
 }
 
-// attachInbound attaches the program for connections from other hosts.
+// attachInbound attaches the program for connections from other hosts, which go to sockets that listen already.
 func (s *Shortcut) attachInbound(p *Pod) error {
 	namespace, err := namespaceOf(p.Directory)
 	if namespace == nil || err != nil {
 		return err
 	}
 	defer namespace.Close()
-	if err := s.datapath.AttachMeshInbound(p.Cgroup, namespace); err != nil {
+	if err := s.adopt(p, namespace); err != nil {
+		return fmt.Errorf("find the sockets at which the proxy of %s listens: %w", p.Directory, err)
+	}
+	if err := errors.Join(s.datapath.AttachMeshInbound(p.Cgroup, namespace), s.datapath.AttachMeshLoopback(p.Cgroup, namespace), addApplicationSource(namespace)); err != nil {
 		return err
 	}
 	p.inbound = p.Namespace
@@ -293,9 +327,12 @@ func (s *Shortcut) attachInbound(p *Pod) error {
 func (s *Shortcut) removeOthers() {
 	attached, err := s.datapath.MeshPods()
 	wanted := s.Pods()
-	for id := range attached {
-		if !slices.ContainsFunc(wanted, func(p Pod) bool { return p.Cgroup == id }) {
+	for id, pod := range attached {
+		switch i := slices.IndexFunc(wanted, func(p Pod) bool { return p.Cgroup == id }); {
+		case i < 0:
 			err = errors.Join(err, s.datapath.DetachMesh(id))
+		case len(pod.Rerouted) > 0 && len(wanted[i].interfaces.virtual) == 0:
+			err = errors.Join(err, s.datapath.DetachMeshReroute(id))
 		}
 	}
 	if err := errors.Join(err, s.datapath.ForgetMesh()); err != nil {
@@ -316,7 +353,7 @@ func (s *Shortcut) Audit() (repaired []string, err error) {
 	pods := s.Pods()
 	for i, p := range pods {
 		now := attached[p.Cgroup]
-		if p.Cgroup == 0 || now != nil && now.Outbound && (p.Namespace == 0 || slices.Contains(now.Inbound, p.Namespace)) {
+		if p.Cgroup == 0 || now != nil && now.Outbound && (p.Namespace == 0 || slices.Contains(now.Inbound, p.Namespace)) && containsAll(now.Rerouted, p.rerouted) {
 			continue
 		}
 		repaired = append(repaired, "sidecar shortcut at "+p.Label())

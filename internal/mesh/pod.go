@@ -7,26 +7,29 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 
 	"beeline.io/beeline/internal/condition"
 	"beeline.io/beeline/internal/datapath"
-	"beeline.io/beeline/internal/netns"
 	"beeline.io/beeline/internal/service"
 )
 
 // A Pod is the state of a pod that has a proxy.
 type Pod struct {
-	// Name and UID are those of a pod of Kubernetes; empty for one of Config.Cgroups.
-	Name string `json:"name,omitempty"`
-	UID  string `json:"uid,omitempty"`
-	// ProxyUID is the user of its proxy.
-	ProxyUID uint32 `json:"proxyUID"`
+	// Name is the pod's in Kubernetes. For one of Config.Cgroups it may be empty, and Unnamed says why.
+	Name    string `json:"name,omitempty"`
+	Unnamed string `json:"unnamed,omitempty"`
+	// UID is that of a pod that --mesh-pods selects; empty for one of Config.Cgroups.
+	UID string `json:"uid,omitempty"`
+	// Proxy is what tells its proxy from applications.
+	Proxy Identity `json:"proxy"`
 	// Native: its proxy is an init container that does not end.
 	Native    bool   `json:"nativeSidecar,omitempty"`
 	Directory string `json:"directory,omitempty"`
@@ -39,9 +42,52 @@ type Pod struct {
 	// Failed is why connections do not go to the proxy; empty: they do.
 	Failed string `json:"failed,omitempty"`
 
-	policy   *datapath.MeshPolicy
+	sidecar    service.Sidecar // of which policy is made; zero for one of Config.Cgroups
+	policy     *datapath.MeshPolicy
+	interfaces interfaces
+	container  string // the id of the proxy's; empty: unknown
+	// mapped: the ids in the policy are those of the pod's user namespace.
+	mapped   bool
+	facts    facts
 	attached bool
-	inbound  uint64 // the namespace with the program for inbound connections
+	// unfit is why its rules are not in the tables; empty: they are.
+	unfit       string
+	detached    bool     // attaching failed
+	inbound     uint64   // the namespace with the program for inbound connections
+	rerouted    []int    // indexes of devices with the program for virtual machines
+	transparent []uint64 // listeners that answer virtual machines
+	notRerouted bool     // the kernel cannot
+}
+
+// An Identity is what tells the proxy of a pod from applications: the proxy is a process that has one of these.
+type Identity struct {
+	// UID and GID are as the node has them, also if the pod has a user namespace; nil: they do not tell.
+	UID *uint32 `json:"uid,omitempty"`
+	GID *uint32 `json:"gid,omitempty"`
+	// Cgroup is that of the proxy's container; empty: unknown.
+	Cgroup string `json:"cgroup,omitempty"`
+}
+
+// Known reports whether anything tells the proxy.
+func (i *Identity) Known() bool { return i.UID != nil || i.GID != nil || i.Cgroup != "" }
+
+func (i *Identity) equal(other *Identity) bool {
+	same := func(a, b *uint32) bool { return a == b || a != nil && b != nil && *a == *b }
+	return same(i.UID, other.UID) && same(i.GID, other.GID) && i.Cgroup == other.Cgroup
+}
+
+func (i *Identity) String() string {
+	var parts []string
+	if i.UID != nil {
+		parts = append(parts, fmt.Sprintf("user %d", *i.UID))
+	}
+	if i.GID != nil {
+		parts = append(parts, fmt.Sprintf("group %d", *i.GID))
+	}
+	if i.Cgroup != "" {
+		parts = append(parts, "its container")
+	}
+	return cmp.Or(strings.Join(parts, ", "), "unknown")
 }
 
 // A Left is a pod that is selected and left alone.
@@ -62,15 +108,38 @@ type Status struct {
 }
 
 // Served reports whether all connections of the pod go to its proxy.
-func (p *Pod) Served() bool { return p.Failed == "" && p.Namespace != 0 }
+func (p *Pod) Served() bool { return p.Failed == "" && p.Namespace != 0 && p.Proxy.Known() }
+
+// starting reports whether the pod has no process yet, as far as that is known.
+func (p *Pod) starting() bool { return p.Cgroup == 0 || p.Namespace == 0 }
 
 // Label is what people call the pod.
 func (p *Pod) Label() string { return cmp.Or(p.Name, p.Directory) }
 
 // reset returns the pod with a cgroup to which nothing is attached.
 func (p Pod) reset(cgroup uint64, failed string) Pod {
-	p.Cgroup, p.Namespace, p.attached, p.inbound, p.Failed = cgroup, 0, false, 0, failed
+	p.Cgroup, p.Namespace, p.attached, p.inbound, p.Failed, p.facts = cgroup, 0, false, 0, failed, facts{}
+	p.rerouted, p.transparent = nil, nil
+	p.identify()
 	return p
+}
+
+// identify sets what tells the proxy, by what is known of the pod.
+func (p *Pod) identify() {
+	mapped := func(id *uint32, m idMap) *uint32 {
+		if id == nil {
+			return nil
+		}
+		outside, ok := m.outside(*id)
+		if !ok {
+			return nil
+		}
+		return &outside
+	}
+	p.Proxy = Identity{mapped(p.policy.Proxy.UID, p.facts.users), mapped(p.policy.Proxy.GID, p.facts.groups), ""}
+	if p.Cgroup != 0 {
+		p.Proxy.Cgroup = containerOf(p.Directory, p.container)
+	}
 }
 
 // Pods returns the state of all pods.
@@ -102,41 +171,56 @@ func (s *Shortcut) Conditions() (all condition.List) {
 		switch {
 		case p.Cgroup != 0 && p.Failed != "":
 			all = append(all, condition.MeshPodFailed.New("%s", p.Failed).At(p.Label()))
+		case p.Namespace != 0 && !p.Proxy.Known():
+			all = append(all, condition.MeshProxyUnknown.New("nothing tells the proxy of %s from applications: they have the same user and group, or it is root, and the cgroup of its container is not known",
+				p.Label()).At(p.Label()))
+		case p.Namespace != 0 && p.Listeners == 0 && p.facts.listensInbound:
+			all = append(all, condition.MeshProxyMissing.New("a socket listens at port %d of %s, and the kernel does not let connections from other hosts be given to it, as to those of MPTCP: have the proxy listen by TCP (in Go: GODEBUG=multipathtcp=0)",
+				s.config.InboundPort, p.Label()).At(p.Label()))
 		case p.Namespace != 0 && p.Listeners == 0:
 			all = append(all, condition.MeshProxyMissing.New("the proxy of %s does not listen at port %d", p.Label(), s.config.InboundPort).At(p.Label()))
+		case p.Namespace != 0 && p.facts.known && !p.facts.listens && p.takesOutbound():
+			all = append(all, condition.MeshProxyMissing.New("the proxy of %s does not listen at port %d of loopback, to which connections of its applications go", p.Label(), s.config.OutboundPort).At(p.Label()))
+		}
+		if p.facts.devices.unclear != "" {
+			all = append(all, condition.MeshRoutesUnclear.New("which connections of %s leave by %s is not known for all: %s", p.Label(), strings.Join(p.interfaces.excluded, ", "), p.facts.devices.unclear).At(p.Label()))
+		}
+		if p.notRerouted {
+			all = append(all, condition.MeshAnnotationUnsupported.New("what virtual machines behind %s send does not go to the proxy of %s: this kernel has no tcx (Linux 6.6)", strings.Join(p.interfaces.virtual, ", "), p.Label()).At(p.Label()))
+		}
+		if p.facts.stranger != "" {
+			all = append(all, condition.MeshProxyOther.New("%s listens at port %d of %s, and its proxy has %s", p.facts.stranger, s.config.OutboundPort, p.Label(), &p.Proxy).At(p.Label()))
 		}
 	}
+	all = append(all, s.loopConditions(pods)...)
 	all = append(all, s.readerConditions(pods)...)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return append(all, s.problem...)
 }
 
-// namespaceOf opens the network namespace of the processes of a cgroup; nil if there is none. Processes in the agent's
-// do not count beside others: helpers of the container runtime.
-func namespaceOf(directory string) (*netns.Namespace, error) {
-	own, err := netns.Current()
+// loopAge is how long connections that would have come back are a condition.
+const loopAge = 2 * time.Minute
+
+// loopConditions names the pods whose proxies' connections would have come back to them.
+func (s *Shortcut) loopConditions(pods []Pod) (all condition.List) {
+	loops, err := s.datapath.MeshLoops(loopAge)
 	if err != nil {
-		return nil, err
+		s.config.Log.Error("mesh: read which proxies' connections would have come back", "error", err)
 	}
-	defer own.Close()
-	pids, err := Processes(directory)
-	ofNode := false
-	for _, pid := range pids {
-		n, err := netns.Open("/proc/" + pid + "/ns/net")
-		switch {
-		case errors.Is(err, netns.ErrVanished):
-			continue
-		case err != nil || n.Inode != own.Inode:
-			return n, err
+	for _, p := range pods {
+		if n := loops[p.Namespace]; p.Namespace != 0 && n > 0 {
+			all = append(all, condition.MeshProxyLoops.New("%d connections of the proxy of %s would have come back to it, and were refused: it is not known by %s", n, p.Label(), &p.Proxy).At(p.Label()))
 		}
-		ofNode = true
-		n.Close()
 	}
-	if ofNode {
-		return nil, fmt.Errorf("the pod of %s is in the node's network namespace: all connections to the node would go to its proxy", directory)
-	}
-	return nil, err
+	return all
+}
+
+// takesOutbound reports whether connections of applications go to the proxy.
+func (p *Pod) takesOutbound() bool {
+	included := func(r datapath.MeshRule) bool { return r == datapath.MeshInclude }
+	return p.policy.AllOutbound || slices.ContainsFunc(slices.Collect(maps.Values(p.policy.OutboundPorts)), included) ||
+		slices.ContainsFunc(slices.Collect(maps.Values(p.policy.Networks)), included)
 }
 
 // cookieOf returns the cookie of the network namespace of a cgroup's processes; 0 if there is none yet.

@@ -5,7 +5,9 @@ package mesh
 import (
 	"maps"
 	"net/netip"
+	"slices"
 	"testing"
+	"time"
 
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/service"
@@ -27,7 +29,7 @@ func TestPolicyOfPod(t *testing.T) {
 		IncludeOutbound: service.Networks{List: prefixes("10.1.0.0/16", "10.9.1.0/24", "10.0.0.0/8")}, ExcludeOutbound: prefixes("10.1.0.0/16", "10.1.2.0/24"),
 		IncludeInboundPorts: service.Ports{List: []uint16{8080, 9000}}, ExcludeInboundPorts: []uint16{9000}, ProbePorts: []uint16{8080, 8081, 9000},
 	})
-	if p.ProxyUID != 1500 || p.ProxyGID != 1337 || p.AllOutbound || p.AllInbound || p.DNS {
+	if *p.Proxy.UID != 1500 || *p.Proxy.GID != 1337 || p.AllOutbound || p.AllInbound || p.DNS {
 		t.Errorf("%+v", p)
 	}
 	if want := map[uint16]datapath.MeshRule{22: datapath.MeshExclude, 80: datapath.MeshInclude, 443: datapath.MeshExclude}; !maps.Equal(p.OutboundPorts, want) {
@@ -41,5 +43,99 @@ func TestPolicyOfPod(t *testing.T) {
 	setRules(want, prefixes("10.1.0.0/16", "10.1.2.0/24", "10.9.0.0/16"), datapath.MeshExclude)
 	if !maps.Equal(p.Networks, want) {
 		t.Errorf("networks %v, want %v", p.Networks, want)
+	}
+}
+
+// TestRulesOfManyPods: a pod with very many rules is refused, and keeps no other from its rules.
+func TestRulesOfManyPods(t *testing.T) {
+	const ports, networks = 1000, 500
+	pod := func(ports, networks int) Pod {
+		p := Pod{Cgroup: 1, policy: &datapath.MeshPolicy{OutboundPorts: map[uint16]datapath.MeshRule{}, Networks: map[netip.Prefix]datapath.MeshRule{}}}
+		for i := range ports {
+			p.policy.OutboundPorts[uint16(i)] = datapath.MeshExclude
+		}
+		for i := range networks {
+			p.policy.Networks[netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(i >> 8), byte(i)}), 32)] = datapath.MeshExclude
+		}
+		return p
+	}
+	for _, c := range []struct {
+		name    string
+		pods    []Pod
+		refused []int
+	}{
+		{"all fit", []Pod{pod(600, 100), pod(400, 400)}, nil},
+		{"too many ports", []Pod{pod(990, 0), pod(10, 0), pod(1, 0)}, []int{0}},
+		{"too many networks", []Pod{pod(1, 1), pod(1, 499), pod(2, 2), pod(0, 300)}, []int{1}},
+		{"one has too many alone", []Pod{pod(0, 501), pod(1, 1), pod(1001, 0)}, []int{0, 2}},
+		{"many with many", []Pod{pod(300, 0), pod(300, 0), pod(5, 0), pod(300, 0), pod(300, 0), pod(300, 0)}, []int{4, 5}},
+		{"one that does not run", []Pod{{policy: pod(900, 0).policy}, pod(900, 0)}, nil},
+	} {
+		refuseUnfit(c.pods, ports, networks)
+		var refused []int
+		for i := range c.pods {
+			if c.pods[i].unfit != "" {
+				refused = append(refused, i)
+				if in := c.pods[i].policyIn(); in.Proxy.Known() || !in.AllInbound || !in.AllOutbound || len(in.OutboundPorts)+len(in.Networks) > 0 {
+					t.Errorf("%s: pod %d has the policy %+v", c.name, i, in)
+				}
+			}
+		}
+		if !slices.Equal(refused, c.refused) {
+			t.Errorf("%s: pods %v are refused, want %v", c.name, refused, c.refused)
+		}
+		for i := range c.pods { // until they have fewer
+			c.pods[i].policy = pod(1, 1).policy
+		}
+		if refuseUnfit(c.pods, ports, networks); slices.ContainsFunc(c.pods, func(p Pod) bool { return p.unfit != "" }) {
+			t.Errorf("%s: still refused", c.name)
+		}
+	}
+}
+
+// TestManyNetworks: annotations have room for 20,000 networks of each kind.
+func TestManyNetworks(t *testing.T) {
+	rules := map[netip.Prefix]datapath.MeshRule{}
+	for i := range 20000 {
+		a := netip.AddrFrom4([4]byte{10, byte(i >> 8), byte(i), 0})
+		rules[netip.PrefixFrom(a, 24)] = datapath.MeshInclude
+		if i%2 == 0 {
+			rules[netip.PrefixFrom(a, 23).Masked()] = datapath.MeshExclude
+		}
+	}
+	begin := time.Now()
+	dropShadowed(rules)
+	if len(rules) != 10000 || time.Since(begin) > 5*time.Second {
+		t.Errorf("%d networks are left after %v, want 10,000 excluded ones at once", len(rules), time.Since(begin))
+	}
+}
+
+// TestWhatTellsTheProxy: a user or group tells the proxy unless it is root's, or an application's.
+func TestWhatTellsTheProxy(t *testing.T) {
+	id := func(n uint32) *uint32 { return &n }
+	for _, c := range []struct {
+		name     string
+		defaults Defaults
+		sidecar  service.Sidecar
+		uid, gid uint32 // 0: does not tell
+	}{
+		{"the image's", Defaults{ProxyUID: 1337, ProxyGID: 1337}, service.Sidecar{}, 1337, 1337},
+		{"the container's", Defaults{ProxyUID: 1337, ProxyGID: 1337}, service.Sidecar{ProxyUID: id(7), ProxyGID: id(8)}, 7, 8},
+		{"root, with a group of its own", Defaults{ProxyUID: 1337, ProxyGID: 1337}, service.Sidecar{ProxyUID: id(0), ProxyGID: id(1337)}, 0, 1337},
+		{"root", Defaults{ProxyUID: 1337, ProxyGID: 1337}, service.Sidecar{ProxyUID: id(0), ProxyGID: id(0)}, 0, 0},
+		{"the pod's, of an application, too", Defaults{ProxyUID: 1337, ProxyGID: 1337}, service.Sidecar{ProxyUID: id(7), ProxyGID: id(8), OtherUIDs: []uint32{9, 7}, OtherGIDs: []uint32{8}}, 0, 0},
+		{"an application's user is the image's", Defaults{ProxyUID: 1337, ProxyGID: 1337}, service.Sidecar{OtherUIDs: []uint32{1337}}, 0, 1337},
+		{"of flags alone", Defaults{ProxyUID: 0, ProxyGID: 5}, service.Sidecar{}, 0, 5},
+	} {
+		got := c.defaults.proxyOf(&c.sidecar)
+		for _, x := range []struct {
+			what string
+			got  *uint32
+			want uint32
+		}{{"user", got.UID, c.uid}, {"group", got.GID, c.gid}} {
+			if (x.got == nil) != (x.want == 0) || x.got != nil && *x.got != x.want {
+				t.Errorf("%s: the %s that tells the proxy is %v, want %d", c.name, x.what, x.got, x.want)
+			}
+		}
 	}
 }

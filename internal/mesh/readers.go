@@ -53,7 +53,7 @@ func (s *Shortcut) abort(stuck *datapath.StuckMeshSocket) {
 	case err != nil:
 		s.config.Log.Error("mesh: abort a connection whose reader misses messages", "pod", s.pods[i].Label(), "program", stuck.Program.Name, "error", err)
 	case aborted:
-		s.config.Log.Warn("mesh: aborted a connection whose reader has begun to read by splice(2) and misses messages; from now on messages to this program take TCP",
+		s.config.Log.Warn("mesh: aborted a connection whose reader has begun to read by splice(2) and misses messages; from now on its connections take TCP",
 			"pod", s.pods[i].Label(), "program", stuck.Program.Name)
 	}
 }
@@ -84,12 +84,12 @@ func (s *Shortcut) readerConditions(pods []Pod) (all condition.List) {
 	defer s.mu.Unlock()
 	for _, program := range s.readers.Splicers {
 		if i := slices.IndexFunc(pods, func(p Pod) bool { return p.Namespace == program.Netns }); i >= 0 {
-			all = append(all, condition.MeshProgramSplices.New("messages to the program %q take TCP, because it reads by splice(2)", program.Name).At(pods[i].Label()))
+			all = append(all, condition.MeshProgramSplices.New("connections of the program %q take TCP, because it reads by splice(2)", program.Name).At(pods[i].Label()))
 		}
 	}
 	for _, p := range pods {
 		if p.Namespace != 0 && slices.Contains(s.readers.Full, p.Namespace) {
-			all = append(all, condition.MeshProgramsFull.New("%d programs with different names have read from proxies or applications, and messages to further ones take TCP",
+			all = append(all, condition.MeshProgramsFull.New("%d programs with different names have read from proxies or applications, and connections of further ones take TCP",
 				datapath.MeshMeshSizeMESH_PROGRAMS_OF_POD).At(p.Label()))
 		}
 	}

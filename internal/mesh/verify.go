@@ -76,22 +76,18 @@ func Verify(ctx context.Context, status *Status, p *Pod, o VerifyOptions) (all [
 	if !chosen {
 		to = nowhere
 	}
-	for _, c := range []struct {
-		who  string
-		user uint32
-		want string
-	}{{"an application", 0, ByProxy}, {"its proxy", p.ProxyUID, Directly}} {
-		r, err := connectIn(ctx, namespace, p.Directory, c.user, to, o.Program)
-		if c.user != 0 && errors.Is(err, unix.EPERM) {
-			all = append(all, Finding{Connection: fmt.Sprintf("of %s (user %d)", c.who, c.user), To: to, Way: Untried,
-				Proof: fmt.Sprintf("this program may not become user %d (needs CAP_SETUID and CAP_SETGID)", c.user)})
+	for _, c := range p.connectors() {
+		r, err := connectIn(ctx, namespace, c, to, o.Program)
+		if (c.user != 0 || c.group != 0) && errors.Is(err, unix.EPERM) {
+			all = append(all, Finding{Connection: c.String(), To: to, Way: Untried,
+				Proof: fmt.Sprintf("this program may not become user %d and group %d (needs CAP_SETUID and CAP_SETGID)", c.user, c.group)})
 			continue
 		}
 		if err != nil {
 			return nil, fmt.Errorf("connect as %s of %s: %w", c.who, p.Label(), err)
 		}
 		f := r.finding(to, status.OutboundPort)
-		f.Connection = fmt.Sprintf("of %s (user %d)", c.who, c.user)
+		f.Connection = c.String()
 		f.Wrong = f.Way != c.want && (!chosen || c.want == Directly)
 		all = append(all, f)
 	}
@@ -102,19 +98,56 @@ func Verify(ctx context.Context, status *Status, p *Pod, o VerifyOptions) (all [
 	return append(all, inbound), nil
 }
 
+// A connector is whom a process in the pod connects as.
+type connector struct {
+	who         string
+	user, group uint32
+	// in is the cgroup that it joins, or one below that; notIn is none of these.
+	in, notIn string
+	want      string
+}
+
+func (c *connector) String() string {
+	if c.group != 0 && c.user == 0 {
+		return fmt.Sprintf("of %s (user %d, group %d)", c.who, c.user, c.group)
+	}
+	return fmt.Sprintf("of %s (user %d)", c.who, c.user)
+}
+
+// connectors are an application, and the proxy by one thing that tells it.
+func (p *Pod) connectors() []connector {
+	proxy := connector{who: "its proxy", in: p.Directory, want: Directly}
+	switch {
+	case p.Proxy.UID != nil:
+		proxy.user, proxy.group = *p.Proxy.UID, *p.Proxy.UID
+	case p.Proxy.GID != nil:
+		proxy.group = *p.Proxy.GID
+	case p.Proxy.Cgroup != "":
+		proxy.in = p.Proxy.Cgroup
+	default:
+		return []connector{{who: "an application", in: p.Directory, want: Refused}}
+	}
+	return []connector{{who: "an application", in: p.Directory, notIn: p.Proxy.Cgroup, want: ByProxy}, proxy}
+}
+
 // connectResult is what the process in the pod found.
 type connectResult struct {
 	Error string `json:"error,omitempty"`
 	Errno int    `json:"errno,omitempty"`
-	// Local and Remote are the ends as the kernel has them, also where programs hide them.
+	// Local and Remote are the ends as the kernel has them, also where programs hide them. Remote is invalid after
+	// a refusal.
 	Local, Remote netip.AddrPort
 }
 
 func (r *connectResult) finding(to netip.AddrPort, proxy uint16) Finding {
 	f := Finding{To: to, Way: Directly, Proof: fmt.Sprintf("the kernel connects the socket from %s to %s", r.Local, r.Remote)}
 	switch {
+	case r.Errno == int(unix.ECONNREFUSED) && r.Local.Addr().IsLoopback():
+		f.Way, f.Proof = Refused, fmt.Sprintf("refused by loopback: no proxy listens at port %d", proxy)
+	case r.Errno == int(unix.ECONNREFUSED) && r.Local.IsValid() && !r.Local.Addr().IsUnspecified():
+		f.Proof = fmt.Sprintf("refused from elsewhere: the kernel connected the socket from %s", r.Local)
 	case r.Errno == int(unix.ECONNREFUSED):
-		f.Way, f.Proof = Refused, fmt.Sprintf("refused at once: no proxy listens at port %d of loopback", proxy)
+		f.Way, f.Proof = Refused, "refused before a packet was sent: nothing tells the proxy from applications, or its connection would come back to it"
 	case r.Error != "":
 		f.Proof = "the kernel does not reach the address itself: " + r.Error
 	case r.Remote.Addr().IsLoopback() && r.Remote.Port() == proxy:
@@ -125,8 +158,9 @@ func (r *connectResult) finding(to netip.AddrPort, proxy uint16) Finding {
 
 // connectIn runs a process in the pod that connects. It joins the cgroup of another process of the pod: one that has
 // others below it may have none, and nothing has to be made, so that a read-only mount is enough.
-func connectIn(ctx context.Context, namespace *netns.Namespace, directory string, user uint32, to netip.AddrPort, program string) (r connectResult, err error) {
-	if directory, err = populated(directory); err != nil {
+func connectIn(ctx context.Context, namespace *netns.Namespace, as connector, to netip.AddrPort, program string) (r connectResult, err error) {
+	directory, err := populated(as.in, as.notIn)
+	if err != nil {
 		return r, err
 	}
 	cgroup, err := os.Open(directory)
@@ -136,8 +170,8 @@ func connectIn(ctx context.Context, namespace *netns.Namespace, directory string
 	defer cgroup.Close()
 	cmd := exec.CommandContext(ctx, program, append(slices.Clone(ConnectArguments), to.String())...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{UseCgroupFD: true, CgroupFD: int(cgroup.Fd())}
-	if user != 0 {
-		cmd.SysProcAttr.Credential = &syscall.Credential{Uid: user, Gid: user}
+	if as.user != 0 || as.group != 0 {
+		cmd.SysProcAttr.Credential = &syscall.Credential{Uid: as.user, Gid: as.group}
 	}
 	var out strings.Builder
 	cmd.Stdout, cmd.Stderr = &out, &out
@@ -150,11 +184,14 @@ func connectIn(ctx context.Context, namespace *netns.Namespace, directory string
 	return r, json.Unmarshal([]byte(out.String()), &r)
 }
 
-// populated returns the first cgroup at or below a directory that has a process.
-func populated(directory string) (found string, err error) {
+// populated returns the first cgroup at or below a directory, and not at or below another one, that has a process.
+func populated(directory, not string) (found string, err error) {
 	err = filepath.WalkDir(directory, func(path string, e fs.DirEntry, err error) error {
 		if err != nil || !e.IsDir() {
 			return ignoreGone(err)
+		}
+		if path == not {
+			return fs.SkipDir
 		}
 		text, err := os.ReadFile(filepath.Join(path, "cgroup.procs"))
 		if len(text) > 0 {
@@ -201,12 +238,28 @@ func connectAndFind(to netip.AddrPort) (r connectResult, err error) {
 		return r, os.NewSyscallError("getsockopt of SO_COOKIE", err)
 	}
 	socket, err := findSocket(func(s sockdiag.Socket) bool { return s.Cookie == cookie })
-	if err != nil || socket == nil { // closed: refused by loopback meanwhile
+	if err != nil || socket == nil { // closed: refused meanwhile, by loopback or from elsewhere
 		r.Errno, r.Error = int(unix.ECONNREFUSED), unix.ECONNREFUSED.Error()
+		r.Local = localOf(fd)
 		return r, err
 	}
 	r.Local, r.Remote = socket.Local, socket.Remote
 	return r, nil
+}
+
+// localOf returns the address of a socket, which it keeps after a refusal; an invalid one if it cannot be told.
+func localOf(fd int) netip.AddrPort {
+	name, err := unix.Getsockname(fd)
+	if err != nil {
+		return netip.AddrPort{}
+	}
+	switch a := name.(type) {
+	case *unix.SockaddrInet4:
+		return netip.AddrPortFrom(netip.AddrFrom4(a.Addr), uint16(a.Port))
+	case *unix.SockaddrInet6:
+		return netip.AddrPortFrom(netip.AddrFrom16(a.Addr).Unmap(), uint16(a.Port))
+	}
+	return netip.AddrPort{}
 }
 
 // findSocket returns the first TCP socket of the thread's network namespace that is wanted; nil: there is none.
@@ -250,10 +303,13 @@ func verifyInbound(namespace *netns.Namespace, p *Pod, port uint16) (f Finding, 
 		return f, err
 	}
 	f.Way = Directly
-	if socket.UID == p.ProxyUID {
+	if p.isOfProxy(socket) {
 		f.Way = ByProxy
 	}
 	f.Proof = fmt.Sprintf("the socket that accepted it from %s belongs to user %d", own, socket.UID)
+	if name := p.ownerOf(socket); name != "" {
+		f.Proof += fmt.Sprintf(", process %q", name)
+	}
 	return f, nil
 }
 
@@ -281,7 +337,7 @@ func inboundAddress(p *Pod, port uint16) (to netip.AddrPort, err error) {
 func applicationPort(p *Pod) (port uint16, err error) {
 	all, err := sockdiag.List(unix.IPPROTO_TCP, sockdiag.Listening)
 	for _, s := range all {
-		if s.UID != p.ProxyUID && !s.Local.Addr().Unmap().IsLoopback() && (port == 0 || s.Local.Port() < port) {
+		if !p.isOfProxy(&s) && !s.Local.Addr().Unmap().IsLoopback() && (port == 0 || s.Local.Port() < port) {
 			port = s.Local.Port()
 		}
 	}
@@ -289,6 +345,28 @@ func applicationPort(p *Pod) (port uint16, err error) {
 		err = errors.New("no application listens in the pod: name a port by --port")
 	}
 	return port, err
+}
+
+// isOfProxy reports whether a socket is the proxy's.
+func (p *Pod) isOfProxy(s *sockdiag.Socket) bool {
+	if p.Proxy.UID != nil && s.UID == *p.Proxy.UID {
+		return true
+	}
+	proxy := p.Proxy.recognizer()
+	pids, err := Processes(p.Directory)
+	return err == nil && slices.ContainsFunc(descriptorsOf(pids, s.Inode), func(d descriptor) bool {
+		user, group, name := credentialsOf(d.pid)
+		return name != "" && proxy.is(d.pid, user, group)
+	})
+}
+
+// ownerOf returns the name of a process of the pod that has a socket; empty: none is found.
+func (p *Pod) ownerOf(s *sockdiag.Socket) (name string) {
+	pids, _ := Processes(p.Directory)
+	for _, d := range descriptorsOf(pids, s.Inode) {
+		_, _, name = credentialsOf(d.pid)
+	}
+	return name
 }
 
 // awaitAccepted waits until a process has accepted a connection, and returns its socket.

@@ -36,6 +36,9 @@ func (s *Shortcut) Run(ctx context.Context) error {
 			return nil
 		case <-s.wake:
 			hurry = time.Now().Add(startTime)
+		case <-s.moved:
+			s.followDevices()
+			continue
 		case <-clock:
 		case e := <-w.events():
 			if !e.Has(fsnotify.Create) {
@@ -57,7 +60,7 @@ func (s *Shortcut) starting() bool {
 	return false
 }
 
-// serveNew serves pods that were not served.
+// serveNew serves pods that have had no process yet. What fails is tried again by Repair, not as often as this.
 func (s *Shortcut) serveNew() {
 	s.work.Lock()
 	defer s.work.Unlock()

@@ -17,6 +17,7 @@ package optout
 import (
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 )
 
@@ -30,7 +31,17 @@ func isRoot(name string) bool {
 }
 
 // groups returns the existing directories below a root that contain pods' cgroups.
-func groups(root string) []string {
+func groups(root string) (all []string) {
+	for i, group := range groupsOf(root) {
+		if i == 0 || isDirectory(group) {
+			all = append(all, group)
+		}
+	}
+	return all
+}
+
+// groupsOf returns the same whether they exist or not. The first is the root.
+func groupsOf(root string) []string {
 	all := []string{root}
 	slice, isSlice := strings.CutSuffix(filepath.Base(root), ".slice")
 	for _, qos := range []string{"burstable", "besteffort"} {
@@ -38,9 +49,7 @@ func groups(root string) []string {
 		if isSlice {
 			name = slice + "-" + qos + ".slice"
 		}
-		if path := filepath.Join(root, name); isDirectory(path) {
-			all = append(all, path)
-		}
+		all = append(all, filepath.Join(root, name))
 	}
 	return all
 }
@@ -53,6 +62,41 @@ func cgroupIn(group, uid string) string {
 	}
 	// systemd treats "-" in a slice's name as a level of the hierarchy.
 	return filepath.Join(group, slice+"-pod"+strings.ReplaceAll(uid, "-", "_")+".slice")
+}
+
+// UIDIn returns the UID of the pod whose cgroup, or one below that, has this path; empty: it is not the kubelet's.
+func UIDIn(path string) string {
+	for group := filepath.Dir(path); group != path; path, group = group, filepath.Dir(group) {
+		root := filepath.Dir(group)
+		if isRoot(filepath.Base(group)) {
+			root = group
+		}
+		if !isRoot(filepath.Base(root)) || !slices.Contains(groupsOf(root), group) {
+			continue
+		}
+		if uid := uidOf(group, filepath.Base(path)); uid != "" {
+			return uid
+		}
+	}
+	return ""
+}
+
+// uidOf returns the UID in the name of a pod's cgroup in one of the groups; empty: it is no pod's.
+func uidOf(group, name string) string {
+	slice, isSlice := strings.CutSuffix(filepath.Base(group), ".slice")
+	if !isSlice {
+		uid, found := strings.CutPrefix(name, "pod")
+		if !found {
+			return ""
+		}
+		return uid
+	}
+	name, isSlice = strings.CutSuffix(name, ".slice")
+	uid, found := strings.CutPrefix(name, slice+"-pod")
+	if !isSlice || !found {
+		return ""
+	}
+	return strings.ReplaceAll(uid, "_", "-")
 }
 
 // nameable reports whether a UID can be part of a directory's name.

@@ -36,7 +36,28 @@ func TestLayouts(t *testing.T) {
 			table := newTable()
 			trackerIn(root, table, m).SetPods(optOuts(uid))
 			wantCookies(t, table, 1040)
+			for _, path := range []string{filepath.Join(root, dir), filepath.Join(root, dir, "container"), dir} {
+				if got := UIDIn(path); got != uid {
+					t.Errorf("the UID in %s is %q", path, got)
+				}
+			}
+			if got := UIDIn(filepath.Dir(dir)); got != "" {
+				t.Errorf("the UID in the path of a group of pods is %q", got)
+			}
 		})
+	}
+}
+
+// What only looks like the cgroup of a pod has no UID.
+func TestNoUIDs(t *testing.T) {
+	for _, path := range []string{
+		"", "/", ".", "/sys/fs/cgroup/app.slice/x.scope", "/sys/fs/cgroup/podx", "/sys/fs/cgroup/x/pod" + uid, "/kubepods/x/pod" + uid, "/kubepods/pod", "/kubepods/burstable",
+		"/kubepods.slice/kubepods-burstable.slice", "/kubepods.slice/pod" + uid, "/kubepods.slice/kubepods-pod" + uid, "/kubepods.slice/kubepods-burstable-podx.slice",
+		"/a-kubepods.slice/kubepods-podx.slice", "/kubepods.slice/kubepods-x.slice/kubepods-x-podx.slice",
+	} {
+		if got := UIDIn(path); got != "" {
+			t.Errorf("the UID in %q is %q", path, got)
+		}
 	}
 }
 

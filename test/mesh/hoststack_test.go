@@ -5,14 +5,10 @@ package mesh
 import (
 	"fmt"
 	"net/netip"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 
-	"beeline.io/beeline/internal/mesh"
 	"beeline.io/beeline/test/lab"
-	"beeline.io/beeline/test/node"
 )
 
 // preloadedClient sends requests until its connection is on rings, and prints its peer.
@@ -33,18 +29,10 @@ sys.exit("the connection is not on rings")
 // of another user, by rings, and the other end is whom the application asked for.
 func TestHostStack(t *testing.T) {
 	t.Parallel()
-	root, err := node.Sources()
-	if err != nil {
-		t.Fatal(err)
-	}
-	library := filepath.Join(root, "bin", mesh.LibraryName)
-	if _, err := os.Stat(library); err != nil {
-		t.Fatalf("%v (`make hoststack` builds it)", err)
-	}
+	library := libraryOf(t)
 	w := newWorld(t)
-	environment := []string{"env", "LD_PRELOAD=" + library, "BEELINE_HOSTSTACK_INCLUDE=127.0.0.1:15001,[::1]:15001"}
-	preloaded := haproxy
-	preloaded.argv = func(folder, config string) []string { return append(environment, haproxy.argv(folder, config)...) }
+	environment := preloadedBy(library)
+	preloaded := haproxy.withLibrary(environment)
 	s := w.startProxy(preloaded, "a1")
 	w.startAgent()
 	to := netip.AddrPortFrom(w.Host("b1").Addr4, lab.PortTCP)

@@ -8,11 +8,9 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -108,6 +106,9 @@ func TestPodsOfKubernetes(t *testing.T) {
 		{"client to a3", w.Host("client"), a3, lab.PortTCP, false},
 	})
 	w.verify("default/a1", 0, mesh.ByProxy, mesh.Directly, mesh.Directly)
+	w.run("node-a", "nft", `table ip rejecting { chain forward { type filter hook forward priority 0; ip daddr 192.0.2.1 meta l4proto tcp reject with tcp reset; }; }`)
+	w.verify("a1", 0, mesh.ByProxy, mesh.Directly, mesh.Directly) // what rejects the proxy's connection is beyond the pod
+	w.run("node-a", "nft", "delete table ip rejecting")
 	w.verify("default/a2", 0, mesh.Directly, mesh.Directly, mesh.Directly, "--to", netip.AddrPortFrom(b2.Addr4, lab.PortTCP).String(), "--port", "8080")
 	w.verify("default/a2", 0, mesh.ByProxy, mesh.Directly, mesh.ByProxy, "--to", netip.AddrPortFrom(b1.Addr4, lab.PortTCP).String(), "--port", "8081")
 	// Each change without a restart.
@@ -127,19 +128,24 @@ func TestPodsOfKubernetes(t *testing.T) {
 // verify: `beeline mesh verify` finds these ways of the application, the proxy and this host.
 func (w *world) verify(pod string, code int, application, proxy, inbound string, flags ...string) {
 	w.t.Helper()
+	if got, want := w.verified(pod, code, flags...), []string{application, proxy, inbound}; !slices.Equal(got, want) {
+		w.t.Errorf("mesh verify %s %v: %q, want %q", pod, flags, got, want)
+	}
+}
+
+// verified returns the ways that `beeline mesh verify` finds.
+func (w *world) verified(pod string, code int, flags ...string) (ways []string) {
+	w.t.Helper()
 	cmd := w.Host("node-a").Command(w.t.Context(), append([]string{program, "mesh", "verify", pod, "--agent-socket", w.agent.Socket(), "-o", "json"}, flags...)...)
 	out, err := cmd.Output()
 	var list struct{ Items []mesh.Finding }
 	if e := json.Unmarshal(out, &list); e != nil || cmd.ProcessState.ExitCode() != code {
 		w.t.Fatalf("mesh verify %s: %v (%v), want exit code %d; it printed %s", pod, err, e, code, out)
 	}
-	var ways []string
 	for _, f := range list.Items {
 		ways = append(ways, f.Way)
 	}
-	if want := []string{application, proxy, inbound}; !slices.Equal(ways, want) {
-		w.t.Errorf("mesh verify %s %v: %q, want %q: %+v", pod, flags, ways, want, list.Items)
-	}
+	return ways
 }
 
 // A way is a connection that goes through a proxy or not.
@@ -218,23 +224,4 @@ func (w *world) rulesByCgroup(directory string) {
 			w.t.Errorf("port %d: %q, want %q", port, out, want)
 		}
 	}
-}
-
-// runIn runs a command in a cgroup and the network namespace of a host.
-func (w *world) runIn(directory string, host *lab.Host, argv ...string) string {
-	w.t.Helper()
-	cgroup, err := os.Open(directory)
-	w.must(err)
-	defer cgroup.Close()
-	var out []byte
-	w.must(host.Do(func() error {
-		cmd := exec.Command(argv[0], argv[1:]...)
-		cmd.SysProcAttr = &syscall.SysProcAttr{UseCgroupFD: true, CgroupFD: int(cgroup.Fd())}
-		out, err = cmd.CombinedOutput()
-		if err != nil {
-			return fmt.Errorf("%s: %w: %s", strings.Join(argv, " "), err, out)
-		}
-		return nil
-	}))
-	return string(out)
 }

@@ -3,9 +3,9 @@
 package mesh
 
 import (
-	"context"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -53,14 +53,14 @@ static_resources:
   - name: outbound
     address: {socket_address: {address: "::", ipv4_compat: true, port_value: 15001}}
     listener_filters: [&original {name: envoy.filters.listener.original_dst, typed_config: {"@type": type.googleapis.com/envoy.extensions.filters.listener.original_dst.v3.OriginalDst}}]
-    filter_chains: &chains
+    filter_chains:
     - filters:
       - name: envoy.filters.network.tcp_proxy
         typed_config:
           "@type": type.googleapis.com/envoy.extensions.filters.network.tcp_proxy.v3.TcpProxy
           stat_prefix: tcp
           cluster: original
-          access_log:
+          access_log: &log
           - name: envoy.access_loggers.stdout
             typed_config:
               "@type": type.googleapis.com/envoy.extensions.access_loggers.stream.v3.StdoutAccessLog
@@ -69,12 +69,26 @@ static_resources:
     address: {socket_address: {address: 0.0.0.0, port_value: 15006}}
     additional_addresses: [{address: {socket_address: {address: "::", port_value: 15006}}}]
     listener_filters: [*original]
-    filter_chains: *chains
+    filter_chains:
+    - filters:
+      - name: envoy.filters.network.tcp_proxy
+        typed_config:
+          "@type": type.googleapis.com/envoy.extensions.filters.network.tcp_proxy.v3.TcpProxy
+          stat_prefix: tcp
+          cluster: application
+          access_log: *log
   clusters:
   - name: original
     type: ORIGINAL_DST
     lb_policy: CLUSTER_PROVIDED
     connect_timeout: 10s
+  - name: application
+    type: ORIGINAL_DST
+    lb_policy: CLUSTER_PROVIDED
+    connect_timeout: 10s
+    upstream_bind_config:
+      source_address: {address: 127.0.0.6, port_value: 0}
+      extra_source_addresses: [{address: {address: "::6", port_value: 0}}]
 `,
 }
 
@@ -86,19 +100,29 @@ global
 	log stdout format raw daemon
 defaults
 	mode tcp
+	retries 0
 	timeout connect 10s
-	timeout client 60s
-	timeout server 60s
+	timeout client 1h
+	timeout server 1h
 	log global
 	log-format "from %ci to %[dst]:%[dst_port] "
 	option transparent
-frontend all
+frontend outbound
 	bind 0.0.0.0:15001
+	default_backend original
+frontend inbound
 	bind 0.0.0.0:15006
 	bind :::15006 v6only
-	default_backend original
+	use_backend application if { dst 0.0.0.0/0 }
+	default_backend application6
 backend original
 	option transparent
+backend application
+	option transparent
+	source 127.0.0.6
+backend application6
+	option transparent
+	source [::6]
 `,
 }
 
@@ -121,9 +145,16 @@ stream {
 		~: "[$server_addr]";
 		default $server_addr;
 	}
+	map $server_addr $own {
+		~: ::6;
+		default 127.0.0.6;
+	}
 	server {
 		listen 15006;
 		listen [::]:15006;
+		proxy_bind $own;
+		proxy_half_close on;
+		proxy_timeout 1h;
 		proxy_pass $server:$server_port;
 	}
 }
@@ -134,6 +165,7 @@ stream {
 type sidecar struct {
 	proxy
 	pod *lab.Host
+	cmd *exec.Cmd
 	log *node.Log
 	// file has the log of a proxy that cannot open its standard output, which belongs to another user.
 	file string
@@ -149,21 +181,27 @@ func (w *world) startProxy(p proxy, pod string) *sidecar {
 // startProxyOf starts it as a user.
 func (w *world) startProxyOf(p proxy, pod string, user int) *sidecar {
 	w.t.Helper()
+	return w.startProxyAs(p, pod, user, w.Host(pod).Cgroup, syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uint32(user), Gid: uint32(user)}})
+}
+
+// startProxyAs starts it in a cgroup, with attributes. Its folder belongs to a user.
+func (w *world) startProxyAs(p proxy, pod string, user int, cgroup string, attributes syscall.SysProcAttr) *sidecar {
+	w.t.Helper()
 	s := &sidecar{proxy: p, pod: w.Host(pod), log: &node.Log{}}
 	folder := w.folderOf(user)
 	s.file = filepath.Join(folder, "log")
 	config := filepath.Join(folder, "config.yaml")
 	w.must(os.WriteFile(config, []byte(strings.ReplaceAll(p.config, "FOLDER", folder)), 0o644))
-	ctx, cancel := context.WithCancel(context.Background())
-	cmd := s.pod.Command(ctx, p.argv(folder, config)...)
-	cmd.Stdout, cmd.Stderr = s.log, s.log
-	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uint32(user), Gid: uint32(user)}}
-	w.must(cmd.Start())
-	s.end = func() { cancel(); cmd.Wait() }
+	argv := p.argv(folder, config)
+	cmd := exec.Command(argv[0], argv[1:]...)
+	cmd.Stdout, cmd.Stderr, cmd.SysProcAttr = s.log, s.log, &attributes
+	w.startIn(cgroup, s.pod, cmd)
+	stop, log := func() { end(cmd) }, s.log // s may be another one by then
+	s.cmd, s.end = cmd, stop
 	w.t.Cleanup(func() {
-		s.end()
+		stop()
 		if w.t.Failed() {
-			w.t.Logf("%s in %s printed:\n%s", p.name, pod, s.log)
+			w.t.Logf("%s in %s printed:\n%s", p.name, pod, log)
 		}
 	})
 	w.eventually(p.name+" listens in "+pod, func() bool { return w.listens(s.pod, inboundPort) && (!p.outbound || w.listens(s.pod, outboundPort)) })
@@ -171,7 +209,10 @@ func (w *world) startProxyOf(p proxy, pod string, user int) *sidecar {
 }
 
 // proxied reports whether the proxy has logged a connection.
-func (s *sidecar) proxied(from, to string) bool {
+func (s *sidecar) proxied(from, to string) bool { return s.lines(from, to) > 0 }
+
+// lines is how many connections the proxy has logged.
+func (s *sidecar) lines(from, to string) int {
 	text, _ := os.ReadFile(s.file) // only nginx has one
-	return strings.Contains(s.log.String()+string(text), fmt.Sprintf(s.logs+" ", from, to))
+	return strings.Count(s.log.String()+string(text), fmt.Sprintf(s.logs+" ", from, to))
 }

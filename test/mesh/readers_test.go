@@ -24,9 +24,9 @@ import (
 	"beeline.io/beeline/test/lab"
 )
 
-// TestReaders: programs that read by splice(2), which does not find messages past TCP, and those that send urgent data.
-// Most parts are application and proxy themselves, each as a program with another name. Not parallel, because the name
-// is the process's.
+// TestReaders: programs that read by splice(2), which does not find messages past TCP, or with flags that have no
+// effect on these, and those that send urgent data. Most parts are application and proxy themselves, each as a program
+// with another name. Not parallel, because the name is the process's.
 func TestReaders(t *testing.T) {
 	w := newWorld(t, "--mesh-sockmap")
 	w.startAgent()
@@ -35,9 +35,6 @@ func TestReaders(t *testing.T) {
 	w.must(err)
 	t.Cleanup(func() { rename(t, strings.TrimSpace(string(own))) })
 	pod := w.Host("a1")
-	listener, err := pod.Listen("tcp", "127.0.0.1:15001")
-	w.must(err)
-	t.Cleanup(func() { listener.Close() })
 	for _, c := range []struct {
 		name string
 		test func(w *world, pod *lab.Host, listener net.Listener)
@@ -48,10 +45,14 @@ func TestReaders(t *testing.T) {
 		{"stream", (*world).splicesStream},
 		{"urgent", (*world).urgent},
 		{"urgent inline", (*world).urgentInline},
+		{"waits for all", (*world).waitsForAll},
 		{"many names", (*world).manyNames}, // the last, because no other program of the pod can be known after it
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			rename(t, strings.ReplaceAll(c.name, " ", "-"))
+			listener, err := pod.Listen("tcp", "127.0.0.1:15001")
+			w.must(err)
+			t.Cleanup(func() { listener.Close() })
 			c.test(w.in(t), pod, listener)
 		})
 	}
@@ -170,8 +171,7 @@ func (w *world) beginsLate(pod *lab.Host, listener net.Listener) {
 // splicesStream is a program that reads a stream in the usual way at first, and by splice(2) when that seems to be
 // worth it, as haproxy does with option splice-auto for HTTP.
 func (w *world) splicesStream(pod *lab.Host, listener net.Listener) {
-	application, proxy := w.pair(pod, listener)
-	before := w.counts()
+	application, proxy := w.connect(pod, listener)
 	data := make([]byte, 1<<20)
 	rand.Read(data)
 	go func() {
@@ -187,9 +187,44 @@ func (w *world) splicesStream(pod *lab.Host, listener net.Listener) {
 	if !bytes.Equal(got, data) {
 		w.t.Error("what arrives differs from what was sent")
 	}
-	if now := w.counts(); now.Skipped == before.Skipped {
-		w.t.Error("no message skipped TCP")
+	w.takesTCP(pod, listener)
+}
+
+// takesTCP checks that no message of a new connection skips TCP.
+func (w *world) takesTCP(pod *lab.Host, listener net.Listener) {
+	w.t.Helper()
+	before := w.counts()
+	application, proxy := w.pair(pod, listener)
+	for i := range 20 {
+		w.oneMessage(application, proxy, i)
+		w.oneMessage(proxy, application, i)
 	}
+	if now := w.counts(); now.Skipped != before.Skipped || now.Joined != before.Joined {
+		w.t.Errorf("%d messages skipped TCP, and %d sockets joined", now.Skipped-before.Skipped, now.Joined-before.Joined)
+	}
+}
+
+// waitsForAll is a program that reads with MSG_WAITALL.
+func (w *world) waitsForAll(pod *lab.Host, listener net.Listener) {
+	from, to := w.connect(pod, listener)
+	go func() {
+		for range 10 {
+			from.Write(make([]byte, 1000))
+			time.Sleep(time.Millisecond)
+		}
+	}()
+	raw, err := to.SyscallConn()
+	w.must(err)
+	n := 0
+	w.must(raw.Control(func(fd uintptr) {
+		w.must(unix.SetNonblock(int(fd), false))
+		n, _, err = unix.Recvfrom(int(fd), make([]byte, 10000), unix.MSG_WAITALL)
+		w.must(unix.SetNonblock(int(fd), true))
+	}))
+	if n != 10000 || err != nil {
+		w.t.Errorf("%d octets are read (%v)", n, err)
+	}
+	w.takesTCP(pod, listener)
 }
 
 // transfer sends data in messages of many sizes, and reads it.
@@ -251,7 +286,7 @@ func (w *world) sendUrgent(conn *net.TCPConn) {
 
 // urgent data is received out of band, in both directions.
 func (w *world) urgent(pod *lab.Host, listener net.Listener) {
-	application, proxy := w.pair(pod, listener)
+	application, proxy := w.connect(pod, listener)
 	for _, ends := range [][2]*net.TCPConn{{application, proxy}, {proxy, application}} {
 		from, to := ends[0], ends[1]
 		w.oneMessage(from, to, 1)
@@ -269,29 +304,18 @@ func (w *world) urgent(pod *lab.Host, listener net.Listener) {
 		}
 		w.oneMessage(from, to, 2)
 	}
-	before := w.counts()
-	for i := range 20 {
-		w.oneMessage(application, proxy, i)
-	}
-	w.pair(pod, listener)
-	if now := w.counts(); now.Skipped != before.Skipped {
-		w.t.Errorf("%d messages of a program that sends urgent data skipped TCP", now.Skipped-before.Skipped)
-	}
+	w.takesTCP(pod, listener)
 }
 
 // urgentInline is urgent data that the receiver wants in the stream, where a mark shows its place.
 func (w *world) urgentInline(pod *lab.Host, listener net.Listener) {
-	from, to := w.pair(pod, listener)
+	from, to := w.connect(pod, listener)
 	raw, err := to.SyscallConn()
 	w.must(err)
 	w.must(raw.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_OOBINLINE, 1) }))
 	w.must(err)
-	before := w.counts()
 	if _, err := from.Write([]byte("abc")); err != nil {
 		w.t.Fatal(err)
-	}
-	if now := w.counts(); now.Skipped == before.Skipped {
-		w.t.Error("the message before the mark does not skip TCP")
 	}
 	w.sendUrgent(from)
 	if _, err := from.Write([]byte("def")); err != nil {
@@ -309,6 +333,7 @@ func (w *world) urgentInline(pod *lab.Host, listener net.Listener) {
 	if _, err := io.ReadFull(to, got[:4]); string(got[:4]) != "!def" {
 		w.t.Errorf("%q is after the mark (%v)", got[:4], err)
 	}
+	w.takesTCP(pod, listener)
 }
 
 // splicingProxy: haproxy with its options for splice(2) carries large messages and small ones. Only one end sends at a

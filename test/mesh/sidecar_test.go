@@ -3,6 +3,7 @@
 package mesh
 
 import (
+	"context"
 	"errors"
 	"io"
 	"net"
@@ -43,7 +44,9 @@ func TestSidecars(t *testing.T) {
 		t.Run(s.name+" by sockmap", func(t *testing.T) {
 			w, before := w.in(t), w.counts()
 			w.needSockmap()
-			w.inbound(s)
+			for range readsUntilKnown {
+				w.inbound(s)
+			}
 			if s.outbound {
 				w.outbound(s)
 			}
@@ -103,7 +106,6 @@ func (w *world) outbound(s *sidecar) {
 		{"IPv6", netip.AddrPortFrom(w.Host("b1").Addr6, lab.PortTCP), lab.DialOptions{}},
 		{"Service", netip.MustParseAddrPort("10.96.0.1:80"), lab.DialOptions{}},
 		{"IPv6 Service", netip.MustParseAddrPort("[fd00:96::1]:80"), lab.DialOptions{}},
-		{"own address", netip.AddrPortFrom(s.pod.Addr4, lab.PortTCP), lab.DialOptions{}},
 	} {
 		if c.to.Addr().Is6() && !s.outbound6 {
 			continue
@@ -120,7 +122,43 @@ func (w *world) outbound(s *sidecar) {
 			return s.proxied(local(conn).String(), c.to.String())
 		})
 	}
+	w.ownService(s)
 	w.short(s, 1000)
+}
+
+// ownService: an application that calls its own Service is served by the outbound and then by the inbound side of its
+// proxy, as by Istio's rules: what the former encrypts the latter decrypts.
+func (w *world) ownService(s *sidecar) {
+	w.t.Helper()
+	number := map[string]uint8{"a1": 21, "a2": 22, "a3": 23}[s.pod.Name]
+	name := "own-" + s.pod.Name
+	slices := node.Slices(name, s.pod)
+	w.must(w.folder.Put(name, node.Service(name, number), slices[0], slices[1]))
+	for family, address := range node.ClusterIPs(number) {
+		own := addressesOf(s.pod, lab.PortTCP)[family]
+		if own.Addr().Is6() && !s.outbound6 {
+			continue
+		}
+		to := netip.AddrPortFrom(netip.MustParseAddr(address), 80)
+		w.eventually("the Service "+name+" is served", func() bool {
+			conn := w.open(s.pod.Name, to, lab.DialOptions{})
+			defer conn.Close()
+			ctx, cancel := context.WithTimeout(context.Background(), patience/2)
+			defer cancel()
+			answer, err := lab.Ask(ctx, conn, "hello")
+			return err == nil && answer.Pod == s.pod.Name && answer.Local == own
+		})
+		w.eventually("the proxy has logged both ways to "+name, func() bool {
+			return s.proxied(loopbackOf(own.Addr()), to.String()) && (s.proxied(own.Addr().String(), own.String()) || s.proxied(own.Addr().String(), haproxyName(own)))
+		})
+	}
+}
+
+func loopbackOf(a netip.Addr) string {
+	if a.Is4() {
+		return "127.0.0.1"
+	}
+	return "::1"
 }
 
 // halfClose: what the application sends before it closes its side arrives, and is answered after that.
@@ -163,6 +201,8 @@ func (w *world) untouched(s *sidecar) {
 		{"excluded port", s.pod.Name, netip.AddrPortFrom(w.Host("b1").Addr4, lab.PortHTTP), netip.AddrPortFrom(s.pod.Addr4, 0)},
 		{"excluded network", s.pod.Name, netip.AddrPortFrom(w.Host("b2").Addr4, lab.PortTCP), netip.AddrPortFrom(s.pod.Addr4, 0)},
 		{"excluded IPv6 network", s.pod.Name, netip.AddrPortFrom(w.Host("b2").Addr6, lab.PortTCP), netip.AddrPortFrom(s.pod.Addr6, 0)},
+		{"own address", s.pod.Name, netip.AddrPortFrom(s.pod.Addr4, lab.PortTCP), netip.AddrPortFrom(s.pod.Addr4, 0)},
+		{"own IPv6 address", s.pod.Name, netip.AddrPortFrom(s.pod.Addr6, lab.PortTCP), netip.AddrPortFrom(s.pod.Addr6, 0)},
 		{"loopback", s.pod.Name, netip.MustParseAddrPort("127.0.0.1:8080"), netip.MustParseAddrPort("127.0.0.1:0")},
 		{"IPv6 loopback", s.pod.Name, netip.MustParseAddrPort("[::1]:8080"), netip.MustParseAddrPort("[::1]:0")},
 		{"excluded inbound port", "client", netip.AddrPortFrom(s.pod.Addr6, lab.PortHTTP), netip.AddrPortFrom(w.Host("client").Addr6, 0)},

@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/sockdiag"
 	"beeline.io/beeline/test/lab"
 )
 
@@ -41,6 +42,8 @@ func (w *world) sockmap(t *testing.T, pod *lab.Host) {
 		{"unread at the end", unreadAtEnd},
 		{"SIOCINQ", bytesToRead},
 		{"reset", reset},
+		{"closed with messages unread", closedUnread(1000)},
+		{"closed with much unread", closedUnread(200000)}, // some of it took TCP
 		{"TLS in the kernel", kernelTLS},
 	} {
 		for _, fromProxy := range []bool{false, true} {
@@ -57,6 +60,15 @@ func (w *world) sockmap(t *testing.T, pod *lab.Host) {
 			})
 		}
 	}
+	w.in(t).eventually("no socket waits for the end of its connection", func() bool {
+		left := 0
+		w.must(pod.Do(func() error {
+			all, err := sockdiag.List(unix.IPPROTO_TCP, 1<<unix.BPF_TCP_FIN_WAIT1|1<<unix.BPF_TCP_LAST_ACK|1<<unix.BPF_TCP_CLOSING)
+			left = len(all)
+			return err
+		}))
+		return left == 0
+	})
 	t.Run("MSG_ZEROCOPY", func(t *testing.T) { w.in(t).zerocopy(pod, listener) })
 }
 
@@ -128,7 +140,7 @@ func (w *world) connect(pod *lab.Host, listener net.Listener) (application, prox
 // readsUntilKnown is more than the reads after which messages to a program skip TCP.
 const readsUntilKnown = 20
 
-// pair returns both ends of a connection on which both programs have read enough for messages to skip TCP.
+// pair returns both ends of a connection whose programs have read enough from another one for messages to skip TCP.
 func (w *world) pair(pod *lab.Host, listener net.Listener) (application, proxy *net.TCPConn) {
 	w.t.Helper()
 	application, proxy = w.connect(pod, listener)
@@ -136,7 +148,9 @@ func (w *world) pair(pod *lab.Host, listener net.Listener) (application, proxy *
 		w.oneMessage(application, proxy, i)
 		w.oneMessage(proxy, application, i)
 	}
-	return application, proxy
+	application.Close()
+	proxy.Close()
+	return w.connect(pod, listener)
 }
 
 func (w *world) counts() *datapath.MeshCounters {
@@ -147,10 +161,11 @@ func (w *world) counts() *datapath.MeshCounters {
 }
 
 // randomSizes sends messages both ways at once, some so large that they take TCP, to readers that pause now and then.
-func randomSizes(t *testing.T, from, to *net.TCPConn) { exchange(t, from, to, 16<<20) }
+func randomSizes(t *testing.T, from, to *net.TCPConn) { exchange(t, from, to, 16<<20, true) }
 
-// exchange does so until a total in each direction.
-func exchange(t testing.TB, from, to *net.TCPConn, total int) {
+// exchange does so until a total in each direction. halfClose: each side then closes its own direction, while the other
+// may go on.
+func exchange(t testing.TB, from, to *net.TCPConn, total int, halfClose bool) {
 	t.Helper()
 	var group sync.WaitGroup
 	for i, ends := range [][2]*net.TCPConn{{from, to}, {to, from}} {
@@ -170,13 +185,16 @@ func exchange(t testing.TB, from, to *net.TCPConn, total int) {
 				}
 				data = data[n:]
 			}
-			ends[0].CloseWrite()
+			if halfClose {
+				ends[0].CloseWrite()
+			}
 		})
 		group.Go(func() {
 			hash, buffer := sha256.New(), make([]byte, 30000)
-			for n := 0; ; n++ {
+			for n, left := 0, total; halfClose || left > 0; n++ {
 				size, err := ends[1].Read(buffer)
 				hash.Write(buffer[:size])
+				left -= size
 				if err == io.EOF {
 					break
 				}
@@ -258,20 +276,56 @@ func unreadAtEnd(t *testing.T, from, to *net.TCPConn) {
 	}
 }
 
-// bytesToRead asks how much there is to read, as nginx does.
+// bytesToRead asks how much there is to read, as nginx does: of messages that skipped TCP, of those and what took TCP
+// after them, after some of them are read, and of what took TCP alone.
 func bytesToRead(t *testing.T, from, to *net.TCPConn) {
-	if _, err := from.Write(make([]byte, 5000)); err != nil {
-		t.Fatal(err)
-	}
 	raw, err := to.SyscallConn()
 	if err != nil {
 		t.Fatal(err)
 	}
-	raw.Control(func(fd uintptr) {
-		if n, err := unix.IoctlGetInt(int(fd), unix.SIOCINQ); n != 5000 || err != nil {
-			t.Errorf("%d bytes are to be read (%v)", n, err)
+	unread := 0
+	ask := func(when string) {
+		t.Helper()
+		raw.Control(func(fd uintptr) {
+			if n, err := unix.IoctlGetInt(int(fd), unix.SIOCINQ); n != unread || err != nil {
+				t.Errorf("%s: %d bytes are to be read (%v), want %d", when, n, err, unread)
+			}
+		})
+	}
+	write := func(n int) {
+		t.Helper()
+		if _, err := from.Write(make([]byte, n)); err != nil {
+			t.Fatal(err)
 		}
-	})
+		unread += n
+	}
+	read := func(n int) {
+		t.Helper()
+		if _, err := io.ReadFull(to, make([]byte, n)); err != nil {
+			t.Fatal(err)
+		}
+		unread -= n
+	}
+	ask("nothing")
+	write(5000)
+	write(300)
+	ask("two messages")
+	read(1000)
+	ask("the rest of two messages")
+	for range 20 { // more messages than may wait past TCP
+		write(100)
+	}
+	time.Sleep(10 * time.Millisecond)
+	ask("messages, and what took TCP")
+	read(4300)
+	ask("some messages, and what took TCP")
+	read(1900)
+	ask("the rest of what took TCP")
+	from.CloseWrite()
+	time.Sleep(10 * time.Millisecond)
+	ask("the rest of what took TCP, and a FIN")
+	read(100)
+	ask("a FIN")
 }
 
 // answerAfterFIN answers an end that has closed its side, and closes before that has read the answer.
@@ -291,6 +345,32 @@ func answerAfterFIN(t *testing.T, from, to *net.TCPConn) {
 	time.Sleep(10 * time.Millisecond)
 	if got, err := io.ReadAll(from); err != nil || !bytes.Equal(got, answer) {
 		t.Errorf("%d bytes of the answer arrive (%v)", len(got), err)
+	}
+}
+
+// closedUnread closes a socket with data unread: the other end learns of it by ECONNRESET, as by TCP.
+func closedUnread(size int) func(t *testing.T, from, to *net.TCPConn) {
+	return func(t *testing.T, from, to *net.TCPConn) {
+		if _, err := from.Write(make([]byte, size)); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := to.Write([]byte("an answer")); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := to.Read(make([]byte, 10)); err != nil {
+			t.Fatal(err)
+		}
+		to.Close()
+		answer := make([]byte, 100)
+		if n, err := from.Read(answer); string(answer[:n]) != "an answer" {
+			t.Errorf("%q is read (%v)", answer[:n], err)
+		}
+		if n, err := from.Read(answer); !errors.Is(err, syscall.ECONNRESET) {
+			t.Errorf("%d octets and %v, want ECONNRESET", n, err)
+		}
+		if _, err := from.Write([]byte("x")); !errors.Is(err, syscall.EPIPE) {
+			t.Errorf("a write returns %v, want EPIPE", err)
+		}
 	}
 }
 

@@ -8,7 +8,9 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"os/exec"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -30,6 +32,8 @@ type world struct {
 	whole  testing.TB
 	folder *node.Folder
 	agent  *node.Agent
+	// applications are those of pods whose sockets are another program's.
+	applications map[string]applications
 }
 
 // newWorld makes a world whose agent does not run yet, with the sidecar shortcut for the pods of node-a.
@@ -215,4 +219,37 @@ func (w *world) run(host string, argv ...string) string {
 		w.t.Fatalf("%s: %s: %v: %s", host, strings.Join(argv, " "), err, out)
 	}
 	return string(out)
+}
+
+// startIn starts a process in a cgroup and in the network namespace of a host. It ends with this part.
+func (w *world) startIn(cgroup string, host *lab.Host, cmd *exec.Cmd) {
+	w.t.Helper()
+	directory, err := os.Open(cgroup)
+	w.must(err)
+	defer directory.Close()
+	if cmd.SysProcAttr == nil {
+		cmd.SysProcAttr = &syscall.SysProcAttr{}
+	}
+	cmd.SysProcAttr.UseCgroupFD, cmd.SysProcAttr.CgroupFD = true, int(directory.Fd())
+	w.must(host.Do(cmd.Start))
+	w.t.Cleanup(func() { end(cmd) })
+}
+
+// end kills a process unless it has ended.
+func end(cmd *exec.Cmd) {
+	cmd.Process.Kill()
+	cmd.Wait()
+}
+
+// runIn runs a command in a cgroup and the network namespace of a host, and returns what it prints.
+func (w *world) runIn(cgroup string, host *lab.Host, argv ...string) string {
+	w.t.Helper()
+	var out strings.Builder
+	cmd := exec.Command(argv[0], argv[1:]...)
+	cmd.Stdout, cmd.Stderr = &out, &out
+	w.startIn(cgroup, host, cmd)
+	if err := cmd.Wait(); err != nil {
+		w.t.Fatalf("%s: %v: %s", strings.Join(argv, " "), err, &out)
+	}
+	return out.String()
 }

@@ -66,6 +66,7 @@ func (r *running) prepare(change component.Change) {
 	if change.SidecarsChanged {
 		r.shortcut.SetPods(change.Sidecars)
 	}
+	r.shortcut.SetNames(change.Sidecars)
 }
 
 // podsServed returns the numbers of pods whose connections go to a proxy, and of all.

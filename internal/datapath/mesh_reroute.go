@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"path/filepath"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"beeline.io/beeline/internal/netns"
+)
+
+// The rule and the route that deliver the packets with the program's mark to the pod's network namespace, as for
+// TPROXY of netfilter. Priority and table are Beeline's own.
+const (
+	meshMark          = uint32(MeshRerouteMeshMarkMESH_MARK)
+	meshRulePriority  = 15001
+	meshRouteTable    = 15001
+	meshRouteProtocol = 190 // RTPROT: who added it
+)
+
+var meshFamilies = []struct {
+	family int
+	all    string
+}{{unix.AF_INET, "0.0.0.0/0"}, {unix.AF_INET6, "::/0"}}
+
+// AttachMeshReroute attaches the program for what a virtual machine sends to devices in the network namespace of a pod,
+// and detaches it from all others.
+//
+// Errors: ebpf.ErrNotSupported before Linux 6.6.
+func (d *Datapath) AttachMeshReroute(cgroup uint64, namespace *netns.Namespace, devices []int) error {
+	cookie, err := namespace.Cookie()
+	if err != nil {
+		return err
+	}
+	if err := d.attachMeshReroute(cgroup, cookie, namespace, devices); err != nil {
+		return err
+	}
+	wanted := map[int]bool{}
+	for _, device := range devices {
+		wanted[device] = true
+	}
+	return d.removeMesh(func(l meshLink) bool {
+		return l.cgroup == cgroup && l.device != 0 && !(l.netns == cookie && wanted[l.device])
+	})
+}
+
+func (d *Datapath) attachMeshReroute(cgroup, cookie uint64, namespace *netns.Namespace, devices []int) error {
+	program, err := d.loadMeshReroute(cookie)
+	if err != nil {
+		return err
+	}
+	defer program.Close()
+	return namespace.Do(func() error {
+		if len(devices) == 0 {
+			return nil
+		}
+		if err := addMeshRoutes(); err != nil {
+			return err
+		}
+		for _, device := range devices {
+			hook := fmt.Sprintf("%s%d_%d", meshReroute, cookie, device)
+			err := d.attachPinned(meshLinkPath(d.options.BPFFS, cgroup, hook), program, atDevice(device), func() (link.Link, error) {
+				return link.AttachTCX(link.TCXOptions{Interface: device, Program: program, Attach: ebpf.AttachTCXIngress})
+			})
+			if err != nil {
+				return fmt.Errorf("attach to device %d: %w", device, err)
+			}
+		}
+		return nil
+	})
+}
+
+// DetachMeshReroute detaches the program from all devices of a pod.
+func (d *Datapath) DetachMeshReroute(cgroup uint64) error {
+	return d.removeMesh(func(l meshLink) bool { return l.cgroup == cgroup && l.device != 0 })
+}
+
+func (d *Datapath) loadMeshReroute(cookie uint64) (*ebpf.Program, error) {
+	return d.loadMeshAt(cookie, LoadMeshReroute, MeshRerouteProgBeelineMeshReroute)
+}
+
+func meshRule(family int) *netlink.Rule {
+	rule, mask := netlink.NewRule(), meshMark
+	rule.Family, rule.Priority, rule.Table, rule.Mark, rule.Mask, rule.Protocol = family, meshRulePriority, meshRouteTable, meshMark, &mask, meshRouteProtocol
+	return rule
+}
+
+func meshRoute(family int, all string) *netlink.Route {
+	_, to, _ := net.ParseCIDR(all)
+	return &netlink.Route{Family: family, LinkIndex: loopbackIndex, Dst: to, Table: meshRouteTable, Type: unix.RTN_LOCAL, Scope: unix.RT_SCOPE_HOST, Protocol: meshRouteProtocol}
+}
+
+// addMeshRoutes adds the rules and routes of both families to the calling thread's network namespace. A family that the
+// namespace does not have (disable_ipv6) is left out.
+func addMeshRoutes() error {
+	for _, f := range meshFamilies {
+		err := netlink.RouteReplace(meshRoute(f.family, f.all))
+		if err == nil {
+			err = netlink.RuleAdd(meshRule(f.family))
+		}
+		without := f.family == unix.AF_INET6 && (errors.Is(err, unix.EACCES) || errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENETDOWN) || errors.Is(err, unix.ENODEV))
+		if err != nil && !errors.Is(err, unix.EEXIST) && !without {
+			return fmt.Errorf("add the route for virtual machines to table %d: %w", meshRouteTable, err)
+		}
+	}
+	return nil
+}
+
+// deleteMeshRoutes is the inverse of addMeshRoutes.
+func deleteMeshRoutes() (err error) {
+	for _, f := range meshFamilies {
+		for _, e := range []error{netlink.RuleDel(meshRule(f.family)), netlink.RouteDel(meshRoute(f.family, f.all))} {
+			if e != nil && !errors.Is(e, unix.ENOENT) && !errors.Is(e, unix.ESRCH) && !errors.Is(e, unix.EAFNOSUPPORT) && !errors.Is(e, unix.EOPNOTSUPP) {
+				err = errors.Join(err, e)
+			}
+		}
+	}
+	return err
+}
+
+// removeMeshRoutes removes the rules and routes from the network namespaces whose last program at a device was in these
+// links.
+func removeMeshRoutes(removed []meshLink) error {
+	cookies := map[uint64]bool{}
+	var directory string
+	for _, l := range removed {
+		if l.device != 0 {
+			cookies[l.netns], directory = true, filepath.Dir(filepath.Dir(l.path)) // they are in links/
+		}
+	}
+	if len(cookies) == 0 {
+		return nil
+	}
+	left, err := meshLinks(directory)
+	if err != nil {
+		return err
+	}
+	for _, l := range left {
+		if l.device != 0 {
+			delete(cookies, l.netns)
+		}
+	}
+	for namespace, err := range netns.All() {
+		if err != nil {
+			continue // of a process that has ended, or that may not be looked at
+		}
+		cookie, err := namespace.Cookie()
+		if err != nil || !cookies[cookie] {
+			continue
+		}
+		if err := namespace.Do(deleteMeshRoutes); err != nil {
+			return fmt.Errorf("remove the rule and the route for virtual machines: %w", err)
+		}
+	}
+	return nil
+}
