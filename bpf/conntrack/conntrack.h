@@ -92,16 +92,22 @@ static __always_inline struct ct_entry *ct_reverse_of(struct scratch *w, const s
 }
 
 /* Moves the packet's flow to the table of assured flows. If that has no room, the flow stays where
- * it is, and the next packet retries. Global function, like the next ones: the verifier checks it
- * once. Each gets the scratch area itself, as ct_create does. */
+ * it is, and the next packet retries. Two CPUs may move a flow at once: each deletes it from
+ * `unreplied` when both entries are in `conntrack`, whoever has added them. Global function, like
+ * the next ones: the verifier checks it once. Each gets the scratch area itself, as ct_create does.
+ */
 __noinline int ct_assure(struct context *ctx, const struct ct_entry *unreplied)
 {
 	struct scratch *w = scratch_get();
 	struct ct_entry *other;
+	int stored;
 
 	if (!w || !unreplied)
 		return 0;
 	w->ct = *unreplied;
+	barrier();
+	if (*(const volatile __u32 *)&unreplied->tag != w->hash)
+		return 0; /* the place is another flow's: another CPU has moved this one */
 	if (w->ct.state <= CT_REPLIED)
 		w->ct.state = CT_ESTABLISHED;
 	ct_prefilter_add(&w->packet.tuple, &w->ct);
@@ -124,10 +130,11 @@ __noinline int ct_assure(struct context *ctx, const struct ct_entry *unreplied)
 	ct_prefilter_add(&w->reverse_key, &w->other);
 	if (ct_insert(&w->reverse_key, &w->other, CT_TABLE_ASSURED, 0) != CT_INSERTED)
 		return 0;
-	if (ct_insert(&w->packet.tuple, &w->ct, CT_TABLE_ASSURED, 0) != CT_INSERTED) {
+	stored = ct_insert(&w->packet.tuple, &w->ct, CT_TABLE_ASSURED, 0);
+	if (stored == CT_INSERT_FULL)
 		ct_delete(&w->reverse_key, w->other.tag, CT_TABLE_ASSURED);
+	if (stored != CT_INSERTED)
 		return 0;
-	}
 	ct_delete(&w->reverse_key, w->other.tag, CT_TABLE_UNREPLIED);
 	ct_delete(&w->packet.tuple, w->hash, CT_TABLE_UNREPLIED);
 	kernel_entry_update(ctx, &w->ct);

@@ -103,29 +103,41 @@ static __always_inline __u64 ct_sum(const struct tuple *key)
 	return set_sum(key, sizeof(*key) / sizeof(__u32));
 }
 
-/* Returns the location of the entry of a key; CT_NOT_FOUND if there is none. Global function: the
- * verifier checks it once. */
+/* Searches the two sets of assured flows that a key may be in. */
+static __always_inline __u32 ct_search_assured(const struct tuple *key, __u32 hash, __u64 sum)
+{
+	__u32 number = set_first(sum, conntrack_sets), at = ct_search(0, number, key, hash);
+	const struct set_tags *tags;
+
+	if (at != CT_NOT_FOUND)
+		return at;
+	tags = ct_tags_of(0, number);
+	if (tags && *(const volatile __u32 *)&tags->spilled)
+		at = ct_search(0, set_second(sum, conntrack_sets), key, hash);
+	return at;
+}
+
+/* Returns the location of the entry of a key; CT_NOT_FOUND if there is none. ct_assure adds a flow
+ * to `conntrack` before it deletes it from `unreplied`, maybe on another CPU between the two
+ * searches here: what neither has found is searched for again. Global function: the verifier checks
+ * it once. */
 __noinline __u32 ct_find(const struct tuple *key, __u32 hash, enum ct_table tables)
 {
-	const struct set_tags *tags;
-	__u32 number, at = CT_NOT_FOUND;
+	__u32 at = CT_NOT_FOUND;
 	__u64 sum;
 
 	if (!key)
 		return CT_NOT_FOUND;
 	sum = ct_sum(key);
-	if (tables & CT_TABLE_ASSURED) {
-		number = set_first(sum, conntrack_sets);
-		at = ct_search(0, number, key, hash);
-		if (at != CT_NOT_FOUND)
-			return at;
-		tags = ct_tags_of(0, number);
-		if (tags && *(const volatile __u32 *)&tags->spilled)
-			at = ct_search(0, set_second(sum, conntrack_sets), key, hash);
-	}
-	if (at == CT_NOT_FOUND && tables & CT_TABLE_UNREPLIED)
-		at = ct_search(CT_AT_UNREPLIED, set_first(sum, unreplied_sets), key, hash);
-	return at;
+	if (tables & CT_TABLE_ASSURED)
+		at = ct_search_assured(key, hash, sum);
+	if (at != CT_NOT_FOUND || !(tables & CT_TABLE_UNREPLIED))
+		return at;
+	at = ct_search(CT_AT_UNREPLIED, set_first(sum, unreplied_sets), key, hash);
+	if (at != CT_NOT_FOUND || !(tables & CT_TABLE_ASSURED))
+		return at;
+	set_read_barrier();
+	return ct_search_assured(key, hash, sum);
 }
 
 /* Returns the entry at a location; 0 for CT_NOT_FOUND, because no table has a set of that number.
@@ -414,6 +426,8 @@ __noinline int ct_insert_once(const struct tuple *key, const struct ct_entry *ct
 	asm volatile("if %[place] < 15 goto +1\n\t%[place] = 14" : [place] "+r"(bounded));
 	victim = &set->entries[bounded];
 	barrier_var(victim); /* keeps the compiler from computing the address again later */
+	if (at != CT_NOT_FOUND && !unreplied && tuple_same(&victim->ct.xlate, &ct->xlate))
+		return CT_INSERTED; /* by another CPU; nobody finds an entry while it is written */
 	there = at != CT_NOT_FOUND ? tag : tag_at(tags, place);
 	if (at == CT_NOT_FOUND &&
 	    (set_pick_is_stale(where.pick, there, tag) ||

@@ -121,7 +121,7 @@ static __always_inline enum action dsr_route_or_reply(struct context *ctx, struc
 static __always_inline enum action dsr_send(struct context *ctx, struct scratch *w,
 					    enum edge_reason reason)
 {
-	if ((w->packet.fragment && finish_fragment(ctx)) || encapsulate(ctx, w))
+	if ((is_frame_unfinished(ctx, &w->packet) && finish_frame(ctx)) || encapsulate(ctx, w))
 		return drop(ctx, EDGE_DROP_REWRITE_FAILED);
 	packet_mark_encapsulated(ctx);
 	edge_count(reason);

@@ -65,7 +65,7 @@ struct xfrm_pair {
 	__be16 destination_port;
 	__be16 destination_port_mask;
 	__u32 protocol; /* 0: any */
-	__u32 reserved;
+	__u32 only_v6;	/* IPv4, which is mapped into IPv6, does not match */
 };
 
 /* The packets that may not be sent or accepted as they are. */

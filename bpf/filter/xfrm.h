@@ -54,7 +54,8 @@ static __always_inline int xfrm_pair_matches(const struct xfrm_pair *pair, const
 	       !address_differs(to, &pair->destination, &pair->destination_mask) &&
 	       !((from_port ^ pair->source_port) & pair->source_port_mask) &&
 	       !((to_port ^ pair->destination_port) & pair->destination_port_mask) &&
-	       (!pair->protocol || pair->protocol == t->protocol);
+	       (!pair->protocol || pair->protocol == t->protocol) &&
+	       !(pair->only_v6 && address_is_v4(from));
 }
 
 struct xfrm_search {

@@ -243,7 +243,7 @@ static __always_inline enum action offload_forward(struct context *ctx, struct s
 		flow->checked = now;
 		checked = 1;
 	}
-	if (wire_length(ctx, p) > flow->mtu)
+	if (wire_length(ctx, p) > flow->mtu || frame_trim(ctx, packet_end(p)))
 		return offload_stack(ctx, OFFLOAD_PATH_UNSUPPORTED);
 	if (flow->flags & OFFLOAD_TRANSLATE) {
 		if (packet_translate(ctx, p, &flow->to, 1))

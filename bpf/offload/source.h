@@ -30,8 +30,8 @@ __noinline int offload_source_valid(struct __sk_buff *ctx, struct scratch *w,
 	fib = &w->fib;
 	__builtin_memset(fib, 0, sizeof(*fib));
 	fib->family = AF_INET;
-	fib->ifindex = device;
-	fib->tot_len = 1; /* fits any MTU */
+	fib->ifindex = flow->device; /* the stack has replies arrive there */
+	fib->tot_len = 1;	     /* fits any MTU */
 	fib->l4_protocol = w->packet.tuple.protocol;
 	fib->ipv4_src = address_to_v4(&flow->to.destination);
 	fib->ipv4_dst = address_to_v4(&w->packet.tuple.source);

@@ -74,6 +74,11 @@ static __always_inline int packet_reaches(const struct __sk_buff *ctx, __u32 end
 	return end <= packet_length(ctx);
 }
 
+static __always_inline int packet_has_trailer(const struct __sk_buff *ctx, __u32 end)
+{
+	return packet_length(ctx) > end;
+}
+
 /* Returns whether the device has verified the checksum of layer 4. */
 static __always_inline int packet_sum_verified(struct __sk_buff *ctx)
 {

@@ -68,6 +68,13 @@ static __always_inline int packet_reaches(struct xdp_md *ctx, __u32 end)
 	return (end <= 0xffff && data + end <= last) || end <= packet_length(ctx);
 }
 
+/* Returns whether a packet that ends at `end` does not end its frame. A frame in several buffers
+ * may end with bytes that this does not see. */
+static __always_inline int packet_has_trailer(struct xdp_md *ctx, __u32 end)
+{
+	return PACKET_POINTER(ctx, data_end) - PACKET_POINTER(ctx, data) > (long)end;
+}
+
 /* What the device says does not reach XDP. */
 static __always_inline int packet_sum_verified(struct xdp_md *ctx)
 {
@@ -190,8 +197,7 @@ static __always_inline int packet_resize(struct xdp_md *ctx, const struct packet
 #endif
 }
 
-/* As above. Trailing bytes are harmless: they come only from fragments made by tc, which no driver
- * receives. */
+/* As above, where trailing bytes remain. */
 static __always_inline int packet_trim(struct xdp_md *ctx, __u32 length)
 {
 #ifdef FIXED_SIZE

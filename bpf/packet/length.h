@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* The length of packets on the wire. */
+/* The length of packets on the wire, and of what follows them in their frames. */
 #pragma once
 
 #include <linux/in.h>
@@ -33,4 +33,20 @@ static __always_inline __u32 wire_length(struct context *ctx, const struct packe
 		header =
 			packet_load(ctx, p->l4 + 12, &words, sizeof(words)) ? 20 : (words >> 4) * 4;
 	return p->l4 - p->l3 - unsent_header(p) + header + segment;
+}
+
+/* Returns where a packet ends in its frame. */
+static __always_inline __u32 packet_end(const struct packet *p)
+{
+	return p->l3 + p->length;
+}
+
+/* Removes what follows a packet in its frame, from an offset on, as the stack does (ip_rcv_core,
+ * ip6_rcv_core). Merged packets cannot be trimmed: the helper would make one segment of them, and
+ * what follows would be payload of the last one. Returns 0 on success, or if nothing follows. */
+static __always_inline int frame_trim(struct context *ctx, __u32 end)
+{
+	if (!packet_has_trailer(ctx, end))
+		return 0;
+	return packet_segment(ctx) || packet_trim(ctx, end);
 }

@@ -39,6 +39,8 @@
  *   packet_mark(ctx)            the mark
  *   packet_length(ctx)          length with the link-layer header and padding
  *   packet_reaches(ctx, end)    whether the packet is at least `end` bytes long
+ *   packet_has_trailer(ctx, end)
+ *                               whether bytes follow the packet's end in its frame
  *   packet_sum_verified(ctx)    whether the device has verified the checksum of layer 4
  *   packet_segment(ctx)         payload of layer 4 per segment if GRO has merged several,
  *                               else 0

@@ -8,6 +8,7 @@
 #include <bpf/bpf_helpers.h>
 
 #include "packet/access.h"
+#include "packet/length.h"
 #include "packet/packet.h"
 #include "pod/maps.h"
 #include "pod/types.h"
@@ -103,17 +104,7 @@ static __always_inline int frame_for_pod(struct context *ctx, const struct pod *
  * what follows the packet. */
 static __always_inline int is_odd_for_bridge(const struct context *ctx, const struct packet *p)
 {
-	return ctx->vlan_present || packet_length(ctx) > p->l3 + p->length;
-}
-
-/* Removes what follows a packet in its frame, as the stack does. */
-static __always_inline int pod_trim(struct context *ctx, const struct packet *p)
-{
-	__u32 end = p->l3 + p->length;
-
-	if (packet_length(ctx) <= end)
-		return 0;
-	return packet_segment(ctx) || packet_trim(ctx, end);
+	return ctx->vlan_present || packet_has_trailer(ctx, packet_end(p));
 }
 
 /* Returns whether the kernel has to find the MAC address of a pod, or of a next hop. */

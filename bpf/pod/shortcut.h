@@ -371,7 +371,7 @@ __noinline enum action pod_decide(struct context *ctx, const struct pod_device *
 		if (!pod_stays(w, flow, unreplied, opener))
 			return pod_stack(ctx, refusal);
 	}
-	if (pod_trim(ctx, &w->packet))
+	if (frame_trim(ctx, packet_end(&w->packet)))
 		return pod_stack(ctx, POD_STACK_OTHER);
 	/* Only an agent knows which ports of bridges are down. Of other devices routes tell it. */
 	chosen->by_device = refusal == POD_STACK_UNSEARCHED && to &&
@@ -405,7 +405,7 @@ static __always_inline enum action pod_ingress(struct context *ctx)
 		return packet_pass(ctx);
 	w->fib_cached = 1;
 	if (parsed != PARSED || w->packet.fragment || has_options(&w->packet) ||
-	    !pod_flow_valid(ctx, w, flow) || pod_trim(ctx, &w->packet)) {
+	    !pod_flow_valid(ctx, w, flow) || frame_trim(ctx, packet_end(&w->packet))) {
 		device = pod_device_at(ctx->ifindex);
 		if (!device)
 			return packet_pass(ctx);

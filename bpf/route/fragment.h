@@ -140,6 +140,7 @@ __noinline enum action fragment(struct __sk_buff *ctx, __u32 mtu)
 	if (!w || mtu < sizeof(p.ip) + 8 || w->packet.length <= mtu ||
 	    fragment_header(ctx, &w->packet, &p.ip) || complete_checksum(ctx, &w->packet))
 		return ACTION_CONTINUE;
+	bpf_csum_level(ctx, BPF_CSUM_LEVEL_RESET); /* nobody has verified a fragment */
 	p.size = (mtu - sizeof(p.ip)) & ~7u;
 	if (p.size > FRAGMENT_PAYLOAD_MAX)
 		p.size = FRAGMENT_PAYLOAD_MAX;

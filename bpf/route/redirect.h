@@ -10,9 +10,11 @@
 #include "encap/decap.h"
 #include "encap/encap.h"
 #include "encap/wire.h"
+#include "icmp/message_sum.h"
 #include "icmp/reply.h"
 #include "lb/maps.h"
 #include "lb/types.h"
+#include "packet/length.h"
 #include "packet/packet.h"
 #include "route/fib.h"
 #include "route/fragment.h"
@@ -59,8 +61,8 @@ __noinline enum action send_error(struct context *ctx, enum icmp_error error, __
 }
 
 /* Refuses the packet: TCP with a segment, other protocols with an ICMP error. No reply to RST (RFC
- * 9293 section 3.10.7.1), nor to ABORT of SCTP, nor to later fragments. Global function: the
- * verifier checks it once. */
+ * 9293 section 3.10.7.1), nor to ABORT of SCTP, nor to later fragments, nor, as by netfilter, to a
+ * wrong checksum. Global function: the verifier checks it once. */
 __noinline enum action reject(struct context *ctx)
 {
 	struct scratch *w = scratch_get();
@@ -71,6 +73,9 @@ __noinline enum action reject(struct context *ctx)
 	p = &w->packet;
 	if (p->tcp_flags & TCP_RST || p->fragment == FRAGMENT_LATER)
 		return drop(ctx, EDGE_REJECTED);
+	if ((p->tuple.protocol == IPPROTO_TCP || p->tuple.protocol == IPPROTO_UDP) &&
+	    !segment_sum_is_right(ctx))
+		return drop(ctx, EDGE_DROP_INVALID);
 	if (p->tuple.protocol != IPPROTO_TCP)
 		return send_error(ctx, ICMP_PORT_UNREACHABLE, 0, EDGE_REJECTED);
 	if (sender_is_forbidden(ctx))
@@ -150,22 +155,34 @@ __noinline enum action too_big(struct context *ctx)
 	return send_error(ctx, ICMP_TOO_BIG, mtu, EDGE_DROP_TOO_BIG);
 }
 
-/* Notes that a fragment leaves, and removes the bytes after one that was made here. Frames of this
- * length need no Ethernet padding. Global function: the verifier checks it once. */
-__noinline int finish_fragment(struct context *ctx)
+/* Returns where a frame ends that leaves with a packet. Not every driver pads what XDP sends to the
+ * shortest frame of Ethernet. */
+static __always_inline __u32 frame_end(const struct packet *p)
+{
+	__u32 end = packet_end(p), shortest = ETH_ZLEN - ETH_HLEN + LINK_HEADER;
+
+	return end < shortest ? shortest : end;
+}
+
+/* Returns whether finish_frame has anything to do for a packet that leaves. */
+static __always_inline int is_frame_unfinished(struct context *ctx, const struct packet *p)
+{
+	return p->fragment || packet_has_trailer(ctx, frame_end(p));
+}
+
+/* Notes that a fragment leaves, and removes what follows a packet in its frame. After an error drop
+ * the packet. Global function: the verifier checks it once. */
+__noinline int finish_frame(struct context *ctx)
 {
 	struct scratch *w = scratch_get();
 	const struct packet *p;
-	__u32 end;
 
 	if (!w)
 		return -1;
 	p = &w->packet;
-	end = p->l3 + p->length;
-	fragment_leaves(ctx, p);
-	if (p->is_v6 || end < ETH_ZLEN - ETH_HLEN + LINK_HEADER || end >= packet_length(ctx))
-		return 0;
-	return packet_trim(ctx, end);
+	if (p->fragment)
+		fragment_leaves(ctx, p);
+	return frame_trim(ctx, frame_end(p));
 }
 
 /* Translates a packet, and counts it. After an error drop the packet. */
@@ -174,7 +191,9 @@ static __always_inline int rewrite(struct context *ctx, struct scratch *w, int h
 {
 	enum decap_result decapped = w->decap.dsr ? decap_strip(ctx) : DECAP_DONE;
 
-	if (decapped == DECAP_FAILED || (w->packet.fragment && finish_fragment(ctx)))
+	if (decapped == DECAP_FAILED)
+		return -1;
+	if ((hops ? is_frame_unfinished(ctx, &w->packet) : w->packet.fragment) && finish_frame(ctx))
 		return -1;
 	if (decapped == DECAP_DONE && packet_translate(ctx, &w->packet, &w->to, hops))
 		return -1;

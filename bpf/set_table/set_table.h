@@ -311,6 +311,16 @@ static __always_inline void write_tag(__u32 *tag, __u32 value)
 	barrier();
 }
 
+/* Orders all preceding reads before all following ones. */
+static __always_inline void set_read_barrier(void)
+{
+	__u32 word = 0;
+
+	if (weakly_ordered)
+		__sync_fetch_and_add(&word, 1);
+	barrier();
+}
+
 /* Claims a place whose tag was `there` for an entry with a hash. Returns whether it succeeded. The
  * atomic operation is also a barrier. */
 static __always_inline int set_claim(struct set_tags *tags, __u32 place, __u32 there, __u32 hash)

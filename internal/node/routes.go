@@ -36,8 +36,8 @@ type NextHop struct {
 // Encap is what a route adds to packets (enum lwtunnel_encap_types); 0: nothing.
 type Encap uint16
 
-// routeObject is RTA_NH_ID.
-const routeObject = 30
+// RouteObject is the attribute RTA_NH_ID of a route.
+const RouteObject = 30
 
 // Those that the programs distinguish.
 const (
@@ -145,7 +145,7 @@ func parseRoute(m []byte) (r Route, ok bool, err error) {
 			r.MTU, err = parseRouteMTU(a.Value)
 		case unix.RTA_MULTIPATH:
 			r.Hops, err = parseNextHops(a.Value)
-		case routeObject:
+		case RouteObject:
 			r.object = attributeUint32(a.Value)
 		default:
 			one.parse(a.Attr.Type&nl.NLA_TYPE_MASK, a.Value)

@@ -4,6 +4,7 @@ package node
 
 import (
 	"fmt"
+	"net/netip"
 	"strings"
 
 	"github.com/vishvananda/netlink/nl"
@@ -12,12 +13,15 @@ import (
 	"beeline.io/beeline/internal/netdev"
 )
 
-// A Rule is a routing rule, by what it selects packets beside their destination.
+// A Rule is a routing rule, by what it selects packets.
 type Rule struct {
 	Priority uint32
 	IPv6     bool
-	// Source, Ports and TOS: by the source address; by protocol or ports; by the traffic class or flow label.
-	Source, Ports, TOS bool
+	// To is the network to which it applies; invalid: all.
+	To netip.Prefix
+	// Source, Ports, TOS and Users: by the source address; by protocol or ports; by the traffic class or flow
+	// label; by the user of the socket.
+	Source, Ports, TOS, Users bool
 	// Mark and MarkMask: by the mark of packets. Tunnel: by the key with which a packet came by a tunnel in
 	// external mode.
 	Mark, MarkMask uint32
@@ -27,10 +31,12 @@ type Rule struct {
 
 // Of linux/fib_rules.h, in Linux 6.14.
 const (
+	fraTo        = 1 // FRA_DST
 	fraPriority  = 6
 	fraMark      = 10
 	fraTunnel    = 12
 	fraMarkMask  = 16
+	fraUsers     = 20 // FRA_UID_RANGE
 	fraProtocol  = 22 // FRA_IP_PROTO
 	fraSPort     = 23
 	fraDPort     = 24
@@ -79,6 +85,12 @@ func parseRule(m []byte) (r Rule, err error) {
 			r.Mark = attributeUint32(a.Value)
 		case fraMarkMask:
 			r.MarkMask = attributeUint32(a.Value)
+		case fraTo:
+			if to, ok := netip.AddrFromSlice(a.Value); ok {
+				r.To = netip.PrefixFrom(to, int(h.Dst_len)).Masked()
+			}
+		case fraUsers:
+			r.Users = true
 		case fraTunnel:
 			r.Tunnel = true
 		case fraProtocol, fraSPort, fraDPort:

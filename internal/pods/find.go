@@ -68,7 +68,7 @@ type network struct {
 	own map[netip.Addr]bool
 	// rpFilters are the effective values of rp_filter by device.
 	rpFilters map[int]uint8
-	// ruleInputs are the input devices that routing rules of IPv4 name.
+	// ruleInputs are the input devices that routing rules of IPv4 name, but lo.
 	ruleInputs []string
 	// ruleMarks: routing rules match marks of packets.
 	ruleMarks bool

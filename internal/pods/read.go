@@ -122,7 +122,7 @@ func readReversePaths(n *network) (err error) {
 		return fmt.Errorf("list routing rules: %w", err)
 	}
 	for _, r := range rules {
-		if r.IifName != "" {
+		if r.IifName != "" && r.IifName != "lo" { // lo: what the node itself sends
 			n.ruleInputs = append(n.ruleInputs, r.IifName)
 		}
 	}

@@ -10,10 +10,10 @@ import (
 	"beeline.io/beeline/internal/node"
 )
 
-// With rp_filter=1 pods stay on the stack for several next hops to pods of IPv4 by the device, and for rules by it as
-// the input. No other route, device or rule counts.
+// With rp_filter=1 pods stay on the stack for several next hops to pods of IPv4 by the device, and with 1 or 2 for
+// rules that name any input device. No other route counts, and nothing at a device without rp_filter.
 func TestReversePaths(t *testing.T) {
-	const eth0, eth1 = 1, 2
+	const eth0, eth1, eth2 = 1, 2, 3
 	hop := func(to string, device int, multipath bool) route {
 		return route{to: netip.MustParsePrefix(to), device: device, multipath: multipath}
 	}
@@ -32,11 +32,13 @@ func TestReversePaths(t *testing.T) {
 		{name: "by a device with rp_filter=2", routes: []route{hop("10.10.2.0/24", eth1, true)}},
 		{name: "to no pods", routes: []route{hop("192.0.2.0/24", eth0, true)}},
 		{name: "IPv6", routes: []route{hop("fd00:10:2::/64", eth0, true)}},
-		{name: "a rule", inputs: []string{"eth0"}, want: []filter{{what: "rp_filter=1 and a routing rule for its input of eth0"}}},
-		{name: "a rule for another device", inputs: []string{"eth1"}},
+		{name: "a rule", inputs: []string{"cal1"}, want: []filter{
+			{what: "a routing rule for input by cal1, and rp_filter=1 of eth0"},
+			{what: "a routing rule for input by cal1, and rp_filter=2 of eth1"},
+		}},
 	} {
 		n := &network{
-			links:     []link{{index: eth0, name: "eth0"}, {index: eth1, name: "eth1"}},
+			links:     []link{{index: eth0, name: "eth0"}, {index: eth1, name: "eth1"}, {index: eth2, name: "eth2"}},
 			routes:    c.routes,
 			rpFilters: map[int]uint8{eth0: node.RPFilterStrict, eth1: 2}, ruleInputs: c.inputs,
 		}

@@ -155,6 +155,9 @@ func (s *Shortcut) Conditions() condition.List {
 	if s.failure != nil {
 		all = append(all, condition.PodShortcutFailed.New("%v", s.failure))
 	}
+	if s.around != nil {
+		all = append(all, s.around.missing(s.config.Devices)...)
+	}
 	for _, d := range s.status.Devices {
 		if d.Excess > 0 {
 			all = append(all, condition.PodAddressLimit.New("%d addresses of pods behind the device, more than %d: packets of the others take the stack", mostLearned+d.Excess, mostLearned).At(d.Name))

@@ -146,13 +146,18 @@ func wantLoaded(t *testing.T, d *datapath.Datapath, bpffs string) {
 			delete(spec.Programs, datapath.MeshProgBeelineMeshMessage)
 			delete(spec.Programs, datapath.MeshProgBeelineMeshRead)
 		}
-		delete(spec.Programs, datapath.MeshProgBeelineMeshUnread) // uses no table; loaded with the one for messages
+		// These use no table, and are loaded with the one for messages.
+		delete(spec.Programs, datapath.MeshProgBeelineMeshUnread)
+		delete(spec.Programs, datapath.MeshProgBeelineMeshReceive)
 		for name := range spec.Programs {
 			if _, ok := loaded[name]; !ok {
 				t.Errorf("%s is not loaded; the loaded programs are %v", name, loaded)
 			}
 		}
 	}
+	reroute, err := datapath.LoadMeshReroute() // for devices of virtual machines
+	must(t, err)
+	wantVerified(t, reroute)
 	var text strings.Builder
 	for _, name := range slices.Sorted(maps.Keys(loaded)) {
 		fmt.Fprintf(&text, "\n%-28s %7d", name, loaded[name])

@@ -83,8 +83,8 @@ func (h *Host) Listen(network, address string) (net.Listener, error) {
 		return nil, &net.OpError{Op: "listen", Net: network, Err: err}
 	}
 	defer f.Close()
-	if err := unix.Listen(int(f.Fd()), unix.SOMAXCONN); err != nil {
-		return nil, &net.OpError{Op: "listen", Net: network, Err: os.NewSyscallError("listen", err)}
+	if err := h.listen(int(f.Fd())); err != nil {
+		return nil, &net.OpError{Op: "listen", Net: network, Err: err}
 	}
 	return net.FileListener(f)
 }

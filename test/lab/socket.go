@@ -14,7 +14,8 @@ import (
 
 // A socket belongs for life to the namespace and the cgroup of the process that creates it, whoever uses it. So
 // one small process per host creates sockets on request and passes them; the caller does the rest, connect and
-// getpeername included, on the host's socket.
+// getpeername included, on the host's socket. Only listen is called by that process: BPF programs there see which
+// process listens, and the caller connects from the same hosts.
 
 // socketHelper is the caller's end of a host's socket process.
 type socketHelper struct {
@@ -25,7 +26,7 @@ type socketHelper struct {
 }
 
 // Sizes of the messages on the socket pair: a request is family, type and protocol, an answer an errno and, if
-// that is 0, the socket. All are 32 bits in the byte order of the machine.
+// that is 0, the socket. A request with a socket is to listen at it. All are 32 bits in the byte order of the machine.
 const (
 	requestSize = 12
 	answerSize  = 4
@@ -41,11 +42,22 @@ func (h *Host) Socket(family, kind, protocol int) (fd int, err error) {
 			return -1, fmt.Errorf("host %s: starting its socket process: %w", h.Name, err)
 		}
 	}
-	fd, err = requestSocket(int(h.helper.conn.Fd()), family, kind, protocol)
+	fd, err = requestSocket(int(h.helper.conn.Fd()), "socket", nil, family, kind, protocol)
 	if err != nil {
 		return -1, fmt.Errorf("host %s: %w", h.Name, err)
 	}
 	return fd, nil
+}
+
+// listen has the host's socket process listen at a socket of the host, which has created it.
+func (h *Host) listen(fd int) error {
+	h.helper.mu.Lock()
+	defer h.helper.mu.Unlock()
+	if h.helper.conn == nil {
+		return fmt.Errorf("host %s: its socket process has ended", h.Name)
+	}
+	_, err := requestSocket(int(h.helper.conn.Fd()), "listen", unix.UnixRights(fd), 0, 0, 0)
+	return err
 }
 
 // startSocketHelper requires the helper's lock.
@@ -92,12 +104,13 @@ func (s *socketHelper) stop() {
 	s.conn = nil
 }
 
-func requestSocket(conn, family, kind, protocol int) (int, error) {
+// requestSocket returns the socket of the answer; -1 if the request has one. call is the system call.
+func requestSocket(conn int, call string, rights []byte, family, kind, protocol int) (int, error) {
 	request := make([]byte, 0, requestSize)
 	for _, v := range []int{family, kind, protocol} {
 		request = binary.NativeEndian.AppendUint32(request, uint32(v))
 	}
-	if err := unix.Sendto(conn, request, unix.MSG_NOSIGNAL, nil); err != nil {
+	if err := unix.Sendmsg(conn, request, rights, nil, unix.MSG_NOSIGNAL); err != nil {
 		return -1, fmt.Errorf("asking its socket process (has the lab been taken down?): %w", err)
 	}
 	answer, control := make([]byte, answerSize), make([]byte, unix.CmsgSpace(4))
@@ -109,15 +122,33 @@ func requestSocket(conn, family, kind, protocol int) (int, error) {
 		return -1, errors.New("its socket process has ended (has the lab been taken down?)")
 	}
 	if errno := unix.Errno(binary.NativeEndian.Uint32(answer)); errno != 0 {
-		return -1, os.NewSyscallError("socket", errno)
+		return -1, os.NewSyscallError(call, errno)
 	}
-	messages, err := unix.ParseSocketControlMessage(control[:controlSize])
-	if err != nil || len(messages) != 1 {
-		return -1, fmt.Errorf("reading from its socket process: no socket received: %w", err)
+	if rights != nil {
+		return -1, nil
+	}
+	fd, err := passedSocket(control[:controlSize])
+	if err != nil {
+		return -1, fmt.Errorf("reading from its socket process: %w", err)
+	}
+	return fd, nil
+}
+
+// passedSocket returns the one socket that came with a message.
+func passedSocket(control []byte) (int, error) {
+	messages, err := unix.ParseSocketControlMessage(control)
+	if err == nil && len(messages) != 1 {
+		err = fmt.Errorf("%d control messages", len(messages))
+	}
+	if err != nil {
+		return -1, fmt.Errorf("no socket received: %w", err)
 	}
 	fds, err := unix.ParseUnixRights(&messages[0])
-	if err != nil || len(fds) != 1 {
-		return -1, fmt.Errorf("reading from its socket process: no socket received: %w", err)
+	if err == nil && len(fds) != 1 {
+		err = fmt.Errorf("%d descriptors", len(fds))
+	}
+	if err != nil {
+		return -1, fmt.Errorf("no socket received: %w", err)
 	}
 	return fds[0], nil
 }
@@ -135,19 +166,37 @@ func recvmsg(fd int, data, control []byte) (n, controlSize int, err error) {
 func serveSockets(conn int) error {
 	setProcessName(helperSocket)
 	unix.CloseOnExec(conn)
-	request := make([]byte, requestSize)
+	request, control := make([]byte, requestSize), make([]byte, unix.CmsgSpace(4))
 	for {
-		n, _, err := recvmsg(conn, request, nil)
+		n, controlSize, err := recvmsg(conn, request, control)
 		if err != nil || n == 0 {
 			return err
 		}
 		if n != requestSize {
 			return fmt.Errorf("request of %d bytes, want %d", n, requestSize)
 		}
-		if err := serveSocket(conn, request); err != nil {
+		if controlSize > 0 {
+			err = serveListen(conn, control[:controlSize])
+		} else {
+			err = serveSocket(conn, request)
+		}
+		if err != nil {
 			return err
 		}
 	}
+}
+
+func serveListen(conn int, control []byte) error {
+	fd, err := passedSocket(control)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	var errno unix.Errno
+	if err := unix.Listen(fd, unix.SOMAXCONN); err != nil && !errors.As(err, &errno) {
+		return err
+	}
+	return unix.Sendmsg(conn, binary.NativeEndian.AppendUint32(nil, uint32(errno)), nil, nil, unix.MSG_NOSIGNAL)
 }
 
 func serveSocket(conn int, request []byte) error {

@@ -89,15 +89,11 @@ func (w *world) encapsulatingPair(t testing.TB, f family) (far int) {
 		must(t, err)
 		must(t, netlink.LinkSetUp(link))
 		far = link.Attrs().Index
-		at := netlink.QdiscAttrs{LinkIndex: far, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT}
-		must(t, netlink.QdiscAdd(&netlink.GenericQdisc{QdiscAttrs: at, QdiscType: "clsact"}))
-		filter := netlink.BpfFilter{FilterAttrs: netlink.FilterAttrs{LinkIndex: far, Parent: netlink.HANDLE_MIN_INGRESS, Handle: 1, Priority: 1,
-			Protocol: unix.ETH_P_ALL}, Fd: w.ingress.FD(), Name: "edge", DirectAction: true}
-		if end == "far" {
-			program := encapsulator(t, f)
-			filter.Parent, filter.Fd, filter.Name = netlink.HANDLE_MIN_EGRESS, program.FD(), "encapsulate"
+		if end == "in" {
+			w.attach(t, far, netlink.HANDLE_MIN_INGRESS, w.ingress)
+		} else {
+			w.attach(t, far, netlink.HANDLE_MIN_EGRESS, encapsulator(t, f))
 		}
-		must(t, netlink.FilterAdd(&filter))
 	}
 	must(t, running("far"+f.name))
 	return far

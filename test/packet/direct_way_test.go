@@ -12,6 +12,7 @@ import (
 	"github.com/gopacket/gopacket/layers"
 	"github.com/vishvananda/netlink"
 
+	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/test/packet/model"
 )
 
@@ -37,6 +38,27 @@ func TestDirectTooBig(t *testing.T) {
 			}
 			p := question.sized(t, fits)
 			w.leaves(t, at, p.frame(t), model.ActionSend, f.narrowWay(dsr).sent(t, at, p, nodeBMAC))
+		}
+	})
+}
+
+// The same of a route's MTU below its device's. It counts before the hop limit is decremented, unlike without
+// encapsulation.
+func TestDirectTooBigForRoute(t *testing.T) {
+	w := newScene(t)
+	const routeMTU = 1400
+	w.put(t, datapath.EdgeTCMapRoutings, uint32(0), datapath.Routing{
+		LeastMtu4: routeMTU, LeastMtu6: routeMTU, Flags: datapath.RouteMTUsMissing | datapath.RouteIgnoresPMTU,
+	})
+	w.eachDirect(t, func(t *testing.T, at hook, f family, protocol uint8, dsr model.DSR) {
+		question := f.question(protocol, direct(toRemote, dsr))
+		question.dontFragment, question.flags, question.hops = true, ack, 64
+		fits := routeMTU - overhead(f, dsr)
+		for range 2 { // the first packet, and one of a known flow
+			p := question.sized(t, fits+1)
+			w.leaves(t, at, p.frame(t), model.ActionSend, p.icmpAnswer(t, f.vip, [2]uint8{3, 4}, [2]uint8{2, 0}, uint32(fits)))
+			p = question.sized(t, fits)
+			w.leaves(t, at, p.frame(t), model.ActionSend, f.way(dsr).sent(t, at, p, nodeBMAC))
 		}
 	})
 }

@@ -4,7 +4,6 @@ package packet
 
 import (
 	"encoding/hex"
-	"maps"
 	"math/rand/v2"
 	"reflect"
 	"testing"
@@ -53,23 +52,9 @@ func TestDryRunsChangeNothing(t *testing.T) {
 // dryRun is the world with the programs of dry runs.
 func (w *world) dryRun(t testing.TB) *world {
 	t.Helper()
-	load := func(load func() (*ebpf.CollectionSpec, error), tables map[string]*ebpf.Map) map[string]*ebpf.Program {
-		spec, err := load()
-		must(t, err)
-		w.limits.set(t, spec)
-		must(t, spec.Variables[datapath.EdgeTCVarDryRun].Set(uint8(1)))
-		if v := spec.Variables[datapath.EdgeTCVarPseudoHeaderV6]; v != nil {
-			must(t, v.Set(datapath.PseudoHeaderV6()))
-		}
-		shared := maps.Clone(tables)
-		maps.DeleteFunc(shared, func(name string, _ *ebpf.Map) bool { return spec.Maps[name] == nil || name[0] == '.' })
-		c, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: shared})
-		must(t, err)
-		t.Cleanup(c.Close)
-		return c.Programs
-	}
 	dry := *w
-	tc, xdp := load(datapath.LoadEdgeTC, w.programs.tc.Maps), load(datapath.LoadEdgeXDP, w.programs.xdp.Maps)
+	only := func(spec *ebpf.CollectionSpec) { must(t, spec.Variables[datapath.EdgeTCVarDryRun].Set(uint8(1))) }
+	tc, xdp := w.reload(t, datapath.LoadEdgeTC, w.programs.tc.Maps, only), w.reload(t, datapath.LoadEdgeXDP, w.programs.xdp.Maps, only)
 	dry.ingress, dry.egress = tc[datapath.EdgeTCProgBeelineEdgeIngress], tc[datapath.EdgeTCProgBeelineEdgeEgress]
 	dry.xdp = xdp[datapath.EdgeXDPProgBeelineEdgeXdp]
 	return &dry

@@ -60,13 +60,54 @@ func (e icmpError) frame(t testing.TB, like probe, by, to netip.Addr) []byte {
 		gopacket.Payload(append(binary.BigEndian.AppendUint32(nil, e.rest), quote...)))
 }
 
+// backends are the addresses of a backend on another node, and of one on this node, by the Service's port.
+func (f family) backends() map[uint16]netip.Addr {
+	return map[uint16]netip.Addr{toRemote: f.remote, toLocal: f.local}
+}
+
+// newSceneAtBackends is newScene with toRemote and toLocal also at the address of their backend: of a packet to such a
+// Service only the port is translated.
+func newSceneAtBackends(t *testing.T) *world {
+	t.Helper()
+	w := newWorld(t, limits{})
+	tables := w.scene()
+	for _, f := range families {
+		for port, backend := range f.backends() {
+			for _, protocol := range []uint8{tcp, udp} {
+				key := model.FrontendKey{Address: f.vip, Port: port, Protocol: protocol}
+				frontend := tables.Frontends[key]
+				key.Address = backend
+				tables.Frontends[key] = frontend
+			}
+		}
+	}
+	w.apply(t, tables)
+	return w
+}
+
+// eachAddress is each for questions to a port of the Service's address, and of the backend's.
+func (w *world) eachAddress(t *testing.T, port uint16, test func(t *testing.T, at hook, f family, question probe)) {
+	t.Helper()
+	w.each(t, func(t *testing.T, at hook, f family, protocol uint8) {
+		for _, address := range []netip.Addr{f.vip, f.backends()[port]} {
+			t.Run(address.String(), func(t *testing.T) {
+				w.enter(t)
+				w.forget(t)
+				question := f.question(protocol, port)
+				question.to = on(address, port)
+				test(t, at, f, question)
+			})
+		}
+	})
+}
+
 // An error about a packet that the node sent for a client goes to that client, and one about a reply goes to
 // the backend: with the addresses and ports that they know, and with their packets' checksum if it is quoted
 // (RFC 792, RFC 4443, RFC 5508 section 4.2; path MTU: RFC 1191, RFC 8201).
 func TestICMPErrorsOfRemoteBackend(t *testing.T) {
-	w := newScene(t)
-	w.each(t, func(t *testing.T, at hook, f family, protocol uint8) {
-		question := f.question(protocol, toRemote)
+	w := newSceneAtBackends(t)
+	w.eachAddress(t, toRemote, func(t *testing.T, at hook, f family, question probe) {
+		protocol, address := question.protocol, question.to.Addr()
 		question.flags, question.payload = ack, []byte("some payload, so that there is something to be too large")
 		backend := on(f.remote, targetPort)
 		own := on(f.own, w.snatPort(t, at, question.frame(t)))
@@ -82,7 +123,7 @@ func TestICMPErrorsOfRemoteBackend(t *testing.T) {
 				in := probe{source: nodeBMAC, target: eth0MAC}
 				out := in.forwarded(at, in.from, in.to, gatewayMAC)
 				before := w.counts(t)
-				w.leaves(t, at, from.frame(t, in, by, f.own), model.ActionSend, to.frame(t, out, f.vip, f.client))
+				w.leaves(t, at, from.frame(t, in, by, f.own), model.ActionSend, to.frame(t, out, address, f.client))
 				w.counted(t, before, model.ICMPError)
 			}
 			from, to := errorsOf(f, back)[i], errorsOf(f, answer)[i]
@@ -90,7 +131,7 @@ func TestICMPErrorsOfRemoteBackend(t *testing.T) {
 			to.quoted = from.quoted
 			in := probe{}
 			out := in.forwarded(at, in.from, in.to, nodeBMAC)
-			w.leaves(t, at, from.frame(t, in, f.client, f.vip), model.ActionSend, to.frame(t, out, f.own, f.remote))
+			w.leaves(t, at, from.frame(t, in, f.client, address), model.ActionSend, to.frame(t, out, f.own, f.remote))
 		}
 		// Of no flow: for the node itself.
 		stranger := question.translated(on(f.own, 1), backend)
@@ -155,9 +196,9 @@ func TestRedirects(t *testing.T) {
 // With a backend of this node: its errors leave in the Service's name, and errors of the client or a router
 // reach it.
 func TestICMPErrorsOfLocalBackend(t *testing.T) {
-	w := newScene(t)
-	w.each(t, func(t *testing.T, at hook, f family, protocol uint8) {
-		question := f.question(protocol, toLocal)
+	w := newSceneAtBackends(t)
+	w.eachAddress(t, toLocal, func(t *testing.T, at hook, f family, question probe) {
+		protocol, address := question.protocol, question.to.Addr()
 		question.flags, question.payload = ack, []byte("some payload, so that there is something to be too large")
 		backend := on(f.local, targetPort)
 		w.run(t, at, question.frame(t))
@@ -169,12 +210,15 @@ func TestICMPErrorsOfLocalBackend(t *testing.T) {
 			from, to := errorsOf(f, seen)[i], errorsOf(f, question)[i]
 			from.quoted = quotesChecksum(protocol) * (i % 2)
 			to.quoted = from.quoted
-			w.leaves(t, atEgress, from.frame(t, probe{}, f.local, f.client), model.ActionPass, to.frame(t, probe{}, f.vip, f.client))
+			for _, by := range []netip.Addr{f.local, f.local.Next()} {
+				want := to.frame(t, probe{}, address, f.client)
+				w.leaves(t, atEgress, from.frame(t, probe{}, by, f.client), model.ActionPass, want)
+			}
 			from, to = errorsOf(f, back)[i], errorsOf(f, answer)[i]
 			from.quoted = quotesChecksum(protocol) * (i % 2)
 			to.quoted = from.quoted
 			for _, by := range []netip.Addr{f.client, router} {
-				w.leaves(t, at, from.frame(t, probe{}, by, f.vip), model.ActionPass, to.frame(t, probe{}, by, f.local))
+				w.leaves(t, at, from.frame(t, probe{}, by, address), model.ActionPass, to.frame(t, probe{}, by, f.local))
 			}
 		}
 	})

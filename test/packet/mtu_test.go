@@ -78,6 +78,61 @@ func TestTooBigForRoute(t *testing.T) {
 	})
 }
 
+// The same of packets of the node itself, which are served at egress if no socket hook has seen them. Their hop limit
+// is not decremented there.
+func TestTooBigAtEgress(t *testing.T) {
+	w := newScene(t)
+	const routeMTU = 1400
+	ofRoute := datapath.Routing{LeastMtu4: routeMTU, LeastMtu6: routeMTU, Flags: datapath.RouteMTUsMissing}
+	for _, c := range []struct {
+		name    string
+		routing datapath.Routing
+		port    uint16
+		mtu     int
+	}{
+		{"of the device", datapath.Routing{}, toNarrow, narrowMTU},
+		{"of a route", ofRoute, toRemote, routeMTU},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			w.enter(t)
+			w.put(t, datapath.EdgeTCMapRoutings, uint32(0), c.routing)
+			for _, f := range families {
+				for _, protocol := range []uint8{tcp, udp} {
+					w.forget(t)
+					w.servesNode(t, model.FrontendKey{Address: f.vip, Port: c.port, Protocol: protocol})
+					question := f.question(protocol, c.port)
+					question.from, question.dontFragment, question.flags = on(f.own, clientPort), true, ack
+					tooBig, fits := question.sized(t, c.mtu+1), question.sized(t, c.mtu)
+					want := tooBig.icmpAnswer(t, f.vip, [2]uint8{3, 4}, [2]uint8{2, 0}, uint32(c.mtu))
+					answered := func() {
+						t.Helper()
+						before := w.counts(t)
+						w.leaves(t, atEgress, tooBig.frame(t), model.ActionSend, want)
+						w.counted(t, before, model.DropTooBig)
+					}
+					answered()
+					w.remembersNothing(t)
+					if got := w.run(t, atEgress, fits.frame(t)); got.Action != model.ActionSend {
+						t.Errorf("a packet that fits: action %v, want 2 (sent)", got.Action)
+					}
+					answered()
+				}
+			}
+		})
+	}
+}
+
+// servesNode has packets of the node itself served like those of pods.
+func (w *world) servesNode(t testing.TB, key model.FrontendKey) {
+	t.Helper()
+	var number uint32
+	var row datapath.Frontend
+	must(t, w.maps[datapath.EdgeTCMapFrontends].Lookup(frontendKey(key), &number))
+	must(t, w.maps[datapath.EdgeTCMapFrontendRows].Lookup(number, &row))
+	row.Decisions[1] = row.Decisions[0]
+	w.put(t, datapath.EdgeTCMapFrontendRows, number, row)
+}
+
 // No reply to later fragments, nor to an error (RFC 1122 section 3.2.2).
 func TestTooBigUnanswered(t *testing.T) {
 	w := newScene(t)

@@ -13,6 +13,7 @@ import (
 	"time"
 	"unsafe"
 
+	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
@@ -48,11 +49,24 @@ func (w *world) attachIngress(t testing.TB) {
 
 func (w *world) attachIngressOf(t testing.TB, device string) {
 	t.Helper()
-	at := netlink.QdiscAttrs{LinkIndex: int(w.index[device]), Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT}
-	must(t, netlink.QdiscAdd(&netlink.GenericQdisc{QdiscAttrs: at, QdiscType: "clsact"}))
+	w.attach(t, int(w.index[device]), netlink.HANDLE_MIN_INGRESS, w.ingress)
+}
+
+// attach attaches a program to a device, until the test's end: the next test has the same programs and counters.
+func (w *world) attach(t testing.TB, device int, hook uint32, program *ebpf.Program) {
+	t.Helper()
+	at := netlink.QdiscAttrs{LinkIndex: device, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT}
+	clsact := &netlink.GenericQdisc{QdiscAttrs: at, QdiscType: "clsact"}
+	must(t, netlink.QdiscAdd(clsact))
+	t.Cleanup(func() {
+		w.enter(t)
+		if err := netlink.QdiscDel(clsact); !errors.Is(err, unix.ENODEV) { // it may have ended with its far end
+			must(t, err)
+		}
+	})
 	must(t, netlink.FilterAdd(&netlink.BpfFilter{
-		FilterAttrs: netlink.FilterAttrs{LinkIndex: at.LinkIndex, Parent: netlink.HANDLE_MIN_INGRESS, Handle: 1, Priority: 1, Protocol: unix.ETH_P_ALL},
-		Fd:          w.ingress.FD(), Name: "edge", DirectAction: true}))
+		FilterAttrs: netlink.FilterAttrs{LinkIndex: device, Parent: hook, Handle: 1, Priority: 1, Protocol: unix.ETH_P_ALL},
+		Fd:          program.FD(), Name: "edge", DirectAction: true}))
 	w.attached = true
 }
 

@@ -101,6 +101,24 @@ func loadPrograms(t testing.TB, l limits) *programs {
 	return p
 }
 
+// reload loads the programs of a world once more, changed, over the same tables.
+func (w *world) reload(t testing.TB, load func() (*ebpf.CollectionSpec, error), tables map[string]*ebpf.Map, change func(*ebpf.CollectionSpec)) map[string]*ebpf.Program {
+	t.Helper()
+	spec, err := load()
+	must(t, err)
+	w.limits.set(t, spec)
+	if v := spec.Variables[datapath.EdgeTCVarPseudoHeaderV6]; v != nil {
+		must(t, v.Set(datapath.PseudoHeaderV6()))
+	}
+	change(spec)
+	shared := maps.Clone(tables)
+	maps.DeleteFunc(shared, func(name string, _ *ebpf.Map) bool { return spec.Maps[name] == nil || name[0] == '.' })
+	c, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: shared})
+	must(t, err)
+	t.Cleanup(c.Close)
+	return c.Programs
+}
+
 // rows maps an array of conntrack entries or of their tags: tests read all rows after nearly every packet, and
 // a system call for each row would take most of their time.
 func rows[T any](t testing.TB, p *programs, table string) []T {

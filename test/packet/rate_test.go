@@ -84,15 +84,25 @@ func (w *world) fillICMPBudgets(t testing.TB) {
 }
 
 // onOneCPU pins the calling goroutine's thread, which ends with it, to one CPU.
-func onOneCPU(t testing.TB) {
+func onOneCPU(t testing.TB) { onCPU(t, cpus(t)[0]) }
+
+// onCPU pins the calling goroutine's thread to a CPU.
+func onCPU(t testing.TB, cpu int) {
 	t.Helper()
-	var all, one unix.CPUSet
-	must(t, unix.SchedGetaffinity(0, &all))
+	var one unix.CPUSet
+	one.Set(cpu)
+	must(t, unix.SchedSetaffinity(0, &one))
+}
+
+// cpus are those that this process may use.
+func cpus(t testing.TB) (all []int) {
+	t.Helper()
+	var set unix.CPUSet
+	must(t, unix.SchedGetaffinity(0, &set))
 	for cpu := range 1024 {
-		if all.IsSet(cpu) {
-			one.Set(cpu)
-			break
+		if set.IsSet(cpu) {
+			all = append(all, cpu)
 		}
 	}
-	must(t, unix.SchedSetaffinity(0, &one))
+	return all
 }

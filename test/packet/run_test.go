@@ -36,7 +36,7 @@ const (
 var actions = map[hook]map[uint32]model.Action{
 	atXDP:     {xdpDrop: model.ActionDrop, xdpPass: model.ActionPass, xdpTX: model.ActionSend},
 	atIngress: {tcShot: model.ActionDrop, tcUnspec: model.ActionPass, tcRedirect: model.ActionSend},
-	atEgress:  {tcShot: model.ActionDrop, tcUnspec: model.ActionPass},
+	atEgress:  {tcShot: model.ActionDrop, tcUnspec: model.ActionPass, tcRedirect: model.ActionSend},
 }
 
 // The longest frame of the tests, with room for a longer reply.

@@ -29,6 +29,7 @@ type frame struct {
 	vlan      *uint16            // tag: priority and VID
 	options   []byte             // of IPv4
 	ttl       uint8              // 64 if 0
+	tos       uint8              // or traffic class
 	port      uint16             // source port; 9001 if 0
 	extension *layers.IPProtocol // of IPv6, with padding
 	past      []string           // paths of node-a's shortcut that it may take; empty: none of the shortcut
@@ -197,7 +198,7 @@ func (w *world) frameOf(f frame, payload string, from, to net.HardwareAddr) []by
 	}
 	if f.to.Is4() {
 		*kind = layers.EthernetTypeIPv4
-		ip := &layers.IPv4{Version: 4, TTL: ttl, Protocol: layers.IPProtocolUDP, SrcIP: f.from.AsSlice(), DstIP: f.to.AsSlice()}
+		ip := &layers.IPv4{Version: 4, TOS: f.tos, TTL: ttl, Protocol: layers.IPProtocolUDP, SrcIP: f.from.AsSlice(), DstIP: f.to.AsSlice()}
 		if f.options != nil {
 			ip.Options = []layers.IPv4Option{{OptionType: f.options[0], OptionLength: uint8(len(f.options)), OptionData: f.options[2:]}}
 		}
@@ -205,7 +206,7 @@ func (w *world) frameOf(f frame, payload string, from, to net.HardwareAddr) []by
 		all = append(all, ip)
 	} else {
 		*kind = layers.EthernetTypeIPv6
-		ip := &layers.IPv6{Version: 6, HopLimit: ttl, NextHeader: layers.IPProtocolUDP, SrcIP: f.from.AsSlice(), DstIP: f.to.AsSlice()}
+		ip := &layers.IPv6{Version: 6, TrafficClass: f.tos, HopLimit: ttl, NextHeader: layers.IPProtocolUDP, SrcIP: f.from.AsSlice(), DstIP: f.to.AsSlice()}
 		w.must(udp.SetNetworkLayerForChecksum(ip))
 		all = append(all, ip)
 		if f.extension != nil {

@@ -174,7 +174,8 @@ func TestReversePathFilters(t *testing.T) {
 	w.run("node-a", "ip", "route", "del", "10.10.2.0/24")
 	w.setRPFilter("1")
 	w.run("node-a", "ip", "rule", "add", "iif", "eth0", "lookup", "main")
-	w.awaitFilters(all("rp_filter=1 and a routing rule for its input of eth0"))
+	rule := "a routing rule for input by eth0, and rp_filter=1 of "
+	w.awaitFilters(all(rule+"eth0", rule+"eth1"))
 	w.run("node-a", "ip", "rule", "del", "iif", "eth0", "lookup", "main")
 	w.awaitFilters(nil)
 }

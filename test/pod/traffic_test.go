@@ -51,6 +51,7 @@ type echoed struct {
 var echoes atomic.Uint64
 
 const (
+	icmpv6TooBig       = 2
 	icmpTimeExceeded   = 11
 	icmpv6TimeExceeded = 3
 )

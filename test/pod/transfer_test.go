@@ -4,8 +4,10 @@ package pod
 
 import (
 	"context"
+	"encoding/binary"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"net"
 	"strings"
 	"testing"
@@ -156,10 +158,46 @@ func (w *world) smallRoute() {
 	time.Sleep(100 * time.Millisecond) // of the cached next hops
 	before := w.counters()["node-a"]
 	w.transfers(100, w.toBoth()...)
-	w.learnsMTU("b1")
+	w.learnsMTU("b1", 1400, 64)
+	// The stack applies an MTU that is not locked after it has decremented the hop limit.
+	w.run("node-a", "ip", "route", "replace", "10.10.2.0/24", "via", "192.168.100.254", "dev", "eth0", "mtu", "1350")
+	w.run("node-a", "ip", "-6", "route", "replace", "fd00:10:2::/64", "via", "fd00:100::fe", "dev", "eth0", "mtu", "1350")
+	w.learnsMTU("b1", 1350, 63)
+	w.tooBigWithoutRouteBack()
 	now := w.counters()["node-a"]
 	if now["path_too_big"] == before["path_too_big"] || now["path_out"] == before["path_out"] {
 		w.t.Errorf("the shortcut reported no MTU: %v", now)
+	}
+}
+
+// tooBigWithoutRouteBack has a3 send datagrams that are too big. While the node has no route to a3 the stack decides
+// about them: it sends no error.
+func (w *world) tooBigWithoutRouteBack() {
+	w.t.Helper()
+	for i, addr := range addresses(w.Host("b1"), lab.PortUDP) {
+		// takes sends a datagram of a flow of its own: the shortcut leaves flows to the stack that it has seen.
+		takes := func(path string) bool {
+			conn, err := w.Host("a3").DialWith(context.Background(), lab.DialOptions{Control: func(fd int) error {
+				if i == 0 { // the MTU that a3 knows does not count
+					return unix.SetsockoptInt(fd, unix.IPPROTO_IP, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_PROBE)
+				}
+				return unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_MTU_DISCOVER, unix.IPV6_PMTUDISC_PROBE)
+			}}, "udp", addr.String())
+			w.must(err)
+			defer conn.Close()
+			before := w.counters()["node-a"][path]
+			_, err = conn.Write([]byte(strings.Repeat("x", 1450)))
+			w.must(err)
+			return w.counters()["node-a"][path] > before
+		}
+		undo := w.rule([]string{"-4", "-6"}[i], "to "+addresses(w.Host("a3"), 0)[i].Addr().String()+" blackhole")
+		if !takes("stack_route") {
+			w.t.Errorf("a datagram to %s that is too big, without a route back, does not take the stack", addr)
+		}
+		undo()
+		if !takes("path_too_big") {
+			w.t.Errorf("a datagram to %s that is too big does not take the shortcut", addr)
+		}
 	}
 }
 
@@ -170,7 +208,7 @@ func (w *world) smallDevice() {
 	w.awaitMTU("a2", 1300)
 	before := w.counters()["node-a"]
 	w.transfers(100, w.toBoth()...)
-	w.learnsMTU("a2")
+	w.learnsMTU("a2", 1300, 64)
 	w.run("node-a", "ip", "link", "set", "a2", "mtu", "1500")
 	w.awaitMTU("a2", 1500)
 	now := w.counters()["node-a"]
@@ -188,25 +226,54 @@ func (w *world) awaitMTU(pod string, mtu uint16) {
 	})
 }
 
-// learnsMTU sends long datagrams that may not be fragmented until the socket knows the MTU.
-func (w *world) learnsMTU(to string) {
+// learnsMTU sends long datagrams that may not be fragmented until the socket knows the MTU. The errors about those of
+// IPv6 quote a hop limit.
+func (w *world) learnsMTU(to string, mtu int, hops uint8) {
 	w.t.Helper()
+	ofMTU := func(p *lab.CapturedPacket) bool {
+		b := p.Data
+		return b[0]>>4 == 6 && b[6] == unix.IPPROTO_ICMPV6 && b[40] == icmpv6TooBig &&
+			int(binary.BigEndian.Uint32(b[44:])) == mtu
+	}
+	capture, err := w.Host("a3").Capture(lab.CaptureOptions{Devices: []string{"eth0"}, Keep: ofMTU})
+	w.must(err)
 	for family, addr := range addresses(w.Host(to), lab.PortUDP) {
-		level, option := unix.IPPROTO_IP, unix.IP_MTU_DISCOVER
+		level, discover, known := unix.IPPROTO_IP, unix.IP_MTU_DISCOVER, unix.IP_MTU
 		if family == 1 {
-			level, option = unix.IPPROTO_IPV6, unix.IPV6_MTU_DISCOVER
+			level, discover, known = unix.IPPROTO_IPV6, unix.IPV6_MTU_DISCOVER, unix.IPV6_MTU
 		}
 		// Another source than the streams', whose MTU is known.
-		conn, err := w.Host("a3").DialWith(context.Background(), lab.DialOptions{Control: func(fd int) error {
-			return unix.SetsockoptInt(fd, level, option, unix.IP_PMTUDISC_DO)
+		dialed, err := w.Host("a3").DialWith(context.Background(), lab.DialOptions{Control: func(fd int) error {
+			return unix.SetsockoptInt(fd, level, discover, unix.IP_PMTUDISC_DO)
 		}}, "udp", addr.String())
 		w.must(err)
+		conn := dialed.(*net.UDPConn)
+		raw, err := conn.SyscallConn()
+		w.must(err)
 		long := []byte(strings.Repeat("x", 1450))
-		w.eventually("a3 learns the MTU to "+to, func() bool {
-			_, err := conn.(*net.UDPConn).Write(long)
-			return errors.Is(err, unix.EMSGSIZE)
+		w.eventually(fmt.Sprintf("a3 learns that the MTU to %s is %d", addr, mtu), func() bool {
+			if _, err := conn.Write(long); !errors.Is(err, unix.EMSGSIZE) {
+				return false
+			}
+			got := 0
+			w.must(raw.Control(func(fd uintptr) { got, err = unix.GetsockoptInt(int(fd), level, known) }))
+			w.must(err)
+			if got != mtu { // of an earlier route
+				w.run("a3", "sh", "-c", "ip route flush cache; ip -6 route flush cache")
+			}
+			return got == mtu
 		})
 		conn.Close()
+	}
+	tooBig, err := capture.Stop()
+	w.must(err)
+	if len(tooBig) == 0 {
+		w.t.Errorf("no error about a packet to %s quotes an MTU of %d", to, mtu)
+	}
+	for _, p := range tooBig {
+		if got := p.Data[48+7]; got != hops {
+			w.t.Errorf("an error with an MTU of %d quotes a packet to %s with hop limit %d, want %d", mtu, to, got, hops)
+		}
 	}
 }
 

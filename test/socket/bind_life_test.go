@@ -153,8 +153,8 @@ func testStatusNamesWhoHoldsAPort(t *testing.T, flag string) {
 	w.must(err)
 	client.reach(ipv4.pod(w.Host("b1"))) // a connection
 
-	nobody := node.Slices("web")
-	w.write("web", w.publicBoth("web", 1, nodePort), nobody[0], nobody[1])
+	public, endpoints := node.Public("web", 1, nodePort, w.Host("b1"))
+	w.write("web", public, endpoints[0], endpoints[1])
 	w.write("a1", podWithPort(w.Host("a1"), extra.String(), hostPort))
 	w.start()
 	for len(holders) > 0 {

@@ -42,12 +42,12 @@ func startCLIWorld(t *testing.T) *world {
 	s.Spec.LoadBalancerSourceRanges = []string{"10.10.0.0/16", "fd00:10::/32"}
 	w.write("web", objects(s, slices)...)
 	w.write("sticky", objects(w.sticky("sticky", 2, "b1", 600))...)
-	other, nobody := w.web("sticky", 3, "")
+	other, endpoints := w.web("sticky", 3, "a1")
 	other.Namespace = "other"
-	for _, slice := range nobody {
+	for _, slice := range endpoints {
 		slice.Namespace = "other"
 	}
-	w.apply("other", objects(other, nobody)...)
+	w.apply("other", objects(other, endpoints)...)
 	return w
 }
 

@@ -61,7 +61,7 @@ func route(name, text string) change {
 
 // rule is a change that adds a routing rule in both families, and deletes it.
 func rule(name, text string) change {
-	return change{name: name, do: both("ip <-4|-6> rule add pref 100 " + text), undo: both("ip <-4|-6> rule del pref 100"), follows: soon}
+	return change{name: name, do: both("ip <-4|-6> rule add pref 100 " + text), undo: both("ip <-4|-6> rule del pref 100 " + text), follows: soon}
 }
 
 // setting is a change of settings below net, which are undone one by one.
@@ -164,6 +164,7 @@ var ruleChanges = []change{
 	rule("a blackhole rule for a pod", "from <{a1}|{a1.6}> blackhole"),
 	rule("an unreachable rule to a pod", "to <{a1}|{a1.6}> unreachable"),
 	rule("a blackhole rule by device of arrival", "iif a1 blackhole").in(podRoutes),
+	rule("a blackhole rule by device of departure, with rp_filter", "iif a1 blackhole").with("echo 1 > /proc/sys/net/ipv4/conf/all/rp_filter", "echo 0 > /proc/sys/net/ipv4/conf/all/rp_filter").in(podRoutes),
 	rule("an unreachable rule to a pod, with rp_filter", "to <{a1}|{a1.6}> unreachable").with("echo 1 > /proc/sys/net/ipv4/conf/all/rp_filter", "echo 0 > /proc/sys/net/ipv4/conf/all/rp_filter"),
 	rule("a prohibit rule to a pod of the other node", "to <{b1}|{b1.6}> prohibit"),
 	rule("a prohibit rule by protocol and port", "ipproto udp dport 80 prohibit"),
@@ -363,6 +364,12 @@ func (w *world) make(c change) {
 	w.commands(c.do)
 	w.endFlows(c, true)
 	w.changes = append(w.changes, c.name)
+}
+
+// hinders reports whether another change cannot be undone while this one is in force: no route can be set by a device
+// that is down.
+func (c change) hinders(other change) bool {
+	return slices.Contains(c.do, "ip link set a2 down") && strings.Contains(strings.Join(other.undo, "\n"), " dev a2")
 }
 
 func (c change) is(other change) bool { return c.name == other.name }

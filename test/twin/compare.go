@@ -30,26 +30,26 @@ var normalised = []struct {
 	{"the virtio header's bit for a valid checksum", "the receiver's own state, TP_STATUS_CSUM_VALID, is compared: it includes the bit (skb_csum_unnecessary in Linux)", forgetValid},
 	{"the identification of IPv4 headers that the node makes", "random (RFC 6864 section 4.1): of ICMP errors, of replies to echo requests and of tunnels' outer headers", forgetID},
 	{"the flow label of ICMPv6 errors and RSTs", "a hash with a secret of the kernel (RFC 6437 section 3), which nobody reads back", forgetFlowLabel},
-	{"the identification of IPv6 fragments where the node has conntrack", "it reassembles the datagram, and the node fragments it with a random one (RFC 7739)", forgetFragmentID},
-	{"the TCP checksum of merged packets in ICMP errors", "left to the device, and so half done: the stack's conntrack translates it back as if it were whole", forgetQuotedChecksum},
+	{"the identification of IPv6 fragments", "where the node has conntrack, by its rules or by a change, it reassembles the datagram, and the node fragments it with a random one (RFC 7739)", forgetFragmentID},
+	{"the checksum of TCP or UDP of merged packets in ICMP errors", "left to the device, and so half done: the stack's conntrack translates it back as if it were whole", forgetQuotedChecksum},
 	{"ports of masquerade", "drawn at random: a one-to-one map for each flow", restorePort},
 	{"the source port of VXLAN around ICMP errors", "a hash of the socket that sends the error, which is another one in each lab", forgetTunnelPort},
 }
 
-// agree reports whether the same has arrived, but for four things. If the stack has verified a checksum on the way,
+// agree reports whether the same has arrived, but for five things. If the stack has verified a checksum on the way,
 // as conntrack does, and the shortcut has not, the receiver does: it takes longer, and no wrong packet is received.
 // The other way round is a difference. So what conntrack finds invalid for its checksum, and netfilter does not
 // translate, the edge and flow offload may forward if the checksum is still wrong where it arrives, as the kernel's
 // flowtables do. The stack answers each sender once a second what routes refuse, by a limit that no network
 // namespace has of its own (ip_error, net.ipv4.route.error_cost): the shortcut may where the stack is silent. And of
 // a merged packet of which only some segments have to be fragmented, the others may overtake these, because
-// fragments take the stack.
+// fragments take the stack. ICMP errors may overtake each other: each names its packet.
 func agree(l *layout, got [2][]seen) bool {
 	order := byEnd
 	if (l.objects != nil || l.learns > 0) && !slices.ContainsFunc(got[1], seen.isDamaged) {
 		got[0] = slices.DeleteFunc(slices.Clone(got[0]), seen.isDamaged)
 	}
-	if slices.ContainsFunc(got[1], seen.isFragment) {
+	if slices.ContainsFunc(got[1], seen.isFragment) || slices.ContainsFunc(got[1], seen.isError) {
 		order = byContent
 	}
 	if !slices.ContainsFunc(got[1], seen.isRefusal) {
@@ -73,6 +73,17 @@ func (p seen) isRefusal() bool {
 	a := arrival{frame: []byte(p.frame), l3: p.l3}
 	ip := a.packet()
 	return len(ip) >= 22 && ip[0] == 0x45 && ip[9] == unix.IPPROTO_ICMP && ip[20] == 3 && slices.Contains([]byte{0, 1, 13}, ip[21])
+}
+
+// isError is about ICMP errors of both families.
+func (p seen) isError() bool {
+	a := arrival{frame: []byte(p.frame), l3: p.l3}
+	ip := a.packet()
+	return isError6(ip) || len(ip) > 20 && ip[0] == 0x45 && ip[9] == unix.IPPROTO_ICMP && slices.Contains([]byte{3, 11, 12}, ip[20])
+}
+
+func isError6(ip []byte) bool {
+	return len(ip) > 40 && ip[0]>>4 == 6 && ip[6] == unix.IPPROTO_ICMPV6 && ip[40] < layers.ICMPv6TypeEchoRequest
 }
 
 // isDamaged reports whether a whole TCP or UDP packet has a checksum that its receiver finds wrong.
@@ -241,9 +252,19 @@ func forgetID(s *side, a *arrival, _ *seen) bool {
 	return true
 }
 
-func forgetFragmentID(s *side, a *arrival, _ *seen) bool {
-	if p := a.packet(); s.layout.rules != nil && len(p) >= 48 && p[0]>>4 == 6 && p[6] == unix.IPPROTO_FRAGMENT {
-		clear(p[44:48])
+func forgetFragmentID(_ *side, a *arrival, _ *seen) bool {
+	p := a.packet()
+	if len(p) < 48 || p[0]>>4 != 6 {
+		return true
+	}
+	for next, at := p[6], 40; at+8 <= len(p); next, at = p[at], at+8+8*int(p[at+1]) {
+		switch next {
+		case unix.IPPROTO_HOPOPTS, unix.IPPROTO_ROUTING, unix.IPPROTO_DSTOPTS:
+			continue
+		case unix.IPPROTO_FRAGMENT:
+			clear(p[at+4 : at+8])
+		}
+		break
 	}
 	return true
 }
@@ -255,8 +276,7 @@ func forgetFlowLabel(s *side, a *arrival, _ *seen) bool {
 		if len(p) <= 40 || p[0]>>4 != 6 {
 			continue
 		}
-		message := p[6] == unix.IPPROTO_ICMPV6 && p[40] < layers.ICMPv6TypeEchoRequest
-		if t := transport(p); message || t != nil && t.protocol == tcp && t.source == s.own(true) && len(p) > 53 && p[53]&rst != 0 {
+		if t := transport(p); isError6(p) || t != nil && t.protocol == tcp && t.source == s.own(true) && len(p) > 53 && p[53]&rst != 0 {
 			p[1] &= 0xf0
 			clear(p[2:4])
 		}
@@ -266,16 +286,20 @@ func forgetFlowLabel(s *side, a *arrival, _ *seen) bool {
 
 // forgetQuotedChecksum is about quoted packets that are longer than frames.
 func forgetQuotedChecksum(_ *side, a *arrival, _ *seen) bool {
-	const longest, checksum = 1500, 16
+	const longest = 1500
+	forget := func(message, quoted []byte, protocol byte) {
+		at, ok := map[byte]int{unix.IPPROTO_TCP: 16, unix.IPPROTO_UDP: 6}[protocol]
+		if ok && len(quoted) >= at+2 {
+			clear(message[2:4])
+			clear(quoted[at:][:2])
+		}
+	}
 	p := a.packet()
 	switch {
-	case len(p) > 48+checksum+2 && p[0] == 0x45 && p[9] == unix.IPPROTO_ICMP && p[28] == 0x45 && p[37] == unix.IPPROTO_TCP && binary.BigEndian.Uint16(p[30:]) > longest:
-		clear(p[22:24])
-		clear(p[48+checksum:][:2])
-	case len(p) > 88+checksum+2 && p[0]>>4 == 6 && p[6] == unix.IPPROTO_ICMPV6 && p[40] < layers.ICMPv6TypeEchoRequest && p[54] == unix.IPPROTO_TCP &&
-		binary.BigEndian.Uint16(p[52:]) > longest:
-		clear(p[42:44])
-		clear(p[88+checksum:][:2])
+	case len(p) > 48 && p[0] == 0x45 && p[9] == unix.IPPROTO_ICMP && p[28] == 0x45 && binary.BigEndian.Uint16(p[30:]) > longest:
+		forget(p[20:], p[48:], p[37])
+	case len(p) > 88 && isError6(p) && binary.BigEndian.Uint16(p[52:]) > longest:
+		forget(p[40:], p[88:], p[54])
 	}
 	return true
 }
@@ -321,15 +345,15 @@ func dropCiphertext(s *side, a *arrival, _ *seen) bool {
 // ownHeader reports whether a router made an IPv4 header: that of an ICMP error, of the reply to an echo request, or
 // the outer one of the node's tunnel.
 func (s *side) ownHeader(p []byte) bool {
-	header := int(p[0]&15) * 4
+	header, own := int(p[0]&15)*4, netip.AddrFrom4([4]byte(p[12:16])) == s.own(false)
+	later := binary.BigEndian.Uint16(p[6:])&0x1fff != 0
 	switch p[9] {
 	case unix.IPPROTO_ICMP:
-		return len(p) > header && (isError(p[header]) || p[header] == layers.ICMPv4TypeEchoReply)
+		return later && own || !later && len(p) > header && (isError(p[header]) || p[header] == layers.ICMPv4TypeEchoReply)
 	case unix.IPPROTO_UDP:
-		later := binary.BigEndian.Uint16(p[6:])&0x1fff != 0
-		return tunnelled(p) != nil || later && netip.AddrFrom4([4]byte(p[12:16])) == s.own(false)
+		return tunnelled(p) != nil || later && own
 	case unix.IPPROTO_IPIP:
-		return netip.AddrFrom4([4]byte(p[12:16])) == s.own(false)
+		return own
 	}
 	return false
 }

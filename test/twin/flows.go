@@ -63,7 +63,8 @@ const (
 	icmp = layers.IPProtocolICMPv4
 )
 
-// datagram is a plain frame of a flow. The client's port tells flows apart.
+// datagram is a plain frame of a flow. The client's port tells flows apart. Its sequence numbers are those of the first
+// data of the direction, for kinds that make it a segment.
 func (f flow) datagram(client uint16) Frame {
 	client += f.shift
 	ports := [2]uint16{client, f.service}
@@ -73,7 +74,8 @@ func (f flow) datagram(client uint16) Frame {
 	if f.reply {
 		ports = [2]uint16{ports[1], ports[0]}
 	}
-	return Frame{At: f.at, From: f.from, To: f.to, Protocol: udp, Ports: ports, ID: 7, DF: true, Length: 100}
+	own, other := f.sequences()
+	return Frame{At: f.at, From: f.from, To: f.to, Protocol: udp, Ports: ports, Seq: own + 1, Ack: other + 1, ID: 7, DF: true, Length: 100}
 }
 
 // Sequence numbers of each connection: those of the client's SYN, and of the server's.
@@ -82,21 +84,24 @@ const (
 	serverSequence = 5000
 )
 
+// sequences are those of the SYNs of the direction and of the other.
+func (f flow) sequences() (own, other uint32) {
+	if f.reply {
+		return serverSequence, clientSequence
+	}
+	return clientSequence, serverSequence
+}
+
 // segment is a plain segment of a flow's connection.
 func (f flow) segment(client uint16, flags string, length int) Frame {
 	frame := f.datagram(client)
 	frame.Protocol, frame.Flags, frame.Length = tcp, flags, length
-	own, other := uint32(clientSequence), uint32(serverSequence)
-	if f.reply {
-		own, other = other, own
-	}
+	own, other := f.sequences()
 	switch flags {
 	case "S":
-		frame.Seq = own
+		frame.Seq, frame.Ack = own, 0
 	case "SA":
 		frame.Seq, frame.Ack = own, other+1
-	default:
-		frame.Seq, frame.Ack = own+1, other+1
 	}
 	return frame
 }
@@ -138,7 +143,8 @@ func (w *world) plainFrames() (all []Frame) {
 }
 
 // warm sends packets of all flows in turn, so that a shortcut which learns established flows has learned those of a
-// client's port. Without UDP it takes a moment; the kernel takes a UDP flow for established after two seconds.
+// client's port. Without UDP it takes a moment; the kernel takes a UDP flow for established after two seconds. While
+// no change is in force the shortcut learns all of them.
 func (w *world) warm(port uint16, withUDP bool) {
 	w.t.Helper()
 	if w.layout.learns == 0 {
@@ -148,6 +154,7 @@ func (w *world) warm(port uint16, withUDP bool) {
 	for _, f := range flows {
 		w.toBoth(f.open(port))
 	}
+	learned := w.awaitLearned(len(flows), withUDP)
 	for begun := time.Now(); ; {
 		for range w.layout.learns {
 			for _, f := range flows {
@@ -157,13 +164,41 @@ func (w *world) warm(port uint16, withUDP bool) {
 				}
 			}
 		}
-		if !withUDP || time.Since(begun) > 2500*time.Millisecond {
+		w.pause()
+		if learned(time.Since(begun)) {
 			break
 		}
-		time.Sleep(100 * time.Millisecond)
 	}
-	time.Sleep(300 * time.Millisecond)
 	w.settle()
+}
+
+// awaitLearned returns whether the shortcut has learned so many flows of TCP, and as many of UDP, since it was called,
+// some time ago. With a change in force, such as that no agent runs, it may learn fewer: then only the time counts.
+func (w *world) awaitLearned(flows int, withUDP bool) func(time.Duration) bool {
+	w.t.Helper()
+	if withUDP {
+		flows *= 2
+	}
+	if len(w.changes) > 0 {
+		return func(passed time.Duration) bool { return !withUDP || passed > 2500*time.Millisecond }
+	}
+	before := w.learned()
+	return func(passed time.Duration) bool {
+		w.t.Helper()
+		got := w.learned() - before
+		if got < flows && passed > 10*time.Second {
+			w.t.Fatalf("the shortcut has learned %d of %d flows: the test proves nothing", got, flows)
+		}
+		return got >= flows
+	}
+}
+
+// learned is how many flows the shortcut has learned since it began.
+func (w *world) learned() int {
+	w.t.Helper()
+	s, err := w.sides[0].agent.Status()
+	w.must(err)
+	return int(s.Offload.Learned)
 }
 
 // toBoth sends a frame into both labs.

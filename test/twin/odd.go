@@ -38,6 +38,8 @@ var kinds = []kind{
 	{"TCP longer than its frame", func(f *Frame) { f.Wrong = wrongLength; segment(f) }},
 	{"ICMP longer than its frame", func(f *Frame) { f.Protocol, f.Wrong = icmp, wrongLength }},
 	{"padding", func(f *Frame) { f.Length, f.Padding = 4, 18 }},
+	{"padding after TCP", func(f *Frame) { segment(f); f.Length, f.Padding = 4, 18 }},
+	{"padding after merged TCP segments", func(f *Frame) { segment(f); f.Length, f.Segment, f.Padding = 5000, 1000, 18 }},
 	{"no payload", func(f *Frame) { f.Length = 0 }},
 	{"partial UDP checksum", func(f *Frame) { f.Partial = true }},
 	{"partial TCP checksum", func(f *Frame) { f.Partial = true; segment(f) }},
@@ -109,7 +111,7 @@ func (f Frame) combined() []string {
 }
 
 func segment(f *Frame) {
-	f.Protocol, f.Flags, f.Seq, f.Ack = tcp, "PA", clientSequence+1, serverSequence+1
+	f.Protocol, f.Flags = tcp, "PA"
 }
 
 func tag(priorityAndID uint16) *uint16 { return &priorityAndID }
@@ -147,7 +149,6 @@ func (w *world) of(k kind) (odd, plain []Frame) {
 		k.make(&frame)
 		if frame.Protocol == tcp {
 			base = f.segment(port, "PA", 100)
-			frame.Seq, frame.Ack = base.Seq, base.Ack
 		}
 		odd, plain = append(odd, frame), append(plain, base)
 	}

@@ -79,7 +79,9 @@ func (p *plan) drawChange(r *rand.Rand, s *step) {
 		from := p.groups[group%uint64(len(p.groups))]
 		if !slices.ContainsFunc(p.active, func(a change) bool { return slices.ContainsFunc(from, a.is) }) {
 			c := from[draw(name, from, func(c change) string { return c.name })]
-			s.made, p.active = &c, append(p.active, c)
+			if !slices.ContainsFunc(p.active, func(a change) bool { return a.hinders(c) || c.hinders(a) }) {
+				s.made, p.active = &c, append(p.active, c)
+			}
 		}
 	case do > 0 && len(p.active) > 0:
 		i := int(which % uint64(len(p.active)))

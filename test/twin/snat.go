@@ -52,6 +52,15 @@ func (s *side) translate(f Frame) Frame {
 	return f
 }
 
+// ofNoFlow reports whether a server's frame is of no flow that is known in this lab.
+func (s *side) ofNoFlow(f Frame) bool {
+	if s.layout.server == 0 || f.Ports[0] != s.layout.server {
+		return false
+	}
+	_, known := s.snat.ports[snatFlow{f.To, f.From, f.Protocol, f.Ports[1]}]
+	return !known
+}
+
 // own is the node's address.
 func (s *side) own(v6 bool) netip.Addr {
 	if v6 {

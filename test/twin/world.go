@@ -64,7 +64,7 @@ func newWorld(t testing.TB, l *layout) *world {
 	}
 	w.settle()
 	w.must(w.sides[0].agent.Start())
-	w.awaitPods()
+	w.awaitShortcut()
 	w.settle()
 	return w
 }
@@ -126,9 +126,12 @@ func (s *side) meetAll() error {
 	return nil
 }
 
-// awaitPods waits until the shortcut has all pods of the node, if it is one of pods.
-func (w *world) awaitPods() {
+// awaitShortcut waits until flow offload has chosen a provider, or the shortcut of pods has all those of the node.
+func (w *world) awaitShortcut() {
 	w.t.Helper()
+	if w.layout.learns > 0 {
+		w.must(w.sides[0].agent.WaitFor("ready to learn flows", func(s *inspect.Status) bool { return s.Offload != nil && s.Offload.Provider != "" }))
+	}
 	if w.layout.objects != nil || w.layout.learns > 0 {
 		return
 	}
@@ -283,7 +286,7 @@ func (w *world) renew() {
 	for _, s := range w.sides {
 		w.must(s.meetAll())
 	}
-	w.awaitPods()
+	w.awaitShortcut()
 	w.settle()
 }
 

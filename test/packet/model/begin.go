@@ -107,6 +107,9 @@ func (v *visit) judge(verdict Verdict) Result {
 	if v.flags&rst != 0 || v.fragment == laterFragment {
 		return v.drop(Rejected)
 	}
+	if !v.segmentIsRight() {
+		return v.drop(DropInvalid)
+	}
 	v.Counts[Rejected]++
 	return Result{Action: ActionSend, Frame: v.refusal()}
 }
@@ -232,12 +235,18 @@ func (v *visit) leftToTC(hop *NextHop) bool {
 	return v.xdp && hop != nil && (!hop.Known || hop.Device != v.device)
 }
 
+// trimmed is a frame that leaves, without what follows the packet but for Ethernet's padding.
+func (v *visit) trimmed(frame []byte) []byte {
+	const shortest = 60
+	return frame[:min(len(frame), max(shortest, l3+v.length))]
+}
+
 func (v *visit) send(to Tuple, hop *NextHop, reason Reason) Result {
 	if hop == nil {
 		return v.noRoute()
 	}
 	v.Counts[reason]++
-	out := v.change(to, 1)
+	out := v.trimmed(v.change(to, 1))
 	if v.xdp {
 		copy(out, hop.Destination[:])
 		copy(out[6:], hop.Source[:])

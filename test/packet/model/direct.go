@@ -181,6 +181,7 @@ func (v *visit) sendDirect(d direct, reason Reason) Result {
 		return v.drop(DropRewriteFailed) // no room for an option
 	}
 	v.Counts[reason]++
+	v.frame = v.trimmed(v.frame)
 	out := v.encapsulated(d)
 	if v.xdp {
 		copy(out, d.hop.Destination[:])
