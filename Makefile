@@ -29,7 +29,7 @@ BENCH_TEST = BEELINE_PROGRAM=$(CURDIR)/bin/beeline go -C $(BENCH) test -json -ve
 BENCH_SOURCES := $(wildcard bench/bpf/*.c bench/bpf/*.h)
 C_SOURCES := $(BPF_SOURCES) $(BENCH_SOURCES) $(wildcard test/*/testdata/*.c) $(wildcard hoststack/programs/*.c)
 GENERATED := internal/datapath/sock_bpfel.go internal/datapath/bind_bpfel.go internal/datapath/sockgc_bpfel.go internal/datapath/sockstats_bpfel.go \
-	internal/datapath/connectexplain_bpfel.go internal/datapath/edgetc_bpfel.go internal/datapath/edgemigrate_bpfel.go internal/datapath/edgel3_bpfel.go internal/datapath/edgexdp_bpfel.go internal/datapath/pod_bpfel.go internal/datapath/podnetkit_bpfel.go internal/datapath/podl3_bpfel.go internal/datapath/offload_bpfel.go internal/datapath/offloadl3_bpfel.go internal/datapath/mesh_bpfel.go internal/datapath/meshinbound_bpfel.go internal/datapath/xdpslot_bpfel.go \
+	internal/datapath/connectexplain_bpfel.go internal/datapath/edgetc_bpfel.go internal/datapath/edgemigrate_bpfel.go internal/datapath/edgel3_bpfel.go internal/datapath/edgexdp_bpfel.go internal/datapath/pod_bpfel.go internal/datapath/podnetkit_bpfel.go internal/datapath/podl3_bpfel.go internal/datapath/offload_bpfel.go internal/datapath/offloadl3_bpfel.go internal/datapath/mesh_bpfel.go internal/datapath/meshinbound_bpfel.go internal/datapath/meshreroute_bpfel.go internal/datapath/xdpslot_bpfel.go \
 	internal/xdpdispatch/xdpdispatcher_bpfel.go test/counter/counter_bpfel.go test/shared/shared_bpfel.go
 GENERATED_FOLDERS := $(sort $(dir $(GENERATED)))
 BENCH_GENERATED := bench/costxdp_bpfel.go bench/costtc_bpfel.go bench/sockmap_bpfel.go bench/podsredirect_bpfel.go \
@@ -116,6 +116,8 @@ manifests: ## write build/beeline.yaml, and build/beeline-hoststack.yaml for the
 	@scripts/manifests --hoststack '$(IMAGE)' >build/beeline-hoststack.yaml.tmp
 	@mv build/beeline.yaml.tmp build/beeline.yaml
 	@mv build/beeline-hoststack.yaml.tmp build/beeline-hoststack.yaml
+	@echo 'build/beeline.yaml: the agent with image $(IMAGE) and API server $(API_SERVER)'
+	@echo 'build/beeline-hoststack.yaml: the library for pods, which is optional'
 
 build/controlplane: $(CLUSTER)/go.mod $(CLUSTER)/go.sum $(wildcard $(CLUSTER)/cmd/controlplane/*.go) | setup $(SUITE)
 	scripts/setup --modules $(CLUSTER)
@@ -194,9 +196,10 @@ SEED ?= 0
 soak: build controlplane ## restarts, kills, floods, outages and more at random for DURATION (20m), with SEED: what clients lose (root)
 	BEELINE_PROGRAM=$(CURDIR)/bin/beeline go test -count=1 -vet=off -timeout 0 -v ./test/soak -api -lasting=$(DURATION) -seed=$(SEED)
 
-fuzz: build ## random packets for FUZZTIME (5m) each, with SEED: the programs against the packet model, and a node's shortcuts against its stack (root)
+fuzz: build | setup ## random packets and calls for FUZZTIME (5m) each, with SEED: the programs against the packet model, a node's shortcuts against its stack, and rings against the kernel's sockets (root)
 	go test -count=1 -vet=off -timeout 0 -v -run '^TestModel$$' ./test/packet -lasting=$(FUZZTIME) -seed=$(SEED)
 	BEELINE_PROGRAM=$(CURDIR)/bin/beeline go test -count=1 -vet=off -timeout 0 -v -run '^TestWalk$$' ./test/twin -lasting=$(FUZZTIME) -seed=$(SEED)
+	scripts/hoststack fuzz $(FUZZTIME) $(SEED)
 
 lint: programs $(SUITE) ## vet, staticcheck, shellcheck, formats
 	@scripts/setup --modules $(DEPLOY)

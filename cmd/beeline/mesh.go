@@ -15,7 +15,6 @@ import (
 	"beeline.io/beeline/internal/agent"
 	"beeline.io/beeline/internal/mesh"
 	"beeline.io/beeline/internal/printable"
-	"beeline.io/beeline/internal/suggest"
 )
 
 func newMeshCommand() *cobra.Command {
@@ -61,14 +60,14 @@ connections from other hosts. -o wide adds the cgroup.`,
 
 // meshTable prints pods; -o wide adds their cgroup.
 func meshTable(w io.Writer, s *mesh.Status, v *view) {
-	columns := []string{"POD", "STATE", "LISTENERS", "PROXY USER"}
+	columns := []string{"POD", "STATE", "LISTENERS", "PROXY"}
 	wide := v.output == "wide"
 	if wide {
 		columns = append(columns, "CGROUP")
 	}
 	t := newTable(w, !v.noHeaders, columns...)
 	for _, p := range s.Pods {
-		row := []string{p.Label(), meshState(&p), strconv.Itoa(p.Listeners), strconv.FormatUint(uint64(p.ProxyUID), 10)}
+		row := []string{p.Label(), meshState(&p), strconv.Itoa(p.Listeners), p.Proxy.String()}
 		if wide {
 			row = append(row, p.Directory)
 		}
@@ -86,6 +85,8 @@ func meshState(p *mesh.Pod) string {
 		return printable.Line(p.Failed)
 	case p.Namespace == 0:
 		return "no process yet"
+	case !p.Proxy.Known():
+		return "refused: nothing tells the proxy from applications"
 	case p.Native:
 		return "served, native sidecar"
 	}
@@ -100,9 +101,12 @@ func newMeshVerifyCommand() *cobra.Command {
 		Use: "verify POD", Short: "Prove by real connections which way traffic of a pod takes",
 		Long: `Connects three times, and asks the kernel where each connection went: from a process in the
 pod's cgroup and network namespace, as an application and as the proxy, and from this host
-to a port of the pod. POD is NAMESPACE/NAME, or a cgroup of --mesh-cgroups. Applications and
-the proxy see connections that are closed without data. Exit code 1 if an application's
-connection bypasses the proxy, if the proxy's own is redirected, or if one is refused.`,
+to a port of the pod. POD is NAMESPACE/NAME, or the pod's cgroup; a NAME, or one directory
+on the way to the cgroup, is enough if no other pod has it. The name of a pod of
+--mesh-cgroups is known if the cgroup is the kubelet's, and the agent has the Pod.
+Applications and the proxy see connections that are closed without data. Exit code 1 if an
+application's connection bypasses the proxy, if the proxy's own is redirected, or if one is
+refused.`,
 		Args: usage(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) (err error) {
 			if to != "" {
@@ -114,7 +118,7 @@ connection bypasses the proxy, if the proxy's own is redirected, or if one is re
 			if err != nil {
 				return err
 			}
-			pod, err := podNamed(s, args[0])
+			pod, err := s.Find(args[0])
 			if err != nil {
 				return err
 			}
@@ -130,23 +134,6 @@ connection bypasses the proxy, if the proxy's own is redirected, or if one is re
 	cmd.Flags().Uint16Var(&o.InboundPort, "port", 0, "port of the pod to which this host connects (default: the lowest at which an application listens)")
 	v.addFlags(cmd)
 	return cmd
-}
-
-// podNamed finds a pod with a proxy.
-func podNamed(s *mesh.Status, name string) (*mesh.Pod, error) {
-	var known []string
-	for i := range s.Pods {
-		if s.Pods[i].Label() == name {
-			return &s.Pods[i], nil
-		}
-		known = append(known, s.Pods[i].Label())
-	}
-	for _, l := range s.Left {
-		if l.Name == name {
-			return nil, fmt.Errorf("pod %s is left alone: %s", name, l.Why)
-		}
-	}
-	return nil, fmt.Errorf("no pod %q with a proxy on this node%s", name, suggest.DidYouMean(name, known))
 }
 
 func findingTable(w io.Writer, all []mesh.Finding) {

@@ -29,7 +29,7 @@ func newMeshSessionsCommand() *cobra.Command {
 connections on rings. Programs whose environment has the library in LD_PRELOAD, but that
 did not load it, are listed with the reason. The agent looks at the pods with a proxy, if
 --mesh-hoststack is on or off. With --all-processes or --pid this command looks itself, at
-any process. -o wide adds why connections were refused rings.`,
+any process. Programs without a connection that may use rings are listed with -o wide.`,
 		Args: usage(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return v.show(cmd, func() (any, func(io.Writer), error) {
@@ -39,7 +39,7 @@ any process. -o wide adds why connections were refused rings.`,
 				}
 				r.Programs = slices.DeleteFunc(r.Programs, func(p hoststack.Program) bool { return !v.of(p.Pod) })
 				v.nothing(cmd, len(r.Programs), "programs with the host stack")
-				return r, func(w io.Writer) { sessionTables(w, r, &v) }, nil
+				return r, func(w io.Writer) { sessionTables(w, r, !v.noHeaders, v.output == "wide" || len(pids) > 0) }, nil
 			})
 		},
 	}
@@ -83,21 +83,26 @@ func sessionsReport(cmd *cobra.Command, socket string, pids []int, all bool) (*h
 	return hoststack.Look(processes, hoststack.Options{Causes: true})
 }
 
-// sessionTables prints programs, and then their connections.
-func sessionTables(w io.Writer, r *hoststack.Report, v *view) {
-	wide := v.output == "wide"
-	columns := []string{"PID", "PROGRAM", "POD", "STATE", "CONNECTIONS", "ATTACHED", "RECEIVED", "SENT"}
-	if wide {
-		columns = append(columns, "REFUSED")
-	}
-	t := newTable(w, !v.noHeaders, columns...)
+// sessionTables prints programs, and then their connections. Without all it counts the programs that merely have the
+// library.
+func sessionTables(w io.Writer, r *hoststack.Report, headers, all bool) {
+	t := newTable(w, headers, "PID", "PROGRAM", "POD", "STATE", "CONNECTIONS", "ATTACHED", "RECEIVED", "SENT", "REFUSED")
+	idle := 0
 	for i := range r.Programs {
-		t.row(programRow(&r.Programs[i], wide))
+		p := &r.Programs[i]
+		if !all && hasNoConnection(p) {
+			idle++
+			continue
+		}
+		t.row(programRow(p))
 	}
 	t.Flush()
+	if idle > 0 {
+		fmt.Fprintf(w, "\n%s not listed, which had no connection that may use rings: see -o wide\n", counted(idle, "program"))
+	}
 	if r.Sessions() > 0 {
 		fmt.Fprintln(w)
-		t = newTable(w, !v.noHeaders, "PID", "ROLE", "SERVER", "CLIENT", "SENDS BY", "RECEIVES BY")
+		t = newTable(w, headers, "PID", "ROLE", "SERVER", "CLIENT", "SENDS BY", "RECEIVES BY")
 		for _, p := range r.Programs {
 			for _, s := range p.Sessions {
 				t.row([]string{strconv.Itoa(s.PID), s.Role, s.Server.String(), s.Client.String(), s.Sends, s.Receives})
@@ -110,7 +115,12 @@ func sessionTables(w io.Writer, r *hoststack.Report, v *view) {
 	}
 }
 
-func programRow(p *hoststack.Program, wide bool) []string {
+// hasNoConnection reports whether a program, such as a shell, merely has the library, and nothing is to be said of it.
+func hasNoConnection(p *hoststack.Program) bool {
+	return p.State == hoststack.Idle && p.Why == "" && !p.IOUring
+}
+
+func programRow(p *hoststack.Program) []string {
 	state := string(p.State)
 	if p.Why != "" {
 		state += ": " + p.Why
@@ -122,12 +132,9 @@ func programRow(p *hoststack.Program, wide bool) []string {
 	if n := len(p.PIDs) - 1; n > 0 {
 		pid += fmt.Sprintf(" and %d more", n)
 	}
-	row := []string{pid, printable.Line(p.Name), cmp.Or(p.Pod, "-"), printable.Line(state), "-", "-", "-", "-"}
+	row := []string{pid, printable.Line(p.Name), cmp.Or(p.Pod, "-"), printable.Line(state), "-", "-", "-", "-", refused(p.Counters)}
 	if c := p.Counters; c != nil {
-		row = append(row[:4], strconv.Itoa(len(p.Sessions)), number(c.Attached), number(c.Received), number(c.Sent))
-	}
-	if wide {
-		row = append(row, refused(p.Counters))
+		copy(row[4:], []string{strconv.Itoa(len(p.Sessions)), number(c.Attached), number(c.Received), number(c.Sent)})
 	}
 	return row
 }

@@ -20,6 +20,7 @@ import (
 
 	"beeline.io/beeline/internal/conntrack"
 	"beeline.io/beeline/internal/inspect"
+	"beeline.io/beeline/internal/mesh/hoststack"
 	"beeline.io/beeline/internal/service"
 )
 
@@ -38,6 +39,39 @@ func TestSchemaVersion(t *testing.T) {
 	var text bytes.Buffer
 	if err := write(&text, "yaml", []string{"a"}, nil); err != nil || text.String() != "items:\n- a\nschemaVersion: 1\n" {
 		t.Errorf("YAML %q, %v", &text, err)
+	}
+}
+
+// A shell that merely has the library is listed by request only. What is to be said of a program always is, and so are
+// the connections that stay on the kernel.
+func TestProgramsOfHostStack(t *testing.T) {
+	r := &hoststack.Report{Programs: []hoststack.Program{
+		{PIDs: []int{11}, Name: "bash", State: hoststack.Idle},
+		{PIDs: []int{12}, Name: "envoy", State: hoststack.On, Counters: &hoststack.Counters{Attached: 5, Refused: map[string]uint64{"kept": 3, "limit": 0, "elsewhere": 2}}},
+		{PIDs: []int{13}, Name: "agentd", State: hoststack.Idle, Why: "a Go program"},
+		{PIDs: []int{14}, Name: "node", State: hoststack.Idle, IOUring: true},
+		{PIDs: []int{15}, Name: "static", State: hoststack.NotLoaded},
+	}}
+	for all, want := range map[bool][]string{
+		false: {"12 envoy", "13 agentd", "14 node", "15 static", "1 program"},
+		true:  {"11 bash", "12 envoy", "13 agentd", "14 node", "15 static"},
+	} {
+		var text bytes.Buffer
+		sessionTables(&text, r, false, all)
+		var got []string
+		for line := range strings.Lines(text.String()) {
+			fields := strings.Fields(line)
+			if len(fields) == 0 {
+				continue
+			}
+			if fields[1] == "envoy" && !strings.HasSuffix(line, "elsewhere 2, kept 3\n") {
+				t.Errorf("refusals are missing: %q", line)
+			}
+			got = append(got, fields[0]+" "+fields[1])
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("all=%v lists %q, not %q", all, got, want)
+		}
 	}
 }
 

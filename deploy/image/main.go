@@ -13,6 +13,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"runtime"
 	"time"
 )
@@ -60,6 +61,9 @@ func (b *build) writeFile(out, program, library, licence string) (err error) {
 		return fmt.Errorf("%s: %w", library, err)
 	}
 	if b.Licence, err = os.ReadFile(licence); err != nil {
+		return err
+	}
+	if err := os.MkdirAll(filepath.Dir(out), 0o755); err != nil {
 		return err
 	}
 	f, err := os.Create(out + ".tmp")

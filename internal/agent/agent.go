@@ -46,6 +46,7 @@ type Agent struct {
 	cluster     *service.Cluster
 	optOuts     *service.OptOuts
 	sidecars    *service.Sidecars
+	unknown     *service.UnknownAnnotations
 	components  component.Running
 	prober      *healthcheck.Prober
 	listeners   listeners
@@ -72,8 +73,9 @@ type Agent struct {
 	unclassifiedPods int
 	// noOwnAddress is inspect.Status.NoOwnAddress.
 	noOwnAddress bool
-	// orphanSlices are EndpointSlices in manifests whose Service does not exist.
-	orphanSlices []service.ObjectProblem
+	// orphanSlices are EndpointSlices in manifests whose Service does not exist, and unknownNames the objects whose
+	// annotations are.
+	orphanSlices, unknownNames []service.ObjectProblem
 	// checked holds the endpoints with health checks.
 	checked map[service.Ref][]service.CheckedEndpoint
 	// lost holds Services that lost their last endpoint, until that is an Event.
@@ -95,6 +97,7 @@ func Run(ctx context.Context, config Config, version string, log *slog.Logger) e
 	a.cluster = service.NewCluster(config.Service)
 	a.optOuts = service.NewOptOuts(config.NodeName)
 	a.sidecars = service.NewSidecars(config.NodeName, config.Service.Sidecars)
+	a.unknown = service.NewUnknownAnnotations()
 
 	a.datapath, err = datapath.Open(config.datapathOptions())
 	bad := <-loaded

@@ -38,6 +38,9 @@ func (a *Agent) take(ev source.Event) error {
 	pods := changedPods{optOuts: a.optOuts.Apply(ev.Changes), sidecars: a.sidecars.Apply(ev.Changes)}
 	a.noteNode()
 	a.noteOrphanSlices(ev.Synced)
+	if a.unknown.Apply(ev.Changes) {
+		a.noteProblems(&a.unknownNames, a.unknown.Problems(), "an annotation has no effect")
+	}
 	a.noteOwnAddress()
 	if !ev.Synced {
 		return nil
@@ -157,23 +160,27 @@ func (a *Agent) noteOrphanSlices(synced bool) {
 	if a.config.Manifests == "" || !synced {
 		return
 	}
-	strays := a.cluster.OrphanSlices()
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	for _, s := range strays {
-		if !slices.Contains(a.orphanSlices, s) {
-			a.log.Warn("an EndpointSlice has no effect", "object", s.Object.String(), "why", s.Problem.Message)
-		}
-	}
-	a.orphanSlices = strays
+	a.noteProblems(&a.orphanSlices, a.cluster.OrphanSlices(), "an EndpointSlice has no effect")
 }
 
-// orphanSliceStatus adds the orphaned EndpointSlices to the status.
-func (a *Agent) orphanSliceStatus(s *inspect.Status) {
+// noteProblems keeps problems of objects for the status, and logs those that are new.
+func (a *Agent) noteProblems(known *[]service.ObjectProblem, now []service.ObjectProblem, what string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	for _, stray := range a.orphanSlices {
-		s.AddProblem(stray.Object, stray.Problem)
+	for _, p := range now {
+		if !slices.Contains(*known, p) {
+			a.log.Warn(what, "object", p.Object.String(), "why", p.Problem.Message)
+		}
+	}
+	*known = now
+}
+
+// objectStatus adds the orphaned EndpointSlices and the unknown annotations to the status.
+func (a *Agent) objectStatus(s *inspect.Status) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, p := range slices.Concat(a.orphanSlices, a.unknownNames) {
+		s.AddProblem(p.Object, p.Problem)
 	}
 }
 

@@ -78,6 +78,8 @@ func (c *Checked) resolve(config Config, objects []service.Object) error {
 	optOuts.Apply(changes)
 	sidecars := service.NewSidecars(config.NodeName, config.Service.Sidecars)
 	sidecars.Apply(changes)
+	unknown := service.NewUnknownAnnotations()
+	unknown.Apply(changes)
 	for owner, plan := range table.Owners() {
 		c.Services++
 		c.Frontends += len(plan.Frontends)
@@ -85,7 +87,7 @@ func (c *Checked) resolve(config Config, objects []service.Object) error {
 			c.Conditions = append(c.Conditions, p.At(owner.String()))
 		}
 	}
-	for _, list := range [][]service.ObjectProblem{table.OrphanSlices(), optOuts.Problems(), sidecars.Problems()} {
+	for _, list := range [][]service.ObjectProblem{table.OrphanSlices(), optOuts.Problems(), sidecars.Problems(), unknown.Problems()} {
 		for _, p := range list {
 			c.Conditions = append(c.Conditions, p.Problem.At(p.Object.String()))
 		}

@@ -106,7 +106,7 @@ func (a *Agent) completeStatus(s *inspect.Status) {
 	s.Objects = a.syncer.Unsettled()
 	a.components.Status(s)
 	s.ComponentConditions = append(s.ComponentConditions, slices.Concat(a.listeners.conditions(), a.healthConditions())...)
-	a.orphanSliceStatus(s)
+	a.objectStatus(s)
 	s.Health = a.healthStatus()
 	s.Source = a.sourceStatus()
 	a.mu.Lock()

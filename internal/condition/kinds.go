@@ -94,8 +94,11 @@ var (
 		"An SCTP port differs from the port of its endpoints. SCTP ports are never translated (docs/operate/sctp.md), so packets to this port are dropped.",
 		"set both to the same port")
 	EndpointsMissing = register("EndpointsMissing", Error,
-		"A Service in manifests has a port for which no EndpointSlice has endpoints: the slice is missing, or its ports have other names. Clients are rejected.",
-		"add the EndpointSlice, or give its port the name of the Service's port")
+		"A Service in manifests has a port for which no EndpointSlice has endpoints: the slice is missing or empty, or its ports have other names. Clients are rejected.",
+		"add the EndpointSlice or its endpoints, or give its port the name of the Service's port")
+	EndpointsUnusable = register("EndpointsUnusable", Error,
+		"All endpoints of a port of a Service in manifests have weight 0, or are not ready. Clients are rejected.",
+		"give an endpoint another weight, or make it ready; remove the Service if nobody is to reach it")
 	EndpointSliceUnused = register("EndpointSliceUnused", Error,
 		"An EndpointSlice in manifests belongs to a Service that does not exist. It has no effect.",
 		"correct the label kubernetes.io/service-name or the namespace")
@@ -111,14 +114,20 @@ var (
 	AnnotationInvalid = register("AnnotationInvalid", Warning,
 		"An annotation has an invalid value. It is ignored; a health check that was valid before continues.",
 		"use one of the values that the message names")
+	AnnotationUnknown = register("AnnotationUnknown", Warning,
+		"An object has an annotation beeline.io/... that does not exist, or that objects of its kind do not have. It has no effect.",
+		"correct the name, move it to the object that the message names, or remove it")
 	HealthCheckNodePortNotServed = register("HealthCheckNodePortNotServed", Error,
 		"The agent cannot listen at a Service's healthCheckNodePort, because another program or a HostPort has the port, or because there are as many such listeners as its limit of open files allows (R34). Load balancers that check it send nothing to this node, or get that program's answers.",
 		"stop the program that uses the port, or recreate the Service with another healthCheckNodePort: the agent retries every two seconds; for the limit see the message")
 	EndpointsLost = register("EndpointsLost", Warning,
 		"The last endpoint of a Service that takes new connections is gone, and clients are refused. This is an Event of the Service, and never in `beeline status`: a Service without endpoints is as its objects ask.",
 		"see why its pods are not ready")
+	HealthCheckUnlikely = register("HealthCheckUnlikely", Warning,
+		"A port that is usually served with TLS (443, or named https) is checked by http, or one without it (80, http) by https. Its backends fail such a check, or it says nothing of them.",
+		"set the annotation beeline.io/health-check-port to the port that the check is for, or beeline.io/health-check to tcp, or make two Services")
 	AllBackendsDown = register("AllBackendsDown", Error,
-		"All backends of a Service fail their health check. Clients are rejected, unless the check's annotation all-down sends them to the backends anyway.",
+		"All backends of a Service, or of one of its ports in one family, fail their health check. Clients are rejected, unless the check's annotation all-down sends them to the backends anyway.",
 		"see the reason in the message; restart the backends, or correct the check's annotations")
 	BackendsDown = register("BackendsDown", Warning,
 		"Some backends of a Service fail their health check. New connections go to the others.",
@@ -206,12 +215,21 @@ var (
 	EdgeRoutingUnknown = register("EdgeRoutingUnknown", Warning,
 		"The routes or routing rules of this node cannot be read, or not be given to the programs. The edge goes by those known last.",
 		"see the reason in the message; the agent reads them again when they change").ofNode()
+	OtherProxy = register("OtherProxy", Warning,
+		"kube-proxy, or what it has left, has rules for Services on this node, too. They translate what Beeline leaves to the stack, and go on with endpoints that are gone once nobody updates them.",
+		"during a migration nothing; otherwise stop kube-proxy on this node, and remove its rules (kube-proxy --cleanup)").ofNode()
 	EdgeFiltersUnknown = register("EdgeFiltersUnknown", Warning,
 		"The packet filters of this node cannot be read. Some may drop packets that the edge forwards past them.",
 		"see the reason in the message; the agent retries").ofNode()
 	PodShortcutFailed = register("PodShortcutFailed", Warning,
 		"The pod shortcut could not follow a change of this node's devices, routes or neighbours. Packets of new pods take the stack; the others are as before.",
 		"see the reason in the message; the agent retries").ofNode()
+	PodDeviceMissing = register("PodDeviceMissing", Error,
+		"--pod-devices names a device that does not exist, or that leads to no pod. The packets of the pods that are meant take the stack.",
+		"correct --pod-devices; auto stands for all devices of pods").ofNode()
+	PodNetworksMissed = register("PodNetworksMissed", Warning,
+		"Devices of pods lead to addresses that are in none of the pod networks. Packets of these pods take the stack, and count as of clients outside the cluster.",
+		"set --pod-networks to the networks of all pods of the cluster, or correct the podCIDRs of the Nodes").ofNode()
 	PodShortcutWithheld = register("PodShortcutWithheld", Info,
 		"The pods behind a device do not take the pod shortcut, because it would bypass packet filters, XFRM policies, a queue or another BPF program. Their packets take the stack, where these have their effect.",
 		"nothing; or remove what the message names (rules of iptables-legacy: write them with iptables-nft, whose rules are read); or, if it may be without effect on packets between pods, set --pod-ignore-filters").ofNode()
@@ -228,19 +246,31 @@ var (
 		"With --mesh-cgroups or --mesh-pods: connections of a pod do not go to its proxy, in one direction or both.",
 		"see the reason in the message; the agent retries every second")
 	MeshProxyMissing = register("MeshProxyMissing", Warning,
-		"No proxy listens at --mesh-inbound-port in a pod of --mesh-cgroups or --mesh-pods. Connections from other hosts to the pod are refused.",
-		"start the proxy in the pod, or correct --mesh-inbound-port")
+		"No proxy listens at --mesh-inbound-port or --mesh-outbound-port in a pod of --mesh-cgroups or --mesh-pods. Connections from other hosts to the pod, or those of its applications, are refused.",
+		"start the proxy in the pod, or correct --mesh-inbound-port and --mesh-outbound-port; exclude a direction that has no proxy")
+	MeshProxyUnknown = register("MeshProxyUnknown", Error,
+		"With --mesh-cgroups or --mesh-pods: nothing tells the proxy of a pod from its applications. It runs as root or as the user of an application, with no group of its own, and the cgroup of its container is not known (yet). What would go to the proxy is refused, so that nothing bypasses it.",
+		"run the proxy as a user or with a primary group of its own (runAsUser, runAsGroup); with --mesh-pods the kubelet's report of its container is enough, which comes when it has started")
+	MeshProxyOther = register("MeshProxyOther", Error,
+		"A process at the proxy's port for connections of applications is not the proxy that the flags or the pod's spec describe. Its own connections are taken for those of an application, would come back to it, and are refused.",
+		"start the proxy with the user or group that the message names, or correct --mesh-proxy-uid and --mesh-proxy-gid, or the container's runAsUser and runAsGroup")
+	MeshProxyLoops = register("MeshProxyLoops", Error,
+		"In the last two minutes, connections of a process that acts as the proxy of a pod would have come back to it, because neither its user, nor its group, nor its cgroup tells it from applications. They were refused.",
+		"start the proxy with the user or group that the message names, or correct --mesh-proxy-uid and --mesh-proxy-gid, or the container's runAsUser and runAsGroup")
+	MeshRoutesUnclear = register("MeshRoutesUnclear", Warning,
+		"Connections of a pod by some of its devices do not go to the proxy, and by which device a connection leaves is not told by its destination and source alone, or could not be found out. The connections that the message names go to the proxy, or are taken for others to the same destination.",
+		"route by destination or source address; or exclude networks (--mesh-exclude-outbound-networks, traffic.sidecar.istio.io/excludeOutboundIPRanges) instead of devices")
 	MeshAnnotationUnsupported = register("MeshAnnotationUnsupported", Warning,
-		"A pod of --mesh-pods has an annotation of Istio that Beeline cannot follow. The message says which traffic takes another way than the annotation asks for.",
-		"remove the annotation if the pod does not need it, or the label that selects the pod")
+		"A pod has devices behind which virtual machines are (traffic.sidecar.istio.io/kubevirtInterfaces, istio.io/reroute-virtual-interfaces, --mesh-reroute-interfaces), and this kernel has no tcx, which Linux 6.6 brought. What the machines send does not go to the proxy.",
+		"use Linux 6.6 or later; or remove the annotation if the pod does not need it, or the label that selects the pod")
 	MeshSockmapUnavailable = register("MeshSockmapUnavailable", Warning,
 		"--mesh-sockmap is set, and this kernel cannot do it without breaking programs. Messages between applications and proxies take TCP.",
 		"use a kernel without what the message names, or remove --mesh-sockmap").ofNode()
 	MeshProgramSplices = register("MeshProgramSplices", Info,
-		"With --mesh-sockmap: a program of a pod reads its connections between application and proxy by splice(2), which does not find messages past TCP. Messages to it take TCP. The agent logs a warning if the program began with it so late that a connection had to be aborted.",
+		"With --mesh-sockmap: a program of a pod reads its connections between application and proxy by splice(2), which does not find messages past TCP. Its new connections take TCP. The agent logs a warning if the program began with it so late that a connection had to be aborted.",
 		"nothing; or switch splice(2) off in the program, for example haproxy's option splice-auto, and restart the pod")
 	MeshProgramsFull = register("MeshProgramsFull", Info,
-		"With --mesh-sockmap: so many programs of a pod have read between application and proxy, each with a name of its own, that messages to further ones take TCP.",
+		"With --mesh-sockmap: so many programs of a pod have read between application and proxy, each with a name of its own, that connections of further ones take TCP.",
 		"nothing; or give processes of the pod the same name (/proc/PID/comm), and restart the pod")
 	MeshHostStackIOUring = register("MeshHostStackIOUring", Warning,
 		"With --mesh-hoststack: a program has the host stack's library and an io_uring(7). What it reads and writes by io_uring on a connection on rings misses the rings: bytes are lost or out of order.",
@@ -266,6 +296,9 @@ var (
 	OffloadDeviceMissing = register("OffloadDeviceMissing", Error,
 		"--offload-devices names a device that does not exist, or that flows cannot enter and leave by. Flow offload takes it when it can.",
 		"correct --offload-devices, or create the device").ofNode()
+	OffloadDeviceAlone = register("OffloadDeviceAlone", Warning,
+		"Flow offload has one device alone. Flows that enter by it and leave by another, or the reverse, stay on the stack.",
+		"name the other devices of the flows in --offload-devices, or set it to auto").ofNode()
 	DeviceTableNotWritten = register("DeviceTableNotWritten", Error,
 		"The node's source addresses of a device could not be written to the tables. New flows through that device may fail.",
 		"see the reason in the message; the agent retries").ofNode()

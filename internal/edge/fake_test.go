@@ -40,6 +40,8 @@ type kernel struct {
 	routings    hash[uint32, datapath.Routing]
 	routeMTUs   hash[datapath.RouteKey, uint32]
 	routeEncaps hash[datapath.NetworkKey, datapath.RouteEncap]
+	// routeMTUDeleted is called before an entry of routeMTUs is deleted; nil: nothing is.
+	routeMTUDeleted func()
 }
 
 func newKernel() *kernel {
@@ -109,8 +111,10 @@ func (k *kernel) SetXFRMPolicies(all datapath.XFRMPolicies) error {
 	return nil
 }
 
-func (k *kernel) Routings() datapath.Hash[uint32, datapath.Routing]   { return k.routings }
-func (k *kernel) RouteMTUs() datapath.Hash[datapath.RouteKey, uint32] { return k.routeMTUs }
+func (k *kernel) Routings() datapath.Hash[uint32, datapath.Routing] { return k.routings }
+func (k *kernel) RouteMTUs() datapath.Hash[datapath.RouteKey, uint32] {
+	return deletes[datapath.RouteKey, uint32]{k.routeMTUs, k.routeMTUDeleted}
+}
 func (k *kernel) RouteEncaps() datapath.Hash[datapath.NetworkKey, datapath.RouteEncap] {
 	return k.routeEncaps
 }
@@ -127,6 +131,19 @@ func (h hash[K, V]) All() (map[K]V, error) {
 		all[k] = v
 	}
 	return all, nil
+}
+
+// deletes is a hash that calls a function before it deletes an entry.
+type deletes[K comparable, V any] struct {
+	hash[K, V]
+	before func()
+}
+
+func (d deletes[K, V]) Delete(k K) error {
+	if d.before != nil {
+		d.before()
+	}
+	return d.hash.Delete(k)
 }
 
 // A world is an edge with devices.

@@ -67,7 +67,17 @@ func TestRoutingIsWritten(t *testing.T) {
 	for i := range 101 {
 		routing.MTUs.Of[hop(byte(i), "10.1.0.0/16")] = 1400
 	}
+	deleted := 0
+	w.kernel.routeMTUDeleted = func() {
+		deleted++
+		if w.kernel.routings[0].Flags&datapath.RouteMTUsMissing == 0 {
+			t.Error("an MTU is deleted while the programs still look for it")
+		}
+	}
 	want(datapath.Routing{LeastMtu4: 1280, Flags: datapath.RouteMTUsMissing | datapath.RouteIgnoresPMTU}, none, plain, "RouteMTUsMissing")
+	if deleted != 1 {
+		t.Errorf("%d MTUs are deleted, want 1", deleted)
+	}
 	routing = node.Routing{}
 	want(datapath.Routing{Flags: datapath.RouteIgnoresPMTU}, none, plain)
 }

@@ -167,12 +167,16 @@ func pairsOf(policies []node.XFRMPolicy) (all datapath.XFRMPolicies) {
 }
 
 func pairOf(p *node.XFRMPolicy) datapath.XFRMPair {
+	var onlyV6 uint32
+	if p.Source.Addr().Is6() { // ::/0 has all mapped IPv4 addresses, too
+		onlyV6 = 1
+	}
 	return datapath.XFRMPair{
 		Source: datapath.AddressFrom(p.Source.Addr()), SourceMask: maskOf(p.Source),
 		Destination: datapath.AddressFrom(p.Destination.Addr()), DestinationMask: maskOf(p.Destination),
 		SourcePort: datapath.NetworkOrder(p.SourcePort.Value & p.SourcePort.Mask), SourcePortMask: datapath.NetworkOrder(p.SourcePort.Mask),
 		DestinationPort: datapath.NetworkOrder(p.DestinationPort.Value & p.DestinationPort.Mask), DestinationPortMask: datapath.NetworkOrder(p.DestinationPort.Mask),
-		Protocol: uint32(p.Protocol),
+		Protocol: uint32(p.Protocol), OnlyV6: onlyV6,
 	}
 }
 

@@ -4,12 +4,18 @@ package edge
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"net/netip"
+	"runtime"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/node"
@@ -17,7 +23,7 @@ import (
 )
 
 // Policies of both directions between the same ends are one pair; masks have the length of the prefix, in both
-// families; more policies than fit are one that matches everything.
+// families, ports those of the selector; more policies than fit are one that matches everything.
 func TestPairsOf(t *testing.T) {
 	between := func(d node.XFRMDirection, from, to string) node.XFRMPolicy {
 		return node.XFRMPolicy{Direction: d, Source: netip.MustParsePrefix(from), Destination: netip.MustParsePrefix(to), Block: true}
@@ -33,6 +39,31 @@ func TestPairsOf(t *testing.T) {
 		if mask := netip.AddrFrom16(got.Pairs[i].SourceMask.Bytes); mask != netip.MustParseAddr(want) {
 			t.Errorf("pair %d: mask %s, want %s", i, mask, want)
 		}
+	}
+	ports := between(node.XFRMOut, "10.1.0.0/20", "10.2.0.1/32")
+	ports.Protocol = 17
+	ports.SourcePort = node.XFRMPorts{Value: 0x1234, Mask: 0xfff0}
+	ports.DestinationPort = node.XFRMPorts{Value: 0x5678, Mask: 0xffff}
+	back := between(node.XFRMForward, "10.2.0.1/32", "10.1.0.0/20")
+	back.Protocol, back.SourcePort, back.DestinationPort = ports.Protocol, ports.DestinationPort, ports.SourcePort
+	one := pairOf(&ports)
+	for name, want := range map[string]struct{ got, want uint16 }{
+		"source port": {one.SourcePort, 0x1230}, "mask of the source port": {one.SourcePortMask, 0xfff0},
+		"destination port": {one.DestinationPort, 0x5678}, "mask of the destination port": {one.DestinationPortMask, 0xffff},
+	} {
+		if want.got != datapath.NetworkOrder(want.want) {
+			t.Errorf("%s: %#04x, want %#04x", name, datapath.NetworkOrder(want.got), want.want)
+		}
+	}
+	if one.Protocol != 17 {
+		t.Errorf("protocol %d, want 17", one.Protocol)
+	}
+	if got := pairsOf([]node.XFRMPolicy{ports, back}); got.Count != 1 {
+		t.Errorf("policies of both directions with ports: %d pairs, want 1", got.Count)
+	}
+	back.SourcePort, back.DestinationPort = back.DestinationPort, back.SourcePort
+	if got := pairsOf([]node.XFRMPolicy{ports, back}); got.Count != 2 {
+		t.Errorf("policies of both directions with other ports: %d pairs, want 2", got.Count)
 	}
 	var many []node.XFRMPolicy
 	for i := range 200 {
@@ -76,4 +107,38 @@ func TestPoliciesDoNotWaitForFlows(t *testing.T) {
 	close(w.kernel.readers)
 	cancel()
 	loop.Wait()
+}
+
+// That policies cannot be watched is reported at once, not only when the agent ends.
+func TestPoliciesCannotBeWatched(t *testing.T) {
+	w := newWorld(t, Config{})
+	w.policies = func() ([]node.XFRMPolicy, error) { return nil, nil }
+	ended := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread() // for good: the thread ends with the goroutine
+		if err := withoutNetAdmin(); err != nil {
+			ended <- fmt.Errorf("capset: %w", err)
+			return
+		}
+		ended <- w.watchPolicies(t.Context())
+	}()
+	select {
+	case err := <-ended:
+		if !errors.Is(err, unix.EPERM) || !strings.Contains(err.Error(), "watch the network") {
+			t.Errorf("the error is %v, want that the network cannot be watched", err)
+		}
+	case <-time.After(time.Minute):
+		t.Error("no error is reported while the agent runs")
+	}
+}
+
+// withoutNetAdmin takes from the calling thread the capability without which the kernel reports no policies.
+func withoutNetAdmin() error {
+	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var data [2]unix.CapUserData
+	if err := unix.Capget(&header, &data[0]); err != nil {
+		return err
+	}
+	data[0].Effective &^= 1 << unix.CAP_NET_ADMIN
+	return unix.Capset(&header, &data[0])
 }

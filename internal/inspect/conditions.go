@@ -175,12 +175,17 @@ func (s *Status) ofHealth() (all condition.List) {
 	}
 	for name, down := range byService {
 		kind := condition.BackendsDown
-		if len(down) == s.Health.Services[name] {
+		if len(down) == s.Health.Services[name] && !s.hasProblem("Service "+name, condition.AllBackendsDown) {
 			kind = condition.AllBackendsDown
 		}
 		all = append(all, kind.New("backends that fail their health check: %d of %d: %s", len(down), s.Health.Services[name], someOf(down)).At("Service "+name))
 	}
 	return all
+}
+
+// hasProblem reports whether an object has a problem of a kind: its plan knows which ports and families are concerned.
+func (s *Status) hasProblem(object string, kind *condition.Kind) bool {
+	return slices.ContainsFunc(s.Objects, func(o reconcile.Status) bool { return o.Owner.String() == object && o.Problems.Has(kind) })
 }
 
 func someOf(names []string) string {

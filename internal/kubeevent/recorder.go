@@ -6,6 +6,7 @@
 package kubeevent
 
 import (
+	"cmp"
 	"context"
 	"encoding/hex"
 	"fmt"
@@ -39,7 +40,7 @@ const (
 	maxQueued = 200
 	// writeTimeout bounds one request.
 	writeTimeout = 10 * time.Second
-	// refusedPause is the pause after the API server has refused an Event, for lack of permission.
+	// refusedPause is the pause after the API server has refused an Event of a namespace, for lack of permission.
 	refusedPause = 10 * time.Minute
 	// maxNote is the limit of the API, in bytes.
 	maxNote = 1024
@@ -81,8 +82,14 @@ type Recorder struct {
 	// Only Run uses these.
 	tokens   float64
 	filled   time.Time
-	refused  time.Time // when an Event was last refused
-	reported bool      // that they are refused
+	refused  map[string]*refusal // by namespace
+	reported bool                // that Events are refused
+}
+
+// A refusal is that of the Events of a namespace, since a time.
+type refusal struct {
+	since time.Time
+	muted int // Events that were not sent because of it
 }
 
 // New returns a Recorder for a node.
@@ -92,7 +99,7 @@ func New(writer Writer, node string, log *slog.Logger) *Recorder {
 
 func newAt(writer Writer, node string, log *slog.Logger, now func() time.Time) *Recorder {
 	return &Recorder{writer: writer, node: node, log: log, now: now, current: map[key]bool{}, sent: map[key]time.Time{},
-		wake: wakeup.NewSignal(), tokens: burst, filled: now()}
+		refused: map[string]*refusal{}, wake: wakeup.NewSignal(), tokens: burst, filled: now()}
 }
 
 // SetNodes sets the names of all Nodes: what every node finds is reported by two of them.
@@ -199,7 +206,7 @@ func (r *Recorder) take() time.Duration {
 
 // write sends an Event, and drops it if that fails.
 func (r *Recorder) write(ctx context.Context, i Item) {
-	if !r.refused.IsZero() && r.now().Sub(r.refused) < refusedPause {
+	if r.muted(i) {
 		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, writeTimeout)
@@ -213,17 +220,41 @@ func (r *Recorder) write(ctx context.Context, i Item) {
 	}
 	switch {
 	case err == nil:
-		r.refused, r.reported = time.Time{}, false
+		delete(r.refused, namespaceOf(i))
+		r.reported = len(r.refused) > 0
 	case apierrors.IsAlreadyExists(err): // written by another node, or before a restart
+	case apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause): // it goes with its objects
 	case apierrors.IsForbidden(err), apierrors.IsUnauthorized(err):
-		if r.refused = r.now(); !r.reported {
-			r.log.Warn("the API server refuses Events; problems are in the status and in the log: grant create on events.events.k8s.io and get on services and pods", "error", err)
+		r.refused[namespaceOf(i)] = &refusal{since: r.now()}
+		if !r.reported {
+			r.log.Warn("the API server refuses Events; problems are in the status and in the log: grant create on events.events.k8s.io and get on services and pods",
+				"namespace", namespaceOf(i), "error", err, "next", refusedPause)
 			r.reported = true
 		}
 	case ctx.Err() == nil || ctx.Err() == context.DeadlineExceeded:
 		r.log.Debug("an Event was not written", "object", i.Object.String(), "code", i.Condition.Code, "error", err)
 	}
 }
+
+// muted reports whether an Event is not sent because the API server has lately refused one of its namespace.
+func (r *Recorder) muted(i Item) bool {
+	refused := r.refused[namespaceOf(i)]
+	if refused == nil {
+		return false
+	}
+	if r.now().Sub(refused.since) < refusedPause {
+		refused.muted++
+		return true
+	}
+	if refused.muted > 0 {
+		r.log.Warn("Events were not sent because the API server had refused one of their namespace", "namespace", namespaceOf(i), "events", refused.muted)
+	}
+	delete(r.refused, namespaceOf(i))
+	return false
+}
+
+// namespaceOf is that of an object's Events.
+func namespaceOf(i Item) string { return cmp.Or(i.Object.Namespace, metav1.NamespaceDefault) } // default: as for all Events of Nodes
 
 // event returns the Event of a condition. Its name follows from the object, the code and the time, so that
 // several nodes that find the same write one Event.
@@ -234,13 +265,9 @@ func (r *Recorder) event(i Item, uid types.UID) *eventsv1.Event {
 	if !k.everywhere {
 		id += " " + r.node
 	}
-	namespace := i.Object.Namespace
-	if namespace == "" {
-		namespace = metav1.NamespaceDefault // as for all Events of Nodes
-	}
 	return &eventsv1.Event{
 		TypeMeta:   metav1.TypeMeta{APIVersion: eventsv1.SchemeGroupVersion.String(), Kind: "Event"},
-		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: eventName(i.Object.Name, id)},
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespaceOf(i), Name: eventName(i.Object.Name, id)},
 		EventTime:  metav1.NewMicroTime(now),
 
 		ReportingController: "beeline", ReportingInstance: clip("beeline-"+r.node, 128),

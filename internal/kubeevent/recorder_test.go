@@ -13,8 +13,10 @@ import (
 	"testing/synctest"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	eventsv1 "k8s.io/api/events/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -125,14 +127,17 @@ func TestFlood(t *testing.T) {
 	})
 }
 
-// Without permission there is one line in the log, and no request until much later. Errors of other kinds are
-// not logged at all, and cost one Event each.
+// Without permission there is one line in the log, and no request of that namespace until much later, when the log
+// tells how many Events were not sent. Errors of other kinds are not logged at all, and cost one Event each.
 func TestRefused(t *testing.T) {
 	forbidden := apierrors.NewForbidden(schema.GroupResource{}, "", errors.New("no"))
+	// As of the admission plugin NamespaceLifecycle: it says nothing of other Events.
+	terminating := apierrors.NewForbidden(schema.GroupResource{}, "", errors.New("unable to create new content in namespace default because it is being terminated"))
+	terminating.ErrStatus.Details.Causes = append(terminating.ErrStatus.Details.Causes, metav1.StatusCause{Type: corev1.NamespaceTerminatingCause})
 	for _, c := range []struct {
 		err         error
 		asked, logs int
-	}{{forbidden, 1, 1}, {errors.New("no route to host"), 3, 0}, {apierrors.NewAlreadyExists(schema.GroupResource{}, "x"), 3, 0}} {
+	}{{forbidden, 1, 1}, {terminating, 3, 0}, {errors.New("no route to host"), 3, 0}, {apierrors.NewAlreadyExists(schema.GroupResource{}, "x"), 3, 0}} {
 		var log strings.Builder
 		s := &server{err: c.err}
 		run(t, s, slog.NewTextHandler(&log, nil), func(r *Recorder) {
@@ -143,12 +148,21 @@ func TestRefused(t *testing.T) {
 			if s.asked != c.asked || strings.Count(log.String(), "\n") != c.logs {
 				t.Errorf("%v: %d requests, want %d, log %q", c.err, s.asked, c.asked, log.String())
 			}
+			asked := s.asked
+			r.Note(Item{service.Ref{Kind: service.KindService, Namespace: "shop", Name: "web"}, condition.AddressTaken.New("x")})
+			time.Sleep(time.Second)
+			if s.asked != asked+1 {
+				t.Errorf("%v: %d requests for an Event of another namespace", c.err, s.asked-asked)
+			}
 			time.Sleep(refusedPause)
 			s.err = nil
 			r.Note(item("later", condition.AddressTaken))
 			time.Sleep(time.Second)
 			if len(s.events) != 1 {
 				t.Errorf("%v: %d Events when they are taken again", c.err, len(s.events))
+			}
+			if muted := strings.Contains(log.String(), "namespace=default events=2"); muted != (c.err == error(forbidden)) {
+				t.Errorf("%v: the log tells of Events that were not sent: %v, %q", c.err, muted, log.String())
 			}
 		})
 	}

@@ -29,6 +29,7 @@ func init() {
 		{condition.PortNotUnique, kind{action: "Resolve", everywhere: true}},
 		{condition.SCTPPortDiffers, kind{action: "Resolve", everywhere: true}},
 		{condition.AnnotationInvalid, kind{action: "Resolve", everywhere: true}},
+		{condition.AnnotationUnknown, kind{action: "Resolve", everywhere: true}},
 		{condition.HostIPNotHere, kind{action: "Resolve"}},
 		{condition.ObjectNotApplied, kind{action: "Program"}},
 		{condition.ObjectLeftOut, kind{action: "Program"}},

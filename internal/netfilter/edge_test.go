@@ -5,6 +5,7 @@ package netfilter
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -137,5 +138,35 @@ func TestFunctionsForTheEdge(t *testing.T) {
 		if err != nil || len(found) != want {
 			t.Errorf("family %d: %+v, %v; want %d", family, found, err, want)
 		}
+	}
+}
+
+// Rules of kube-proxy, also what it has left, are found in its three forms; the kubelet's chains are none.
+func TestProxiesOfTheNode(t *testing.T) {
+	const kubelet = "*mangle\n:KUBE-IPTABLES-HINT - [0:0]\n:KUBE-KUBELET-CANARY - [0:0]\nCOMMIT\n*filter\n:KUBE-FIREWALL - [0:0]\n:KUBE-KUBELET-CANARY - [0:0]\n-A INPUT -j KUBE-FIREWALL\n-A OUTPUT -j KUBE-FIREWALL\n" +
+		"-A KUBE-FIREWALL ! -s 127.0.0.0/8 -d 127.0.0.0/8 -m conntrack ! --ctstate RELATED,ESTABLISHED,DNAT -j DROP\nCOMMIT\n"
+	for _, c := range []struct {
+		name, rules, program string
+		want                 []string
+	}{
+		{"nftables mode", "table ip kube-proxy { chain services { }\n }\ntable ip6 kube-proxy { chain services { }\n }\n", "nft -f -", []string{"table ip kube-proxy", "table ip6 kube-proxy"}},
+		{"iptables-nft", kubeProxyRules, "iptables-nft-restore", []string{"chains KUBE-* of table ip filter"}},
+		{"iptables-legacy", kubeProxyRules, "iptables-legacy-restore", []string{"chains KUBE-* of table filter (iptables-legacy)"}},
+		{"the kubelet", kubelet, "iptables-nft-restore", nil},
+		{"the kubelet, iptables-legacy", kubelet, "iptables-legacy-restore", nil},
+		{"a table of others", "table inet kube-proxy { chain c { }\n }\n", "nft -f -", nil},
+	} {
+		inNamespace(t, func() {
+			load(t, c.rules, strings.Fields(c.program)...)
+			w, err := NewEdgeWatcher()
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			defer w.Close()
+			if got, err := w.Proxies(); err != nil || !slices.Equal(got, c.want) {
+				t.Errorf("%s: %q, %v; want %q", c.name, got, err, c.want)
+			}
+		})
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"unsafe"
 
@@ -64,6 +65,7 @@ type legacyChain struct {
 	table string
 	any   bool // it has rules
 	loses bool // some may drop packets; read only for the edge
+	proxy bool // the table has chains of kube-proxy; the same
 }
 
 // rules implements table.
@@ -146,7 +148,10 @@ func (f *legacyFamily) chains(fd int, name string, losses bool) (chains []base, 
 			if b.drop, err = f.drops(entries, policy); err != nil {
 				return nil, err
 			}
-			c.loses = losses && f.loses(entries, int(first), int(policy))
+			if losses {
+				w := f.walk(entries)
+				c.loses, c.proxy = w == nil || w.loses(int(first), int(policy)), w.hasProxy()
+			}
 		}
 		if c.any || b.drop {
 			chains = append(chains, b)
@@ -228,23 +233,37 @@ type legacyWalk struct {
 	seen    map[int]bool
 }
 
-// loses reports whether an entry from an offset on and before another may drop or divert packets, whatever it matches.
-// Chains of kube-proxy do not count.
-func (f *legacyFamily) loses(entries []byte, from, to int) bool {
+// walk reads the names of chains; nil: the layout is not known.
+func (f *legacyFamily) walk(entries []byte) *legacyWalk {
 	w := &legacyWalk{legacyFamily: f, entries: entries, names: map[int]string{}, seen: map[int]bool{}}
 	for at := 0; at < len(entries); {
 		e, ok := f.entry(entries, at)
 		if !ok {
-			return true
+			return nil
 		}
 		if e.chain != "" {
 			w.names[e.next] = e.chain
 		}
 		at = e.next
 	}
-	return w.loses(from, to)
+	return w
 }
 
+// hasProxy reports whether the table has chains that kube-proxy alone makes.
+func (w *legacyWalk) hasProxy() bool {
+	if w == nil {
+		return false
+	}
+	for _, name := range w.names {
+		if slices.Contains(kubeProxyOnly, name) {
+			return true
+		}
+	}
+	return false
+}
+
+// loses reports whether an entry from an offset on and before another may drop or divert packets, whatever it matches.
+// Chains of kube-proxy do not count.
 func (w *legacyWalk) loses(from, to int) bool {
 	for at := from; at < to && !w.seen[at]; {
 		w.seen[at] = true

@@ -17,7 +17,7 @@ func WithoutAnnotations(changes []Change) []Change {
 			plain[i].Object = o.withoutAnnotations()
 		case *Pod:
 			p := *o
-			p.Shortcut = ""
+			p.Shortcut, p.Unknown = "", nil
 			plain[i].Object = &p
 		}
 	}
@@ -27,15 +27,17 @@ func WithoutAnnotations(changes []Change) []Change {
 func (s *Service) withoutAnnotations() *Service {
 	plain := *s
 	plain.Algorithm, plain.DSR, plain.DSRHybrid, plain.Stateless = "", "", "", ""
-	plain.Check, plain.CheckErrors = HealthCheck{}, nil
+	plain.Check, plain.CheckErrors, plain.Unknown = HealthCheck{}, nil, nil
 	return &plain
 }
 
 func (s *EndpointSlice) withoutAnnotations() *EndpointSlice {
-	if len(s.Endpoints) == 0 || s.Endpoints[0].Weight == 1 { // all endpoints of a slice have the same weight
+	weighted := len(s.Endpoints) > 0 && s.Endpoints[0].Weight != 1 // all endpoints of a slice have the same weight
+	if !weighted && s.Unknown == nil {
 		return s
 	}
 	plain := *s
+	plain.Unknown = nil
 	plain.Endpoints = slices.Clone(s.Endpoints)
 	for i := range plain.Endpoints {
 		plain.Endpoints[i].Weight = 1

@@ -78,6 +78,7 @@ func ConvertService(in *corev1.Service) (*Service, error) {
 		s.HealthCheckNodePort = errs.port("spec.healthCheckNodePort", in.Spec.HealthCheckNodePort)
 	}
 	s.Check, s.CheckErrors = ParseHealthCheck(in.Annotations)
+	s.Unknown = unknownAnnotations(KindService, in.Annotations)
 	return s, errs.join()
 }
 
@@ -201,6 +202,7 @@ func ConvertEndpointSlice(in *discoveryv1.EndpointSlice) (*EndpointSlice, error)
 		return s, errs.join()
 	}
 	weight := sliceWeight(&errs, in.Annotations)
+	s.Unknown = unknownAnnotations(KindEndpointSlice, in.Annotations)
 	if at, err := time.Parse(time.RFC3339Nano, in.Annotations[corev1.EndpointsLastChangeTriggerTime]); err == nil {
 		s.Triggered = at.UTC()
 	}

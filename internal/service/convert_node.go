@@ -19,7 +19,7 @@ const TaintToBeDeleted = "ToBeDeletedByClusterAutoscaler"
 // ConvertNode extracts the fields that the rules use from a v1 Node.
 func ConvertNode(in *corev1.Node) (*Node, error) {
 	var errs fieldErrors
-	n := &Node{Name: in.Name, Zone: in.Labels[corev1.LabelTopologyZone], Deleting: in.DeletionTimestamp != nil}
+	n := &Node{Name: in.Name, Zone: in.Labels[corev1.LabelTopologyZone], Deleting: in.DeletionTimestamp != nil, Unknown: unknownAnnotations(KindNode, in.Annotations)}
 	n.ToBeDeleted = slices.ContainsFunc(in.Spec.Taints, func(t corev1.Taint) bool { return t.Key == TaintToBeDeleted })
 	for _, kind := range []corev1.NodeAddressType{corev1.NodeInternalIP, corev1.NodeExternalIP} {
 		for i, addr := range in.Status.Addresses {
@@ -54,6 +54,7 @@ func ConvertPod(in *corev1.Pod) (*Pod, error) {
 		Deleting:    in.DeletionTimestamp != nil,
 		Pending:     in.Status.Phase == corev1.PodPending,
 		Shortcut:    shortcut(in.Annotations),
+		Unknown:     unknownAnnotations(KindPod, in.Annotations),
 		Proxy:       podProxy(in),
 	}
 	if in.Spec.RuntimeClassName != nil {

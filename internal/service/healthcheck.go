@@ -3,7 +3,6 @@
 package service
 
 import (
-	"cmp"
 	"fmt"
 	"maps"
 	"net"
@@ -62,7 +61,7 @@ func (e AnnotationError) Error() string { return "annotation " + e.Annotation + 
 func ParseHealthCheck(annotations map[string]string) (HealthCheck, []AnnotationError) {
 	p := checkParser{annotations: annotations, check: HealthCheck{Probe: DefaultProbe}}
 	for _, name := range slices.Sorted(maps.Keys(annotations)) {
-		if strings.HasPrefix(name, AnnotationHealthCheck) {
+		if isOfHealthCheck(name) {
 			p.read(name, annotations[name])
 		}
 	}
@@ -77,9 +76,16 @@ func ParseHealthCheck(annotations map[string]string) (HealthCheck, []AnnotationE
 	return p.check, nil
 }
 
+// isOfHealthCheck reports whether an annotation is of the health check, or is meant to be.
+func isOfHealthCheck(name string) bool {
+	return strings.HasPrefix(name, AnnotationHealthCheck) ||
+		strings.HasPrefix(name, annotationPrefix) && slices.Contains(checkAnnotations, suggest.Nearest(name, annotationsOf[KindService]))
+}
+
 type checkParser struct {
 	annotations map[string]string
 	any         bool // at least one health check annotation is set
+	misspelt    bool // the kind of check is, and so the others miss it
 	check       HealthCheck
 	errs        []AnnotationError
 }
@@ -133,7 +139,8 @@ func (p *checkParser) read(name, value string) {
 			p.wrong(name, "%.40q: write reject (clients are rejected while all endpoints are down) or serve (checks are ignored then)", value)
 		}
 	default:
-		p.wrong(name, "there is no such annotation%s", cmp.Or(suggest.DidYouMean(name, checkAnnotations), ": remove it"))
+		p.misspelt = p.misspelt || suggest.Nearest(name, checkAnnotations) == AnnotationHealthCheck
+		p.wrong(name, "%s", whyUnknown(KindService, name))
 	}
 }
 
@@ -144,7 +151,7 @@ func (p *checkParser) finish() {
 		switch {
 		case !slices.Contains(checkAnnotations, name):
 		case probe.Kind == "" && name != AnnotationHealthCheck:
-			if _, given := p.annotations[AnnotationHealthCheck]; !given {
+			if _, given := p.annotations[AnnotationHealthCheck]; !given && !p.misspelt {
 				p.wrong(name, "has no effect without %s: add that annotation, or remove this one", AnnotationHealthCheck)
 			}
 		case probe.Kind == CheckTCP && slices.Contains([]string{AnnotationHealthCheckPath, AnnotationHealthCheckHost, AnnotationHealthCheckStatus, AnnotationHealthCheckTLSVerify}, name),

@@ -68,6 +68,8 @@ func TestWrongHealthCheckAnnotations(t *testing.T) {
 	}{
 		{healthAnnotations("", "HTTP"), `health-check: "HTTP": write tcp, http or https`},
 		{healthAnnotations("", ""), `health-check: "": write tcp`},
+		{map[string]string{"beeline.io/healthcheck": "http", "beeline.io/health-check-path": "/"},
+			`beeline.io/healthcheck: there is no such annotation, did you mean "beeline.io/health-check"?`},
 		{healthAnnotations("path", "/"), `health-check-path: has no effect without beeline.io/health-check: add that annotation, or remove this one`},
 		{healthAnnotations("", "tcp", "path", "/", "status", "200"), `health-check-path: has no effect on a check of kind tcp|health-check-status: has no effect`},
 		{healthAnnotations("", "http", "tls-verify", "on"), `health-check-tls-verify: has no effect on a check of kind http`},

@@ -3,6 +3,7 @@
 package service
 
 import (
+	"cmp"
 	"net/netip"
 	"time"
 )
@@ -56,6 +57,7 @@ type Service struct {
 	// Check is the health check of its endpoints; the zero value if CheckErrors is not empty.
 	Check       HealthCheck
 	CheckErrors []AnnotationError
+	Unknown     []AnnotationError // annotations beeline.io/... that it cannot have; so of the other objects
 }
 
 // ServicePort is one entry of spec.ports. Ports are in host byte order.
@@ -78,6 +80,7 @@ type EndpointSlice struct {
 	// Triggered is the annotation endpoints.kubernetes.io/last-change-trigger-time: when the pod or Service
 	// changed for which the slice was last written. Zero: unknown.
 	Triggered time.Time
+	Unknown   []AnnotationError
 }
 
 // EndpointPort is one entry of ports with a name and a number (R5).
@@ -112,6 +115,7 @@ type Node struct {
 	// Deleting means that it has a deletionTimestamp. ToBeDeleted is the taint with which the cluster
 	// autoscaler announces that it removes the node (R35).
 	Deleting, ToBeDeleted bool
+	Unknown               []AnnotationError
 }
 
 // Pod holds the fields of a v1 Pod that the rules use: its hostPorts (R33), whether it opts out of the
@@ -131,6 +135,7 @@ type Pod struct {
 	HostPorts          []PodPort
 	RuntimeClass       string // spec.runtimeClassName; empty: none
 	Shortcut           Shortcut
+	Unknown            []AnnotationError
 	Proxy              *PodProxy // nil: nothing that Sidecars uses
 }
 
@@ -163,12 +168,14 @@ type ServiceCIDR struct {
 type Namespace struct {
 	Name     string
 	Shortcut Shortcut
+	Unknown  []AnnotationError
 }
 
 // RuntimeClass holds the fields of a node.k8s.io/v1 RuntimeClass that the rules use.
 type RuntimeClass struct {
 	Name     string
 	Shortcut Shortcut
+	Unknown  []AnnotationError
 }
 
 // Ref returns the object's Ref.
@@ -182,6 +189,9 @@ func (n *Node) Ref() Ref { return Ref{KindNode, "", n.Name} }
 
 // Ref returns the object's Ref.
 func (p *Pod) Ref() Ref { return Ref{KindPod, p.Namespace, p.Name} }
+
+// cgroupUID is the UID after which the kubelet names the pod's cgroup.
+func (p *Pod) cgroupUID() string { return cmp.Or(p.StaticUID, p.UID) }
 
 // Ref returns the object's Ref.
 func (c *ServiceCIDR) Ref() Ref { return Ref{KindServiceCIDR, "", c.Name} }

@@ -3,7 +3,6 @@
 package service
 
 import (
-	"cmp"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -26,12 +25,12 @@ const (
 
 // ConvertNamespace extracts the fields that the rules use from a v1 Namespace.
 func ConvertNamespace(in *corev1.Namespace) (*Namespace, error) {
-	return &Namespace{in.Name, shortcut(in.Annotations)}, nil
+	return &Namespace{in.Name, shortcut(in.Annotations), unknownAnnotations(KindNamespace, in.Annotations)}, nil
 }
 
 // ConvertRuntimeClass extracts the fields that the rules use from a RuntimeClass.
 func ConvertRuntimeClass(in *nodev1.RuntimeClass) (*RuntimeClass, error) {
-	return &RuntimeClass{in.Name, shortcut(in.Annotations)}, nil
+	return &RuntimeClass{in.Name, shortcut(in.Annotations), unknownAnnotations(KindRuntimeClass, in.Annotations)}, nil
 }
 
 // maxShortcut is the maximum length of an invalid value; the rest is cut off.
@@ -174,7 +173,7 @@ func (o *OptOuts) decide() (list []OptOut, problems []ObjectProblem) {
 		if !off {
 			continue
 		}
-		out := OptOut{Pod: ref, UID: cmp.Or(p.StaticUID, p.UID), Because: because, Deleting: p.Deleting, Pending: p.Pending}
+		out := OptOut{Pod: ref, UID: p.cgroupUID(), Because: because, Deleting: p.Deleting, Pending: p.Pending}
 		copy(out.IPs[:], p.IPs)
 		if why, remedy := cannotOptOut(p, out); why != "" {
 			problems = append(problems, ObjectProblem{ref, condition.AnnotationWithoutEffect.New("%s", why).Do("%s", remedy)})

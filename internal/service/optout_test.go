@@ -4,6 +4,7 @@ package service
 
 import (
 	"math/rand/v2"
+	"reflect"
 	"strings"
 	"testing"
 
@@ -47,8 +48,8 @@ func TestOptOutPrecedence(t *testing.T) {
 				case class == ShortcutOff:
 					want = KindRuntimeClass
 				}
-				o := optOutsOf(optOutPod("a", pod, func(p *Pod) { p.RuntimeClass = "c" }), &Namespace{"shop", namespace}, &RuntimeClass{"c", class},
-					&Namespace{"other", ShortcutOff}, &RuntimeClass{"", ShortcutOff})
+				o := optOutsOf(optOutPod("a", pod, func(p *Pod) { p.RuntimeClass = "c" }), &Namespace{Name: "shop", Shortcut: namespace}, &RuntimeClass{Name: "c", Shortcut: class},
+					&Namespace{Name: "other", Shortcut: ShortcutOff}, &RuntimeClass{Shortcut: ShortcutOff})
 				var got Kind
 				for _, out := range o.Pods() {
 					got = out.Because
@@ -108,8 +109,8 @@ func TestOptOutOfWhichPods(t *testing.T) {
 func TestOptOutProblemNamesWhoAsks(t *testing.T) {
 	host := func(p *Pod) { p.HostNetwork, p.RuntimeClass = true, "c" }
 	for want, objects := range map[string][]Object{
-		"Namespace shop opts it out": {optOutPod("a", "", host), &Namespace{"shop", ShortcutOff}},
-		"RuntimeClass c opts it out": {optOutPod("a", "", host), &RuntimeClass{"c", ShortcutOff}},
+		"Namespace shop opts it out": {optOutPod("a", "", host), &Namespace{Name: "shop", Shortcut: ShortcutOff}},
+		"RuntimeClass c opts it out": {optOutPod("a", "", host), &RuntimeClass{Name: "c", Shortcut: ShortcutOff}},
 		"its annotation opts it out": {optOutPod("a", ShortcutOff, host)},
 	} {
 		if p := optOutsOf(objects...).Problems(); len(p) != 1 || !strings.HasPrefix(p[0].Problem.Message, want) {
@@ -128,8 +129,8 @@ func TestOptOutChanges(t *testing.T) {
 		uids   string
 	}{
 		{Change{Ref: pod.Ref(), Object: pod}, false, ""},
-		{Change{Ref: Ref{KindNamespace, "", "shop"}, Object: &Namespace{"shop", ""}}, false, ""},
-		{Change{Ref: Ref{KindNamespace, "", "shop"}, Object: &Namespace{"shop", ShortcutOff}}, true, "uid-a"},
+		{Change{Ref: Ref{KindNamespace, "", "shop"}, Object: &Namespace{Name: "shop"}}, false, ""},
+		{Change{Ref: Ref{KindNamespace, "", "shop"}, Object: &Namespace{Name: "shop", Shortcut: ShortcutOff}}, true, "uid-a"},
 		{Change{Ref: Ref{KindService, "shop", "web"}, Object: &Service{Namespace: "shop", Name: "web"}}, false, "uid-a"},
 		{Change{Ref: pod.Ref(), Object: uid2}, true, "uid-2"},
 		{gone(&Namespace{Name: "shop"}), true, ""},
@@ -163,9 +164,9 @@ func TestOptOutInAnyOrder(t *testing.T) {
 					p.RuntimeClass, p.HostNetwork, p.Node = []string{"", "c"}[r.IntN(2)], r.IntN(5) == 0, []string{"here", "there"}[r.IntN(2)]
 				})
 			case 1:
-				object = &Namespace{"shop", v}
+				object = &Namespace{Name: "shop", Shortcut: v}
 			default:
-				object = &RuntimeClass{"c", v}
+				object = &RuntimeClass{Name: "c", Shortcut: v}
 			}
 			if r.IntN(4) == 0 {
 				delete(state, object.Ref())
@@ -219,10 +220,10 @@ spec: {nodeName: here, runtimeClassName: careful}
 		in := map[string]string{AnnotationSocketShortcut: value}
 		n, class := new(corev1.Namespace), new(nodev1.RuntimeClass)
 		n.Name, n.Annotations, class.Name, class.Annotations = "n", in, "c", in
-		if got := must(ConvertNamespace(n)); *got != (Namespace{"n", want}) {
+		if got := must(ConvertNamespace(n)); !reflect.DeepEqual(*got, Namespace{Name: "n", Shortcut: want}) {
 			t.Errorf("%q is %+v", value, got)
 		}
-		if got := must(ConvertRuntimeClass(class)); *got != (RuntimeClass{"c", want}) {
+		if got := must(ConvertRuntimeClass(class)); !reflect.DeepEqual(*got, RuntimeClass{Name: "c", Shortcut: want}) {
 			t.Errorf("%q is %+v", value, got)
 		}
 		if wrong := want.problem() != ""; wrong != (want != ShortcutOn && want != ShortcutOff) {

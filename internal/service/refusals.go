@@ -13,28 +13,57 @@ import (
 	"beeline.io/beeline/internal/suggest"
 )
 
-// warnEndpoints reports why new connections to a port are rejected, if they are (R10, R11, R16, R18). In
-// manifests it is a problem if no slice has the port, because no controller creates slices.
+// warnEndpoints reports why new connections to a port are rejected, if they are (R10, R11, R16, R18). It is a problem
+// if endpoints fail their health check; and in manifests if there is none or none is usable, because no controller
+// will change that.
 func (p *portPlan) warnEndpoints(all []candidate) {
-	why, slip := "", false
+	why, manifests := "", p.config.Manifests
+	var problem *condition.Kind
 	switch {
 	case len(p.sets.cluster) > 0:
 		why = p.noneHere()
 	case len(all) == 0:
-		why, slip = p.noEndpoints()
+		why = p.noEndpoints()
+		if manifests {
+			problem = condition.EndpointsMissing
+		}
+	case slices.ContainsFunc(all, candidate.isDown):
+		why, problem = noneUsable(all), condition.AllBackendsDown
 	default:
 		why = noneUsable(all)
+		if manifests {
+			problem = condition.EndpointsUnusable
+		}
 	}
 	if why == "" {
 		return
 	}
 	name := fmt.Sprintf("%s port %s", p.family, shownPort(p.port.Name, p.port.Protocol))
-	if slip && p.config.Manifests {
-		p.plan.problem(condition.EndpointsMissing.New("%s: clients are rejected: %s", name, why))
+	if problem != nil {
+		p.plan.problem(problem.New("%s: clients are rejected: %s", name, why))
+	}
+	if problem == nil || problem == condition.AllBackendsDown {
+		p.plan.Refusals = append(p.plan.Refusals, name+": "+why)
+	}
+}
+
+// warnChecks reports a port that the health check of another one cannot tell about: a server with TLS answers no plain
+// request, and one without it no handshake.
+func (p *servicePlan) warnChecks() {
+	check := p.svc.Check
+	if check.Port != 0 {
 		return
 	}
-	p.plan.Refusals = append(p.plan.Refusals, name+": "+why)
+	for _, port := range p.svc.Ports {
+		withTLS, without := port.Name == "https" || port.Port == 443, port.Name == "http" || port.Port == 80
+		if port.Protocol == TCP && (check.Probe.Kind == CheckHTTP && withTLS || check.Probe.Kind == CheckHTTPS && without && !withTLS) {
+			p.plan.problem(condition.HealthCheckUnlikely.New("port %d (%s) is checked by %s", port.Port, shownPort(port.Name, port.Protocol), check.Probe.Kind))
+		}
+	}
 }
+
+// isDown reports whether new connections would go to an endpoint if it passed its health check.
+func (c candidate) isDown() bool { return c.down && c.weight > 0 }
 
 func shownPort(name string, protocol Protocol) string {
 	if name == "" {
@@ -58,9 +87,8 @@ func (p *portPlan) noneHere() string {
 	return fmt.Sprintf("%s is Local, and none of %d usable endpoints is on this node", strings.Join(local, " and "), len(p.sets.cluster))
 }
 
-// noEndpoints returns why a port has no endpoint. slip means that this is probably a mistake: a slice is
-// missing, or has endpoints at other ports.
-func (p *portPlan) noEndpoints() (why string, slip bool) {
+// noEndpoints returns why a port has no endpoint.
+func (p *portPlan) noEndpoints() string {
 	others, endpoints, ours := map[string]struct{}{}, 0, false
 	there := false
 	for _, s := range p.slices {
@@ -79,14 +107,14 @@ func (p *portPlan) noEndpoints() (why string, slip bool) {
 	}
 	switch {
 	case !there:
-		return fmt.Sprintf("no EndpointSlice of addressType %s has the label kubernetes.io/service-name: %s", p.family, p.svc.Name), true
+		return fmt.Sprintf("no EndpointSlice of addressType %s has the label kubernetes.io/service-name: %s", p.family, p.svc.Name)
 	case ours || endpoints == 0:
-		return "its EndpointSlices have no endpoints", false
+		return "its EndpointSlices have no endpoints"
 	case len(others) == 0:
-		return "its EndpointSlices have no ports", true
+		return "its EndpointSlices have no ports"
 	}
 	return fmt.Sprintf("its EndpointSlices have no port of this name and protocol, but %s; a port of a slice belongs to the Service's port of the same name",
-		strings.Join(slices.Sorted(maps.Keys(others)), ", ")), true
+		strings.Join(slices.Sorted(maps.Keys(others)), ", "))
 }
 
 // noneUsable counts why the endpoints of a port take no new connections.

@@ -31,9 +31,9 @@ func TestRefusalsSayWhy(t *testing.T) {
 		{"of another port", service("web"), []*EndpointSlice{slice("web-1", []string{"a"}, portNamed("htpp"))}, true, "have no port of this name and protocol, but htpp/TCP"},
 		{"of another protocol", service("web"), []*EndpointSlice{slice("web-1", []string{"a"}, udp)}, true, "but http/UDP"},
 		{"without ports", service("web"), []*EndpointSlice{slice("web-1", []string{"a"}, withoutPorts)}, true, "have no ports"},
-		{"scaled to zero", service("web"), []*EndpointSlice{slice("web-1", nil, withoutPorts)}, false, "IPv4 port http/TCP: its EndpointSlices have no endpoints"},
-		{"not ready", service("web"), []*EndpointSlice{endpoints("a notready", "b notserving")}, false, "none of 2 endpoints is usable: 2 not ready"},
-		{"weight 0", service("web"), []*EndpointSlice{slice("web-1", []string{"a"}, weight("0"))}, false, "none of 1 endpoints is usable: 1 of weight 0"},
+		{"scaled to zero", service("web"), []*EndpointSlice{slice("web-1", nil, withoutPorts)}, true, "IPv4 port http/TCP: clients are rejected: its EndpointSlices have no endpoints"},
+		{"not ready", service("web"), []*EndpointSlice{endpoints("a notready", "b notserving")}, true, "none of 2 endpoints is usable: 2 not ready"},
+		{"weight 0", service("web"), []*EndpointSlice{slice("web-1", []string{"a"}, weight("0"))}, true, "none of 1 endpoints is usable: 1 of weight 0"},
 		{"Local, none here", service("web", iTPLocal), []*EndpointSlice{endpoints("a there")}, false, "internalTrafficPolicy is Local, and none of 1 usable endpoints"},
 		{"Local, one here", service("web", iTPLocal), []*EndpointSlice{endpoints("a there", "b here")}, false, ""},
 	} {
@@ -69,6 +69,72 @@ func TestRefusalsByHealth(t *testing.T) {
 	table.SetHealth(down)
 	if got := table.Plan(web).Refusals; len(got) != 1 || !strings.Contains(got[0], "2 down by the health check") {
 		t.Errorf("refusals %q", got)
+	}
+}
+
+// All backends of one port in one family down is a problem, which names both, though others are up; all of both
+// families are one for each.
+func TestAllOfAPortDown(t *testing.T) {
+	s := service("web", dualStack)
+	s.Check = HealthCheck{Probe: Probe{Kind: CheckTCP}}
+	table := cluster(testConfig(), s, endpoints("a", "b"), slice("web-6", []string{"a", "b"}, ipv6))
+	var all []Target
+	for target := range table.Targets() {
+		all = append(all, target)
+	}
+	for _, c := range []struct {
+		down func(Target) bool
+		want []string
+	}{
+		{func(Target) bool { return false }, nil},
+		{func(target Target) bool { return target.Addr.Addr().Is6() }, []string{"IPv6"}},
+		{func(target Target) bool { return target.Addr == all[0].Addr }, nil},
+		{func(Target) bool { return true }, []string{"IPv4", "IPv6"}},
+	} {
+		down := map[Target]bool{}
+		for _, target := range all {
+			down[target] = c.down(target)
+		}
+		table.SetHealth(down)
+		got := table.Plan(web).Problems
+		if len(got) != len(c.want) {
+			t.Errorf("problems %q, want those of %q", got, c.want)
+			continue
+		}
+		for i, family := range c.want {
+			if want := "AllBackendsDown: " + family + " port http/TCP: clients are rejected: none of 2 endpoints is usable: 2 down"; !strings.HasPrefix(got[i].String(), want) {
+				t.Errorf("problem %q, want %q", got[i], want)
+			}
+		}
+	}
+}
+
+// A port with TLS behind a check by http, and the reverse, is one warning for both families.
+func TestUnlikelyChecks(t *testing.T) {
+	withTLS := func(s *discoveryv1.EndpointSlice) {
+		s.Ports = append(s.Ports, discoveryv1.EndpointPort{Name: new("https"), Port: new(int32(8443))})
+	}
+	for _, c := range []struct {
+		check Probe
+		port  uint16 // of the check
+		want  string
+	}{
+		{Probe{Kind: CheckHTTP}, 0, "port 443 (https/TCP) is checked by http"},
+		{Probe{Kind: CheckHTTPS}, 0, "port 80 (http/TCP) is checked by https"},
+		{Probe{Kind: CheckHTTP}, 8080, ""},
+		{Probe{Kind: CheckTCP}, 0, ""},
+	} {
+		s := service("web", dualStack)
+		s.Ports = append(s.Ports, ServicePort{Name: "https", Protocol: TCP, Port: 443})
+		s.Check = HealthCheck{Probe: c.check, Port: c.port}
+		plan := cluster(testConfig(), s, slice("web-1", []string{"a"}, withTLS), slice("web-6", []string{"a"}, ipv6, withTLS)).Plan(web)
+		var got []string
+		for _, p := range plan.Problems {
+			got = append(got, p.Message)
+		}
+		if want := strings.Fields(c.want); strings.Join(got, " ") != strings.Join(want, " ") {
+			t.Errorf("%s at port %d: problems %q, want %q", c.check.Kind, c.port, got, c.want)
+		}
 	}
 }
 

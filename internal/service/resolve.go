@@ -63,6 +63,7 @@ func resolveService(s *Service, endpointSlices []*EndpointSlice, config *Config,
 	if len(p.plan.Frontends) == 0 && !p.left {
 		return nil
 	}
+	p.warnChecks()
 	p.plan.finish()
 	return p.plan
 }

@@ -33,15 +33,6 @@ const (
 	istioIntercept  = "ISTIO_META_INTERCEPTION_MODE"
 )
 
-// unsupported are annotations that Beeline cannot follow, with what happens instead.
-var unsupported = map[string]string{
-	istioTraffic + "excludeInterfaces":  "connections by these devices go to the proxy, too",
-	istioTraffic + "kubevirtInterfaces": virtualMachines,
-	istioReroute:                        virtualMachines,
-}
-
-const virtualMachines = "what virtual machines behind these devices send does not go to the proxy: it comes by no socket of the pod"
-
 // istioPorts are those of Istio's proxy itself that other hosts connect to: HBONE, the merged metrics, health, Envoy's
 // metrics.
 var istioPorts = []uint16{15008, 15020, 15021, 15090}
@@ -53,13 +44,19 @@ type PodProxy struct {
 	Found, Native, Istio bool
 	// UID and GID are those of the proxy's container; nil: not set.
 	UID, GID *uint32
-	DNS      bool // it captures DNS
+	// OtherUIDs and OtherGIDs are those that the other containers that run beside it have set.
+	OtherUIDs, OtherGIDs []uint32
+	// Container is the id of its container, as the kubelet reports it, without the runtime's name; empty: not
+	// reported yet.
+	Container string
+	DNS       bool // it captures DNS
+	// UserNamespace: the pod has a user namespace (hostUsers: false).
+	UserNamespace bool
 	// Left is why the pod is left alone whatever its labels; empty: it is not.
 	Left string
-	// Traffic are Istio's annotations of included and excluded ports and networks, without their prefix.
+	// Traffic are Istio's annotations of included and excluded ports, networks and devices, without the prefix
+	// istioTraffic.
 	Traffic map[string]string
-	// Unsupported are annotations that Beeline cannot follow.
-	Unsupported []string
 	// Probes are the ports of the containers that the kubelet probes.
 	Probes []uint16
 }
@@ -69,7 +66,7 @@ const defaultProxyUser = 1337
 
 // podProxy extracts the PodProxy of a v1 Pod; nil if it has neither labels nor a proxy.
 func podProxy(in *corev1.Pod) *PodProxy {
-	p := &PodProxy{Labels: in.Labels, Left: leftToOthers(in)}
+	p := &PodProxy{Labels: in.Labels, Left: leftToOthers(in), UserNamespace: in.Spec.HostUsers != nil && !*in.Spec.HostUsers}
 	for i := range in.Spec.InitContainers {
 		if c := &in.Spec.InitContainers[i]; c.RestartPolicy != nil && *c.RestartPolicy == corev1.ContainerRestartPolicyAlways {
 			p.addContainer(in, c, true)
@@ -79,10 +76,7 @@ func podProxy(in *corev1.Pod) *PodProxy {
 		p.addContainer(in, &in.Spec.Containers[i], false)
 	}
 	for name, value := range in.Annotations {
-		if unsupported[name] != "" && strings.TrimSpace(value) != "" {
-			p.Unsupported = append(p.Unsupported, name)
-		}
-		if short, ok := strings.CutPrefix(name, istioTraffic); ok {
+		if short, ok := strings.CutPrefix(name, istioTraffic); ok || name == istioReroute {
 			if p.Traffic == nil {
 				p.Traffic = map[string]string{}
 			}
@@ -92,7 +86,6 @@ func podProxy(in *corev1.Pod) *PodProxy {
 	if !p.Found && len(p.Labels) == 0 {
 		return nil
 	}
-	slices.Sort(p.Unsupported)
 	slices.Sort(p.Probes)
 	p.Probes = slices.Compact(p.Probes)
 	return p
@@ -118,13 +111,33 @@ func (p *PodProxy) addContainer(pod *corev1.Pod, c *corev1.Container, native boo
 	istio := c.Name == istioProxy
 	if p.Found || !istio && (uid == nil || *uid != defaultProxyUser) {
 		p.Probes = append(p.Probes, probedPorts(c)...)
+		p.OtherUIDs, p.OtherGIDs = appendID(p.OtherUIDs, uid), appendID(p.OtherGIDs, gid)
 		return
 	}
 	p.Found, p.Native, p.Istio, p.UID, p.GID = true, native, istio, uid, gid
+	p.Container = containerID(pod, c.Name)
 	p.DNS = hasVariable(c, istioDNSCapture, "true")
 	if p.Left == "" && hasVariable(c, istioIntercept, "NONE") {
 		p.Left = "its proxy has " + istioIntercept + "=NONE, as a ProxyConfig says"
 	}
+}
+
+func appendID(all []uint32, id *uint32) []uint32 {
+	if id == nil {
+		return all
+	}
+	return append(all, *id)
+}
+
+// containerID returns the id that a container's runtime has given it; empty: it is not reported, or is none that can
+// be part of a directory's name.
+func containerID(pod *corev1.Pod, name string) string {
+	for _, s := range slices.Concat(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses) {
+		if _, id, ok := strings.Cut(s.ContainerID, "://"); ok && s.Name == name && strings.Trim(id, "0123456789abcdef") == "" {
+			return id
+		}
+	}
+	return ""
 }
 
 func hasVariable(c *corev1.Container, name, value string) bool {
@@ -204,7 +217,13 @@ type Sidecar struct {
 	UID string
 	// ProxyUID and ProxyGID are the proxy's; nil: the default.
 	ProxyUID, ProxyGID *uint32
-	Native, DNS        bool
+	// OtherUIDs and OtherGIDs are those of applications, as far as they are set.
+	OtherUIDs, OtherGIDs []uint32
+	// ProxyContainer is the id of the proxy's container; empty: not known yet.
+	ProxyContainer string
+	Native, DNS    bool
+	// UserNamespace: the ids are those of the pod's user namespace.
+	UserNamespace bool
 	// What goes to the proxy, and what of this does not. Excluded networks win over included ports, and
 	// excluded ports over both.
 	IncludeOutboundPorts                      []uint16
@@ -212,6 +231,11 @@ type Sidecar struct {
 	ExcludeOutbound                           []netip.Prefix
 	ExcludeOutboundPorts, ExcludeInboundPorts []uint16
 	IncludeInboundPorts                       Ports
+	// ExcludeInterfaces are names of devices by which connections do not go to the proxy, in either direction; one
+	// that ends in "+" is the beginning of names.
+	ExcludeInterfaces []string
+	// RerouteInterfaces are those behind which virtual machines are: what these send goes to the proxy.
+	RerouteInterfaces []string
 	// ProbePorts do not if the connection comes from the node.
 	ProbePorts []uint16
 }
@@ -227,22 +251,39 @@ type Sidecars struct {
 	node     string
 	selector labels.Selector
 	pods     map[Ref]*Pod
+	// uids are those in the names of the cgroups of all pods of the node that have not finished.
+	uids map[Ref]string
+	// evaluated are the annotations of pods: they may be long, and other pods change.
+	evaluated map[*Pod]evaluation
 
 	list     []Sidecar
 	left     []SidecarLeft
 	problems []ObjectProblem
 }
 
-// NewSidecars returns a Sidecars without pods. A nil selector matches none.
-func NewSidecars(node string, selector labels.Selector) *Sidecars {
-	return &Sidecars{node: node, selector: selector, pods: map[Ref]*Pod{}}
+// An evaluation is what sidecarOf returns.
+type evaluation struct {
+	sidecar  Sidecar
+	problems []string
 }
 
-// Apply applies a batch of changes, and reports whether pods may have changed.
-func (s *Sidecars) Apply(changes []Change) (changed bool) {
-	if s.selector == nil {
-		return false
+// NewSidecars returns a Sidecars without pods. A nil selector matches none.
+func NewSidecars(node string, selector labels.Selector) *Sidecars {
+	return &Sidecars{node: node, selector: selector, pods: map[Ref]*Pod{}, uids: map[Ref]string{}}
+}
+
+// NamedBy returns the pod of the node that has this UID in the name of its cgroup, whether it is selected or not.
+func (s *Sidecars) NamedBy(uid string) (pod Ref, found bool) {
+	for ref, other := range s.uids {
+		if uid == other && (!found || ref.Compare(pod) < 0) {
+			pod, found = ref, true
+		}
 	}
+	return pod, found
+}
+
+// Apply applies a batch of changes, and reports whether pods that are selected may have changed.
+func (s *Sidecars) Apply(changes []Change) (changed bool) {
 	for _, c := range changes {
 		if c.Ref.Kind != KindPod {
 			continue
@@ -250,8 +291,12 @@ func (s *Sidecars) Apply(changes []Change) (changed bool) {
 		p, ok := c.Object.(*Pod)
 		_, before := s.pods[c.Ref]
 		delete(s.pods, c.Ref)
-		if ok && s.node != "" && p.Node == s.node && !p.Finished && p.Proxy != nil && s.selector.Matches(labels.Set(p.Proxy.Labels)) {
-			s.pods[c.Ref] = p
+		delete(s.uids, c.Ref)
+		if ok && s.node != "" && p.Node == s.node && !p.Finished {
+			s.uids[c.Ref] = p.cgroupUID()
+			if s.selector != nil && p.Proxy != nil && s.selector.Matches(labels.Set(p.Proxy.Labels)) {
+				s.pods[c.Ref] = p
+			}
 		}
 		changed = changed || before || s.pods[c.Ref] != nil
 	}
@@ -271,20 +316,22 @@ func (s *Sidecars) Left() []SidecarLeft { return s.left }
 func (s *Sidecars) Problems() []ObjectProblem { return s.problems }
 
 func (s *Sidecars) decide() {
-	s.list, s.left, s.problems = nil, nil, nil
+	before := s.evaluated
+	s.list, s.left, s.problems, s.evaluated = nil, nil, nil, map[*Pod]evaluation{}
 	for _, ref := range slices.SortedFunc(maps.Keys(s.pods), Ref.Compare) {
 		p := s.pods[ref]
 		if why := leftAlone(p); why != "" {
 			s.left = append(s.left, SidecarLeft{ref, why})
 			continue
 		}
-		sidecar, problems := sidecarOf(ref, p)
-		s.list = append(s.list, sidecar)
-		for _, why := range problems {
-			s.problems = append(s.problems, ObjectProblem{ref, condition.AnnotationInvalid.New("%s", why).Do("write a list of ports or networks, or \"*\"")})
+		e, known := before[p]
+		if !known {
+			e.sidecar, e.problems = sidecarOf(ref, p)
 		}
-		for _, name := range p.Proxy.Unsupported {
-			s.problems = append(s.problems, ObjectProblem{ref, condition.MeshAnnotationUnsupported.New("annotation %s: %s", name, unsupported[name])})
+		s.evaluated[p] = e
+		s.list = append(s.list, e.sidecar)
+		for _, why := range e.problems {
+			s.problems = append(s.problems, ObjectProblem{ref, condition.AnnotationInvalid.New("%s", why).Do("write a list of ports, networks or devices, or \"*\"")})
 		}
 	}
 }
@@ -298,7 +345,7 @@ func leftAlone(p *Pod) string {
 		return "it is in the host network, where its connections cannot be distinguished from the node's"
 	case !p.Proxy.Found:
 		return fmt.Sprintf("no container is a proxy: none is named %s or has runAsUser: %d", istioProxy, defaultProxyUser)
-	case cmp.Or(p.StaticUID, p.UID) == "":
+	case p.cgroupUID() == "":
 		return "it has no metadata.uid, after which the kubelet names its cgroup"
 	}
 	return ""
@@ -307,7 +354,8 @@ func leftAlone(p *Pod) string {
 // sidecarOf evaluates the annotations of a pod. Invalid ones are as if they were not set.
 func sidecarOf(ref Ref, p *Pod) (s Sidecar, problems []string) {
 	x := p.Proxy
-	s = Sidecar{Pod: ref, UID: cmp.Or(p.StaticUID, p.UID), ProxyUID: x.UID, ProxyGID: x.GID, Native: x.Native, DNS: x.DNS, ProbePorts: x.Probes,
+	s = Sidecar{Pod: ref, UID: p.cgroupUID(), ProxyUID: x.UID, ProxyGID: x.GID, OtherUIDs: x.OtherUIDs, OtherGIDs: x.OtherGIDs,
+		ProxyContainer: x.Container, Native: x.Native, DNS: x.DNS, UserNamespace: x.UserNamespace, ProbePorts: x.Probes,
 		IncludeOutbound: Networks{All: true}, IncludeInboundPorts: Ports{All: true}}
 	read := func(name string, set func(value string) error) {
 		value, given := x.Traffic[name]
@@ -315,7 +363,10 @@ func sidecarOf(ref Ref, p *Pod) (s Sidecar, problems []string) {
 			return
 		}
 		if err := set(value); err != nil {
-			problems = append(problems, fmt.Sprintf("annotation %s%s: %v: it is ignored", istioTraffic, name, err))
+			if name != istioReroute {
+				name = istioTraffic + name
+			}
+			problems = append(problems, fmt.Sprintf("annotation %s: %v: it is ignored", name, err))
 		}
 	}
 	read("includeOutboundIPRanges", func(v string) (err error) { return assign(&s.IncludeOutbound, v, parseNetworks) })
@@ -324,6 +375,9 @@ func sidecarOf(ref Ref, p *Pod) (s Sidecar, problems []string) {
 	read("excludeOutboundPorts", func(v string) error { return assignList(&s.ExcludeOutboundPorts, v, parsePort) })
 	read("includeInboundPorts", func(v string) error { return assign(&s.IncludeInboundPorts, v, parsePorts) })
 	read("excludeInboundPorts", func(v string) error { return assignList(&s.ExcludeInboundPorts, v, parsePort) })
+	read("excludeInterfaces", func(v string) error { return assignList(&s.ExcludeInterfaces, v, ParseInterface) })
+	read("kubevirtInterfaces", func(v string) error { return assignList(&s.RerouteInterfaces, v, ParseInterface) })
+	read(istioReroute, func(v string) error { return assignList(&s.RerouteInterfaces, v, ParseInterface) }) // it wins
 	if x.Istio {
 		s.ExcludeInboundPorts = append(s.ExcludeInboundPorts, istioPorts...)
 	}
@@ -375,6 +429,14 @@ func parsePorts(text string) (p Ports, err error) {
 	}
 	p.List, err = parseList(text, parsePort)
 	return p, err
+}
+
+// ParseInterface checks the name of a device, or the beginning of names and "+", as iptables takes them.
+func ParseInterface(text string) (string, error) {
+	if len(text) > 15 || text == "" || strings.ContainsAny(text, "/!") || strings.ContainsFunc(text, func(r rune) bool { return r <= ' ' || r > '~' }) {
+		return "", fmt.Errorf("%.40q is not the name of a device", text)
+	}
+	return text, nil
 }
 
 func parseNetwork(text string) (netip.Prefix, error) {

@@ -62,8 +62,12 @@ func TestSidecarOfAnnotations(t *testing.T) {
 		"includeOutboundIPRanges=":                         func(s *Sidecar) { s.IncludeOutbound = Networks{} },
 		"excludeOutboundIPRanges=192.168.0.0/16":           func(s *Sidecar) { s.ExcludeOutbound = []netip.Prefix{netip.MustParsePrefix("192.168.0.0/16")} },
 		"excludeOutboundPorts=http (invalid)":              func(*Sidecar) {},
-		"excludeInterfaces=eth1 (invalid)":                 func(*Sidecar) {},
-		"kubevirtInterfaces=vnet0 (invalid)":               func(*Sidecar) {},
+		"excludeInterfaces=net1, vnet+":                    func(s *Sidecar) { s.ExcludeInterfaces = []string{"net1", "vnet+"} },
+		"excludeInterfaces=a-name-of-16-ch+ (invalid)":     func(*Sidecar) {},
+		"excludeInterfaces=net 1 (invalid)":                func(*Sidecar) {},
+		"excludeInterfaces=!eth0 (invalid)":                func(*Sidecar) {},
+		"kubevirtInterfaces=vnet0,k6t+":                    func(s *Sidecar) { s.RerouteInterfaces = []string{"vnet0", "k6t+"} },
+		"kubevirtInterfaces=a b (invalid)":                 func(*Sidecar) {},
 		"kubevirtInterfaces=":                              func(*Sidecar) {},
 		"includeOutboundIPRanges=::ffff:1.0.0.0 (invalid)": func(*Sidecar) {},
 	} {
@@ -85,10 +89,51 @@ func TestSidecarOfAnnotations(t *testing.T) {
 	}
 }
 
+// TestSidecarRerouted: of both annotations for virtual machines the newer one wins.
 func TestSidecarRerouted(t *testing.T) {
-	s := decideOne(t, injected(func(p *corev1.Pod) { p.Annotations["istio.io/reroute-virtual-interfaces"] = "vnet0" }))
-	if len(s.Pods()) != 1 || !strings.Contains(fmt.Sprint(s.Problems()), "virtual machines") {
-		t.Errorf("pods %v, problems %v", s.Pods(), s.Problems())
+	for value, want := range map[string]string{"vnet0": "[vnet0]", "": "[]", "a b": "[k6t-eth0]"} {
+		s := decideOne(t, injected(func(p *corev1.Pod) {
+			p.Annotations["istio.io/reroute-virtual-interfaces"] = value
+			p.Annotations["traffic.sidecar.istio.io/kubevirtInterfaces"] = "k6t-eth0"
+		}))
+		if len(s.Pods()) != 1 || fmt.Sprint(s.Pods()[0].RerouteInterfaces) != want {
+			t.Errorf("%q: pods %+v, want devices %s", value, s.Pods(), want)
+		}
+		if invalid := value == "a b"; (len(s.Problems()) > 0) != invalid || invalid && !strings.Contains(fmt.Sprint(s.Problems()), "annotation istio.io/reroute") {
+			t.Errorf("%q: problems %v", value, s.Problems())
+		}
+	}
+}
+
+// The annotations of a pod are evaluated once, however often other pods change, and again when the pod has.
+func TestSidecarIsEvaluatedOnce(t *testing.T) {
+	change := func(p *corev1.Pod) { p.Annotations[istioTraffic+"excludeOutboundPorts"] = "80,x" }
+	s := decideOne(t, injected(change))
+	other := func(name string) {
+		p, err := ConvertPod(injected(func(p *corev1.Pod) { change(p); p.Name = name }))
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.Apply([]Change{{Ref: p.Ref(), Object: p}})
+	}
+	first := &s.Pods()[0].ExcludeInboundPorts[0]
+	other("other")
+	if again := &s.Pods()[1].ExcludeInboundPorts[0]; again != first || len(s.Problems()) != 2 || len(s.evaluated) != 2 {
+		t.Errorf("another evaluation: %v; problems %v, %d evaluations", again != first, s.Problems(), len(s.evaluated))
+	}
+	other("web")
+	if again := &s.Pods()[1].ExcludeInboundPorts[0]; again == first || len(s.evaluated) != 2 {
+		t.Errorf("no other evaluation of a pod that has changed; %d evaluations", len(s.evaluated))
+	}
+}
+
+// A pod has a user namespace only if its spec says so: an application can make one at any time.
+func TestSidecarUserNamespace(t *testing.T) {
+	for _, hostUsers := range []*bool{nil, ptrTo(true), ptrTo(false)} {
+		s := decideOne(t, injected(func(p *corev1.Pod) { p.Spec.HostUsers = hostUsers }))
+		if want := hostUsers != nil && !*hostUsers; len(s.Pods()) != 1 || s.Pods()[0].UserNamespace != want {
+			t.Errorf("%+v, want a user namespace: %v", s.Pods(), want)
+		}
 	}
 }
 

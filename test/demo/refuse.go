@@ -7,8 +7,13 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
 	"syscall"
 	"time"
+
+	"beeline.io/beeline/internal/inspect"
 )
 
 // unused are addresses of the Services' range that no Service of the manifests has.
@@ -38,7 +43,27 @@ func showRefusals(ctx context.Context, d *demo) error {
 			return err
 		}
 	}
-	return d.claim(true, "a connection to an unused address is refused at once, and not sent into the network")
+	if err := d.claim(true, "a connection to an unused address is refused at once, and not sent into the network"); err != nil {
+		return err
+	}
+	return d.endRefusal()
+}
+
+// endRefusal removes the Service without endpoints, which status names until then: in a file it is a mistake.
+func (d *demo) endRefusal() error {
+	text, err := d.agents[0].CLI("status")
+	if err := d.claim(err != nil && strings.Contains(text, "EndpointsMissing: Service "+emptyService), "status names the Service whose clients are refused, and exits with 3"); err != nil {
+		return err
+	}
+	if err := os.Remove(filepath.Join(d.folder, "empty.yaml")); err != nil {
+		return fmt.Errorf("the demo needs %s in a file of its own: %w", emptyService, err)
+	}
+	for _, a := range d.agents {
+		if err := a.WaitFor("without "+emptyService+" all is well", func(s *inspect.Status) bool { return len(s.Conditions.Wrong()) == 0 }); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // refused connects once and expects that error, soon.

@@ -53,7 +53,7 @@ func makeImage(t *testing.T, program, library, version string) (path string, err
 	t.Helper()
 	tool, err := imageTool()
 	must(t, err)
-	path = filepath.Join(t.TempDir(), "image.tar")
+	path = filepath.Join(t.TempDir(), "build", "image.tar") // the folder does not exist in a fresh clone
 	out, err := exec.Command(tool, "--program", program, "--library", library, "--licence", sources(t, "LICENSE"),
 		"--version", version, "--reference", testImage, "--created", "1767225600", "--out", path).CombinedOutput()
 	if err != nil {

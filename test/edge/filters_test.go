@@ -45,3 +45,31 @@ func TestFilterThatTheEdgeBypasses(t *testing.T) {
 		})
 	})
 }
+
+// Rules of kube-proxy beside the agent, or what it has left, are a condition until they are gone.
+func TestOtherProxyIsNamed(t *testing.T) {
+	w := startWorld(t)
+	w.wantExit(0)
+	shell := func(command string) {
+		if out, err := w.Host("node-a").Command(t.Context(), "sh", "-c", command).CombinedOutput(); err != nil {
+			t.Fatalf("%s: %v: %s", command, err, out)
+		}
+	}
+	for _, left := range []struct{ name, do, undo, want string }{
+		{"nftables mode", "nft 'table ip kube-proxy { chain services { }; }'", "nft delete table ip kube-proxy", "table ip kube-proxy"},
+		{"iptables mode", "iptables-nft -t nat -N KUBE-SVC-ABC", "iptables-nft -t nat -X KUBE-SVC-ABC", "chains KUBE-* of table ip nat"},
+		{"IPVS mode", "ip link add kube-ipvs0 type bridge", "ip link del kube-ipvs0", "device kube-ipvs0"},
+	} {
+		shell(left.do)
+		w.eventually(left.name+": status names it", func() bool {
+			text, err := w.agent.CLI("status")
+			return err != nil && strings.Contains(text, "OtherProxy: another program has rules for Services: "+left.want+"\n")
+		})
+		w.wantExit(4)
+		shell(left.undo)
+		w.eventually(left.name+": the condition ends", func() bool {
+			text, err := w.agent.CLI("status")
+			return err == nil && strings.Contains(text, "All is well")
+		})
+	}
+}

@@ -30,10 +30,22 @@ func TestSlipsAreNamed(t *testing.T) {
 		}
 		return strings.ReplaceAll(good, old, with)
 	}
+	head, _, _ := strings.Cut(good, "---\n")
 	for _, slip := range []struct{ name, text, condition, show string }{
 		{"a slice of no Service", replace("kubernetes.io/service-name: web", "kubernetes.io/service-name: wbe"),
 			"EndpointSliceUnused: EndpointSlice default/", "no EndpointSlice of addressType IPv4 has the label"},
 		{"a port of no slice", replace("- name: http\n", "- name: htpp\n"), "EndpointsMissing: Service default/web", "have no port of this name"},
+		{"a misspelt weight", replace("beeline.io/weight: \"3\"", "beeline.io/weigth: \"0\""), "AnnotationUnknown: EndpointSlice default/web-1: annotation beeline.io/weigth: there is no such annotation, did you mean", ""},
+		{"a misspelt health check", replace("beeline.io/health-check: ", "beeline.io/healthcheck: "), "AnnotationInvalid: Service default/web: annotation beeline.io/healthcheck: there is no such annotation, did you mean", ""},
+		{"a weight at a Service", replace("beeline.io/health-check-rise: \"2\"", "beeline.io/weight: \"0\""), "AnnotationUnknown: Service default/web: annotation beeline.io/weight: objects of kind Service do not have it", ""},
+		{"no endpoints", head + "---\napiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {name: web-1, labels: {kubernetes.io/service-name: web}}\naddressType: IPv4\nports: [{name: http, port: 8081}]\nendpoints: []\n",
+			"EndpointsMissing: Service default/web", "its EndpointSlices have no endpoints"},
+		{"all of weight 0", strings.ReplaceAll(replace("weight: \"3\"", "weight: \"0\""), "weight: \"1\"", "weight: \"0\""), "EndpointsUnusable: Service default/web", "3 of weight 0"},
+		{"external IPs without a cluster IP", replace("  clusterIP: 203.0.113.10\n", ""), "SourceError: Service default/web: " + w.agent.Manifests + ":27: spec.clusterIP: missing", ""},
+		{"external IPs of a headless Service", replace("  clusterIP: 203.0.113.10\n", "  clusterIP: None\n"), "spec.clusterIP: None: without one the Service is not served", ""},
+		{"a list of cluster IPs alone", replace("  clusterIP: 203.0.113.10\n", "  clusterIPs: [203.0.113.10]\n"), "spec.clusterIP: missing; write \"203.0.113.10\"", ""},
+		{"https behind a check by http", strings.ReplaceAll(replace("      port: 80\n---", "      port: 80\n    - name: https\n      port: 443\n---"), "  - name: http\n    port: 8081\n", "  - name: http\n    port: 8081\n  - name: https\n    port: 8443\n"),
+			"HealthCheckUnlikely: Service default/web: port 443 (https/TCP) is checked by http", "IPv4 port https/TCP: none of 1 endpoints is usable: 1 down by the health check"},
 		{"Endpoints", good + "---\napiVersion: v1\nkind: Endpoints\nmetadata: {name: web}\n", "SourceWarning: ", ""},
 	} {
 		write(slip.text)

@@ -44,6 +44,14 @@ func TestSourceValidation(t *testing.T) {
 		w.runOn("node-a", "ip", "route", "add", "unreachable", "203.0.113.96/28")
 		w.awaitNextHops(5)
 		w.wantValidated(conn, verdicts, netip.MustParseAddr("203.0.113.1"), netip.MustParseAddr("203.0.113.65"), netip.MustParseAddr("203.0.113.81"), netip.MustParseAddr("203.0.113.97"))
+		// The route of another table that a rule selects decides alone, not one with the device as a next hop.
+		w.runOn("node-a", "ip", "route", "add", "203.0.115.0/24", "via", "192.168.101.254", "dev", "eth1",
+			"metric", "10", "table", "100")
+		w.runOn("node-a", "ip", "route", "add", "203.0.115.0/24", "metric", "20",
+			"nexthop", "via", "192.168.100.254", "dev", "eth0", "nexthop", "via", "192.168.101.254", "dev", "eth1")
+		w.runOn("node-a", "ip", "rule", "add", "to", "203.0.115.0/24", "lookup", "100")
+		w.awaitNextHops(7)
+		w.wantValidated(conn, verdicts, netip.MustParseAddr("203.0.115.1"))
 		if verdicts[true] < 20 || verdicts[false] < 10 {
 			t.Errorf("the stack has accepted and dropped %v", verdicts)
 		}

@@ -32,6 +32,7 @@ var xfrmCases = []struct {
 	{"dir out src 0.0.0.0/0 dst 0.0.0.0/0 if_id 7 tmpl proto esp mode tunnel", false},
 	{"dir fwd src 192.168.200.0/24 dst 0.0.0.0/0 priority 7", false},
 	{"dir fwd src fd00:200::/64 dst ::/0 action block", false},
+	{"dir fwd src ::/0 dst ::/0 action block", false}, // IPv4 addresses are mapped to IPv6 ones in the programs
 }
 
 // XFRM policies: the edge drops the first packet of a flow that a policy has encrypted, blocks, or accepts only

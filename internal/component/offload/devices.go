@@ -92,6 +92,9 @@ func (c *config) unmatched() (list condition.List) {
 	for _, u := range unmatched {
 		list = append(list, unmatchedCondition(u))
 	}
+	if len(chosen) == 1 {
+		list = append(list, condition.OffloadDeviceAlone.New("--offload-devices: %s is the only device", chosen[0].Name))
+	}
 	if len(chosen) == 0 && len(unmatched) == 0 {
 		list = append(list, condition.OffloadDeviceMissing.New("--offload-devices auto: no device of this node can be of flow offload"))
 	}

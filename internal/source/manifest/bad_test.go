@@ -158,7 +158,7 @@ func checkProblems(t *testing.T, in string, want []string) {
 func TestBadObjects(t *testing.T) {
 	spec := func(s string) string { return edit(t, web, "  clusterIP: 10.96.0.10\n", s) }
 	ranged := func(ingress string) string {
-		return spec("  clusterIP: None\n  type: LoadBalancer\n  externalIPs: ['2001:db8::1']\n  loadBalancerSourceRanges: [192.0.2.0/24]\n") +
+		return spec("  clusterIP: 10.96.0.1\n  type: LoadBalancer\n  externalIPs: ['2001:db8::1']\n  loadBalancerSourceRanges: [192.0.2.0/24]\n") +
 			"status:\n  loadBalancer:\n    ingress:\n    - " + ingress + "\n"
 	}
 	ports := func(s string) string { return edit(t, web, "  - port: 80\n", s) }
@@ -175,6 +175,8 @@ func TestBadObjects(t *testing.T) {
 		svc  = ": Service default/web: spec."
 		eps  = ": EndpointSlice default/web-1: "
 		warn = ": warning: "
+
+		notServed = "without one the Service is not served, at its other addresses neither; write an address, such as that of spec.externalIPs"
 	)
 	for _, test := range []struct {
 		name, in string
@@ -183,6 +185,10 @@ func TestBadObjects(t *testing.T) {
 		{"type", spec("  clusterIP: None\n  type: Nodeport\n"), []string{`7` + svc + `type: "Nodeport": want ClusterIP, NodePort, LoadBalancer or ExternalName`}},
 		{"no cluster IP", spec("  type: LoadBalancer\n"),
 			[]string{"5" + warn + svc[2:] + "clusterIP: missing, and addresses are not allocated for manifests: the Service has no cluster IP; write one, or None"}},
+		{"external IPs alone", spec("  externalIPs: [192.0.2.1]\n"), []string{"5" + svc + "clusterIP: missing: " + notServed}},
+		{"external IPs of a headless Service", spec("  clusterIP: None\n  externalIPs: [192.0.2.1]\n"), []string{"6" + svc + "clusterIP: None: " + notServed}},
+		{"an ingress address alone", spec("  type: LoadBalancer\n") + "status: {loadBalancer: {ingress: [{ip: 192.0.2.1}]}}\n", []string{"5" + svc + "clusterIP: missing: " + notServed}},
+		{"a node port alone", strings.Replace(spec("  type: NodePort\n"), "port: 80", "{port: 80, nodePort: 30080}", 1), []string{"5" + svc + "clusterIP: missing: " + notServed}},
 		{"cluster IP", spec("  clusterIP: 10.96.0.300\n"), []string{`6` + svc + `clusterIP: "10.96.0.300": expected an IPv4 or IPv6 address`}},
 		{"cluster IPs alone", spec("  clusterIPs: [10.96.0.1]\n"), []string{`5` + svc + `clusterIP: missing; write "10.96.0.1", the first of spec.clusterIPs`}},
 		{"another first", spec("  clusterIP: 10.96.0.1\n  clusterIPs: [10.96.0.2]\n"),
@@ -209,7 +215,7 @@ func TestBadObjects(t *testing.T) {
 			[]string{"7" + svc + "externalTrafficPolicy: has no effect on a Service of type ClusterIP without externalIPs; remove it"}},
 		{"source ranges of another type", spec("  clusterIP: None\n  loadBalancerSourceRanges: [192.0.2.0/24]\n"),
 			[]string{"7" + svc + "loadBalancerSourceRanges: has no effect on a Service of type ClusterIP: all clients reach it; write type: LoadBalancer, and its addresses to status.loadBalancer.ingress"}},
-		{"source ranges without their addresses", spec("  clusterIP: None\n  type: LoadBalancer\n  externalIPs: [192.0.2.1]\n  loadBalancerSourceRanges: [192.0.2.0/24]\n"),
+		{"source ranges without their addresses", spec("  clusterIP: 10.96.0.1\n  type: LoadBalancer\n  externalIPs: [192.0.2.1]\n  loadBalancerSourceRanges: [192.0.2.0/24]\n"),
 			[]string{"9" + warn + svc[2:] + "loadBalancerSourceRanges: has no effect without addresses in status.loadBalancer.ingress: all clients reach the others"}},
 		{"source ranges beside a host name", ranged("hostname: lb.example.org"),
 			[]string{"9" + warn + svc[2:] + "loadBalancerSourceRanges: has no effect without addresses in status.loadBalancer.ingress: all clients reach the others"}},
@@ -219,7 +225,7 @@ func TestBadObjects(t *testing.T) {
 		{"affinity", spec("  clusterIP: None\n  sessionAffinity: clientIP\n"), []string{`7` + svc + `sessionAffinity: "clientIP": expected ClientIP or None`}},
 		{"nothing but a name", "apiVersion: v1\nkind: Service\nmetadata:\n  name: web\nspec: {type: ExternalName, externalName: example.org}\n", []string{}},
 		{"headless without ports", "apiVersion: v1\nkind: Service\nmetadata:\n  name: web\nspec: {clusterIP: None}\n", []string{}},
-		{"external IPs", spec("  clusterIP: None\n  externalIPs: ['', 1.2.3]\n"), []string{
+		{"external IPs", spec("  clusterIP: 10.96.0.1\n  externalIPs: ['', 1.2.3]\n"), []string{
 			"7" + svc + "externalIPs[0]: empty; write an address, or remove it",
 			`7` + svc + `externalIPs[1]: "1.2.3": expected an IPv4 or IPv6 address`,
 		}},

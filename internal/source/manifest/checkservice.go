@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -43,7 +44,7 @@ func checkService(c *complaints, in *corev1.Service) {
 	}
 	checkPolicies(c, spec)
 	checkSourceRanges(c, in)
-	checkClusterIPs(c, spec)
+	checkClusterIPs(c, spec, hasOtherAddresses(in))
 	checkServicePorts(c, spec)
 	for i, ip := range spec.ExternalIPs {
 		if strings.TrimSpace(ip) == "" {
@@ -105,9 +106,26 @@ func checkSourceRanges(c *complaints, in *corev1.Service) {
 	}
 }
 
-func checkClusterIPs(c *complaints, spec *corev1.ServiceSpec) {
+// hasOtherAddresses reports whether a Service asks to be served at others than its cluster IPs.
+func hasOtherAddresses(in *corev1.Service) bool {
+	if len(in.Spec.ExternalIPs) > 0 {
+		return true
+	}
+	if in.Spec.Type != corev1.ServiceTypeNodePort && in.Spec.Type != corev1.ServiceTypeLoadBalancer {
+		return false
+	}
+	return len(in.Status.LoadBalancer.Ingress) > 0 || slices.ContainsFunc(in.Spec.Ports, func(p corev1.ServicePort) bool { return p.NodePort > 0 })
+}
+
+// checkClusterIPs: a Service without a cluster IP is not served (R3). That is a mistake if it has other addresses.
+func checkClusterIPs(c *complaints, spec *corev1.ServiceSpec, others bool) {
+	const remedy = "without one the Service is not served, at its other addresses neither; write an address, such as that of spec.externalIPs"
 	ips := spec.ClusterIPs
 	switch {
+	case len(ips) == 0 && spec.ClusterIP == "" && others:
+		c.errorf("spec.clusterIP", "missing: %s", remedy)
+	case spec.ClusterIP == corev1.ClusterIPNone && others:
+		c.errorf("spec.clusterIP", "None: %s", remedy)
 	case len(ips) == 0 && spec.ClusterIP == "":
 		c.warnf("spec.clusterIP", "missing, and addresses are not allocated for manifests: the Service has no cluster IP; write one, or None")
 	case len(ips) == 0:
