@@ -91,3 +91,26 @@ func (r *reader) noteMembers(members codec.Range, owner string) {
 		r.backend(id, owner)
 	}
 }
+
+// stableMembers returns the backends of a frontend's history that get no new flows.
+func (r *reader) stableMembers(lists codec.Lists) (all []Member) {
+	ids, known := r.stable[lists.History]
+	if !known {
+		for _, word := range codec.Slots(r.tables, lists.History) {
+			if id, contested := codec.ParseHistoryWord(word); contested && id != 0 {
+				ids = append(ids, id)
+			}
+		}
+		slices.Sort(ids)
+		ids = slices.Compact(ids)
+		r.stable[lists.History] = ids
+	}
+	serving := codec.Slots(r.tables, lists.Members[service.FromOutside])
+	for _, id := range ids {
+		if !slices.Contains(serving, id) {
+			b := r.backend(id, "")
+			all = append(all, Member{ID: id, Address: b.Address, Local: b.Local, Node: b.Node})
+		}
+	}
+	return all
+}

@@ -6,9 +6,11 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"os"
 	"slices"
+	"time"
 
 	"beeline.io/beeline/internal/conntrack"
 	"beeline.io/beeline/internal/datapath"
@@ -24,8 +26,16 @@ type Draining struct {
 	Port string `json:"port,omitempty"`
 	// Connections is the number of remaining connections of clients that the edge serves. Connections of
 	// the socket shortcut have no conntrack entries and are not counted.
-	Connections int  `json:"connections"`
-	Down        bool `json:"down,omitempty"` // its health check fails
+	Connections int `json:"connections"`
+	// IdleSeconds is the time since the last packet of a client in any of Connections.
+	IdleSeconds float64 `json:"idleSeconds,omitempty"`
+	// DSR: the edge sees only what clients send. Where a router spreads clients over several balancers, another one
+	// may have seen the end of a connection.
+	DSR bool `json:"dsr,omitempty"`
+	// Untracked: connections from before the change have no conntrack entry here until they send something (DSR with
+	// Maglev), and are not in Connections.
+	Untracked bool `json:"untracked,omitempty"`
+	Down      bool `json:"down,omitempty"` // its health check fails
 	// Why is why it is down. It may contain text from the checked server.
 	Why string `json:"why,omitempty"`
 }
@@ -39,7 +49,17 @@ func (l Draining) String() string {
 	if l.Connections == 1 {
 		connections = "connection"
 	}
-	what = fmt.Sprintf("%s, %d %s left", what, l.Connections, connections)
+	where := "left"
+	if l.DSR || l.Untracked {
+		where = "tracked here"
+	}
+	what = fmt.Sprintf("%s, %d %s %s", what, l.Connections, connections, where)
+	if l.DSR && l.Connections > 0 {
+		what += fmt.Sprintf(", last packet %v ago", time.Duration(l.IdleSeconds)*time.Second)
+	}
+	if l.Untracked {
+		what += "; connections that are idle since it left are not tracked here: `ss -tn` on the backend shows them"
+	}
 	if l.Why != "" {
 		what += ": " + l.Why
 	}
@@ -53,8 +73,29 @@ type drainingKey struct {
 	protocol service.Protocol
 }
 
-// AddDraining adds the backends that have connections but are in no set: to each Service those of its ports or,
-// with scope.Outline, all of them to Tables. Without an edge it adds none.
+// remaining are the connections of a backend.
+type remaining struct {
+	connections int
+	idle        time.Duration // since the last packet of any
+	dsr         bool          // all are one-sided
+}
+
+func (r *remaining) add(track *conntrack.Entry) {
+	idle := conntrack.Idle(track, nil)
+	if r.connections == 0 {
+		*r = remaining{idle: idle, dsr: true}
+	}
+	r.connections++
+	r.idle, r.dsr = min(r.idle, idle), r.dsr && track.IsOneSided()
+}
+
+// draining returns the backend as one that drains.
+func (k drainingKey) draining(port string, r *remaining) Draining {
+	return Draining{Address: k.address, Protocol: k.protocol, Port: port, Connections: r.connections, IdleSeconds: r.idle.Seconds(), DSR: r.dsr}
+}
+
+// AddDraining adds the backends that have connections, or may have, but are in no set: to each Service those of its
+// ports or, with scope.Outline, all of them to Tables. Without an edge it adds none.
 func (t *Tables) AddDraining(bpffs string, scope Scope) error {
 	flows, err := conntrack.Open(bpffs)
 	if errors.Is(err, os.ErrNotExist) {
@@ -67,7 +108,7 @@ func (t *Tables) AddDraining(bpffs string, scope Scope) error {
 }
 
 func (t *Tables) addDraining(flows *conntrack.Tables, scope Scope) error {
-	connections := map[drainingKey]int{}
+	connections := map[drainingKey]*remaining{}
 	err := flows.Assured.Walk(func(key conntrack.Tuple, track *conntrack.Entry) bool {
 		if track.IsReply() || track.Flags&uint8(datapath.ConntrackOutbound) != 0 || conntrack.StateOf(track, nil) == datapath.ConntrackClosed {
 			return true
@@ -76,7 +117,10 @@ func (t *Tables) addDraining(flows *conntrack.Tables, scope Scope) error {
 		if scope.Outline {
 			k.id = 0
 		}
-		connections[k]++
+		if connections[k] == nil {
+			connections[k] = &remaining{}
+		}
+		connections[k].add(track)
 		return true
 	})
 	if err != nil {
@@ -92,39 +136,68 @@ func (t *Tables) addDraining(flows *conntrack.Tables, scope Scope) error {
 	return nil
 }
 
-// drainingBackends keeps the backends without a row in the table of backends.
-func (t *Tables) drainingBackends(connections map[drainingKey]int) {
-	for _, b := range t.Backends {
-		if a, err := netip.ParseAddrPort(b.Address); err == nil {
-			delete(connections, drainingKey{0, a, b.Protocol})
+// drainingBackends adds the backends that no Service uses. The table of backends has those of untracked flows, too.
+func (t *Tables) drainingBackends(connections map[drainingKey]*remaining) {
+	untracked := map[drainingKey]bool{}
+	t.Backends = slices.DeleteFunc(t.Backends, func(b Backend) bool {
+		a, err := netip.ParseAddrPort(b.Address)
+		if err != nil {
+			return false
 		}
-	}
-	for k, n := range connections {
-		t.Draining = append(t.Draining, Draining{Address: k.address, Protocol: k.protocol, Connections: n})
-	}
-	sortDraining(t.Draining)
+		k := drainingKey{0, a, b.Protocol}
+		if len(b.Services) == 0 {
+			untracked[k] = true
+			return true
+		}
+		delete(connections, k)
+		delete(untracked, k)
+		return false
+	})
+	t.Draining = drainingOf(connections, untracked, func(drainingKey) string { return "" })
 }
 
-// draining returns the backends of a Service's flows that are in no set of the same port.
-func (s *Service) draining(connections map[drainingKey]int) (all []Draining) {
-	names, serving := map[uint32]string{}, map[drainingKey]bool{}
-	for _, f := range s.Frontends {
-		names[f.ServiceID] = f.Port
-		for _, d := range []Decision{f.Pod, f.Node, f.Outside} {
-			for _, b := range d.Backends {
-				if a, err := netip.ParseAddrPort(b.Address); err == nil {
-					serving[drainingKey{f.ServiceID, a, f.Protocol}] = true
-				}
-			}
+// drainingOf returns the backends with connections, and those that may have untracked ones.
+func drainingOf(connections map[drainingKey]*remaining, untracked map[drainingKey]bool, port func(drainingKey) string) (all []Draining) {
+	for k := range untracked {
+		if connections[k] == nil {
+			connections[k] = &remaining{dsr: true}
 		}
 	}
-	for k, n := range connections {
-		if name, ours := names[k.id]; ours && !serving[k] {
-			all = append(all, Draining{Address: k.address, Protocol: k.protocol, Port: name, Connections: n})
-		}
+	for k, r := range connections {
+		d := k.draining(port(k), r)
+		d.Untracked = untracked[k]
+		all = append(all, d)
 	}
 	sortDraining(all)
 	return all
+}
+
+// draining returns the backends of a Service's flows that are in no set of the same port.
+func (s *Service) draining(connections map[drainingKey]*remaining) (all []Draining) {
+	names, serving, untracked := map[uint32]string{}, map[drainingKey]bool{}, map[drainingKey]bool{}
+	note := func(f *Frontend, members []Member, in map[drainingKey]bool) {
+		for _, b := range members {
+			if a, err := netip.ParseAddrPort(b.Address); err == nil {
+				in[drainingKey{f.ServiceID, a, f.Protocol}] = true
+			}
+		}
+	}
+	for i := range s.Frontends {
+		f := &s.Frontends[i]
+		names[f.ServiceID] = f.Port
+		for _, d := range []Decision{f.Pod, f.Node, f.Outside} {
+			note(f, d.Backends, serving)
+		}
+		note(f, f.Stable, untracked)
+	}
+	own := map[drainingKey]*remaining{}
+	for k, r := range connections {
+		if _, ours := names[k.id]; ours && !serving[k] {
+			own[k] = r
+		}
+	}
+	maps.DeleteFunc(untracked, func(k drainingKey, _ bool) bool { return serving[k] })
+	return drainingOf(own, untracked, func(k drainingKey) string { return names[k.id] })
 }
 
 // AddDown marks the draining backends that are down, and adds those that are down without connections.

@@ -71,6 +71,9 @@ type Frontend struct {
 	Outside Decision    `json:"outside"`
 	// Retained are serving backends that are not in every set above: they keep their UDP flows.
 	Retained []Member `json:"retained,omitempty"`
+	// Stable are backends in no set above to which packets of clients without a conntrack entry may go (DSR with
+	// Maglev): those of flows that began before the sets changed.
+	Stable []Member `json:"stable,omitempty"`
 
 	Key        datapath.FrontendKey `json:"-"`
 	OneAddress bool                 `json:"-"` // FlagOneAddress
@@ -133,7 +136,8 @@ func ReadTables(t *datapath.Tables) (*Tables, error) {
 // ReadScope reads the selected part, until ctx ends. Its time grows with the number of frontends and the total
 // size of all sets, however many Services share a backend.
 func ReadScope(ctx context.Context, t *datapath.Tables, scope Scope) (*Tables, error) {
-	r := reader{ctx: ctx, scope: scope, tables: t, backends: map[uint32]*Backend{}, ranges: map[uint32][]string{}, sets: map[setKey][]Member{}}
+	r := reader{ctx: ctx, scope: scope, tables: t, backends: map[uint32]*Backend{}, ranges: map[uint32][]string{}, sets: map[setKey][]Member{},
+		stable: map[codec.Range][]uint32{}}
 	index, err := t.Frontends.All()
 	if err != nil {
 		return nil, err
@@ -195,6 +199,7 @@ type reader struct {
 	ranges   map[uint32][]string
 	backends map[uint32]*Backend
 	sets     map[setKey][]Member // cache: most sets are used by several frontends
+	stable   map[codec.Range][]uint32
 }
 
 type setKey struct {
@@ -303,6 +308,9 @@ func (r *reader) frontend(key datapath.FrontendKey, row *codec.Frontend, port se
 			Backends: r.set(row.Slots(class), lists.Members[class], owner)}
 	}
 	f.Retained = r.set(lists.Retained, lists.Retained, owner)
+	if row.Untracked() && row.HasHistory() && (!r.scope.Outline || r.scope.Owners) {
+		f.Stable = r.stableMembers(lists)
+	}
 	return f
 }
 
