@@ -29,13 +29,14 @@ type Draining struct {
 	Connections int `json:"connections"`
 	// IdleSeconds is the time since the last packet of a client in any of Connections.
 	IdleSeconds float64 `json:"idleSeconds,omitempty"`
-	// DSR: the edge sees only what clients send. Where a router spreads clients over several balancers, another one
-	// may have seen the end of a connection.
+	// DSR: the edge sees only what clients send. Where a router spreads clients over several balancers,
+	// another one may have seen the end of a connection.
 	DSR bool `json:"dsr,omitempty"`
-	// Untracked: connections from before the change have no conntrack entry here until they send something (DSR with
-	// Maglev), and are not in Connections.
+	// Untracked: connections from before the change have no conntrack entry here until they send something
+	// (DSR with Maglev), and are not in Connections.
 	Untracked bool `json:"untracked,omitempty"`
-	Down      bool `json:"down,omitempty"` // its health check fails
+	// Down: its health check fails.
+	Down bool `json:"down,omitempty"`
 	// Why is why it is down. It may contain text from the checked server.
 	Why string `json:"why,omitempty"`
 }

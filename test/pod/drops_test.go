@@ -127,8 +127,15 @@ func (w *world) dropped(d drop) {
 	})
 	w.endsFlowOf(d.from, d.target(w), auditDelay, func() { d.do(w) })
 	w.wantAnswer(d, false)
+	found := ""
+	defer func() {
+		if w.t.Failed() {
+			text, err := w.agents["node-a"].CLI("status", "-v")
+			w.t.Logf("devices that the shortcut withholds:\n%s\nports of bridges:\n%s\nstatus (%v):\n%s", found, w.run("node-a", "bridge", "-d", "link"), err, text)
+		}
+	}()
 	w.eventually("the status says "+d.filter, func() bool {
-		found := ""
+		found = ""
 		for _, device := range w.pods("node-a").Devices {
 			if !device.Shortcut {
 				found += device.Name + ": " + strings.Join(device.Filters, "; ") + "\n"
