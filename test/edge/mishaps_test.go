@@ -165,7 +165,19 @@ var mishaps = []mishap{
 		undo: "ip neigh del $G4 dev eth0; ip neigh del $G6 dev eth0"},
 	{name: "no forwarding", do: "sysctl -qw net.ipv4.conf.all.forwarding=0 net.ipv6.conf.all.forwarding=0", undo: "sysctl -qw net.ipv4.conf.all.forwarding=1 net.ipv6.conf.all.forwarding=1"},
 	{name: "no forwarding at the device", do: "sysctl -qw net.ipv4.conf.eth0.forwarding=0 net.ipv6.conf.eth0.forwarding=0", undo: "sysctl -qw net.ipv4.conf.eth0.forwarding=1 net.ipv6.conf.eth0.forwarding=1"},
-	{name: "the device is down for a while", do: "ip link set eth0 down; sleep 3; ip link set eth0 up"},
+	{name: "the device is down", act: func(w *world) func() {
+		restore := w.keepNetwork()
+		w.runOn("node-a", "ip", "link", "set", "eth0", "down")
+		return func() {
+			w.runOn("node-a", "ip", "link", "set", "eth0", "up")
+			restore()
+		}
+	}},
+	{name: "the device was down, and its routes are lost", act: func(w *world) func() {
+		restore := w.keepNetwork()
+		w.runOn("node-a", "sh", "-ec", "ip link set eth0 down; ip link set eth0 up")
+		return restore
+	}},
 	{name: "a rule in chain forward", do: "nft 'table inet m { chain c { type filter hook forward priority 0; drop; }; }'", undo: "nft delete table inet m"},
 	{name: "a rule in chain input", do: "nft 'table inet m { chain c { type filter hook input priority 0; drop; }; }'", undo: "nft delete table inet m"},
 	{name: "a rule in chain output", do: "nft 'table inet m { chain c { type filter hook output priority 0; meta l4proto tcp tcp dport 8080 drop; }; }'", undo: "nft delete table inet m"},
@@ -297,8 +309,8 @@ func (w *world) headline() (string, int) {
 	return strings.Join(lines[:min(len(lines), 5)], " | "), code
 }
 
-// Whatever loses traffic is in the headline of the status, which has an exit code, or in docs/operate/life.md as what no
-// node can see. When it has passed, all is well again.
+// Whatever loses traffic is in the headline of the status, which has an exit code, or in docs/operate/life.md as what
+// no node can see. When it has passed, all is well again.
 func TestMishaps(t *testing.T) {
 	if testing.Short() {
 		t.Skipf("the short form has no time for %d mishaps", *mishapCount)
