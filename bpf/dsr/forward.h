@@ -33,6 +33,7 @@
 #include "route/maps.h"
 #include "route/redirect.h"
 #include "state/events.h"
+#include "state/losses.h"
 #include "state/scratch.h"
 #include "state/types.h"
 
@@ -108,13 +109,15 @@ static __always_inline enum action dsr_route_or_reply(struct context *ctx, struc
 	if (routed == ROUTED_TOO_BIG && may_reply)
 		return too_big(ctx);
 	if (not_routed(routed) && may_reply)
-		return no_route(ctx, routed);
+		return no_route_to(ctx, &w->to.destination, &w->outer.destination, routed);
 	if (routed == ROUTED_TOO_BIG)
 		reason = EDGE_DROP_TOO_BIG;
 	else if (routed == ROUTED_WITHOUT_ADDRESS)
 		reason = EDGE_DROP_NO_ADDRESS;
 	else if (routed == FORWARDING_OFF)
 		reason = EDGE_DROP_FORWARDING;
+	if (reason == EDGE_DROP_NO_ADDRESS && may_reply)
+		count_loss(&w->to.destination, &w->outer.destination, reason);
 	return drop(ctx, reason);
 }
 

@@ -43,18 +43,20 @@
 #include "route/fib.h"
 #include "route/redirect.h"
 #include "state/events.h"
+#include "state/losses.h"
 #include "state/scratch.h"
 #include "state/types.h"
 
 /* Handles the first packet of a flow to a backend on another node. */
 static __always_inline enum action new_flow_remote(struct context *ctx, struct scratch *w)
 {
+	const struct address *backend = &w->ct.xlate.destination;
 	enum edge_reason reason;
 	enum routed routed;
 
 	routed = route_snat(ctx, w);
 	if (not_routed(routed))
-		return no_route(ctx, routed);
+		return no_route_to(ctx, backend, backend, routed);
 	if (w->packet.hops <= 1)
 		return ttl_exceeded(ctx);
 #ifdef EDGE_XDP
@@ -63,11 +65,15 @@ static __always_inline enum action new_flow_remote(struct context *ctx, struct s
 #endif
 	if (routed == ROUTED_TOO_BIG)
 		return too_big(ctx);
-	if (address_is_unspecified(&w->ct.xlate.source))
+	if (address_is_unspecified(&w->ct.xlate.source)) {
+		count_loss(backend, backend, EDGE_DROP_NO_ADDRESS);
 		return drop(ctx, EDGE_DROP_NO_ADDRESS);
+	}
 	if (xfrm_concerns(&w->ct.xlate)) /* from the node's address */
 		return drop(ctx, EDGE_DROP_XFRM);
 	reason = ct_create(ctx, 0);
+	if (reason == EDGE_DROP_NO_PORT)
+		count_loss(backend, backend, reason);
 	if (reason != EDGE_NEW && reason != EDGE_RECOVERED)
 		return drop(ctx, reason);
 	return forward(ctx, w, routed, reason);
@@ -266,6 +272,8 @@ static __always_inline enum action established(struct context *ctx, struct scrat
 			routed = route_reply(ctx, w, &w->to, ct->device);
 		else
 			routed = route(ctx, w, &w->to);
+		if (not_routed(routed) && !(flags & CT_REPLY))
+			return no_route_to(ctx, &w->to.destination, &w->to.destination, routed);
 		if (p->hops <= 1)
 			return not_routed(routed) ? no_route(ctx, routed) : ttl_exceeded(ctx);
 #ifdef EDGE_XDP

@@ -19,6 +19,7 @@
 #include "route/fib.h"
 #include "route/fragment.h"
 #include "state/events.h"
+#include "state/losses.h"
 #include "state/scratch.h"
 #include "state/types.h"
 
@@ -112,6 +113,15 @@ __noinline enum action no_route(struct context *ctx, __u32 routed)
 	default:
 		return send_error(ctx, ICMP_NO_ROUTE, 0, EDGE_DROP_NO_ROUTE);
 	}
+}
+
+/* no_route for a client's packet to a backend. `asked` is the destination of the route lookup. */
+static __always_inline enum action no_route_to(struct context *ctx, const struct address *backend,
+					       const struct address *asked, enum routed routed)
+{
+	if (routed != FORWARDING_OFF)
+		count_loss(backend, asked, EDGE_DROP_NO_ROUTE);
+	return no_route(ctx, routed);
 }
 
 /* Drops a client's packet that may not leave its link, with the stack's error (ip6_forward). */

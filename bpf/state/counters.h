@@ -56,6 +56,15 @@ struct {
 	__type(value, struct service_traffic);
 } service_collected SEC(".maps");
 
+/* Clients' packets that did not reach their backend. A flood to many backends evicts counters of
+ * those that have lost nothing for longest. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 1024);
+	__type(key, struct loss_key);
+	__type(value, struct loss);
+} backend_losses SEC(".maps");
+
 /* The result of a dry run. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);

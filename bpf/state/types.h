@@ -105,6 +105,20 @@ struct edge_event {
 	__u8 reserved;
 };
 
+/* A backend on another node that a client's packet did not reach, and why. */
+struct loss_key {
+	struct address backend;
+	__u32 reason; /* enum edge_reason */
+};
+
+struct loss {
+	__u64 packets;
+	struct address asked; /* of the last packet's route lookup: the backend, or with DSR where
+				 the outer header leads */
+	__u32 device;	      /* output device of the last packet's route; 0: there is no route */
+	__u32 reserved;
+};
+
 /* The result of a dry run. */
 struct explanation {
 	struct tuple packet;

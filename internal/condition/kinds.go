@@ -123,6 +123,10 @@ var (
 	EndpointsLost = register("EndpointsLost", Warning,
 		"The last endpoint of a Service that takes new connections is gone, and clients are refused. This is an Event of the Service, and never in `beeline status`: a Service without endpoints is as its objects ask.",
 		"see why its pods are not ready")
+	ServiceRefuses = register("ServiceRefuses", Warning,
+		"In the last minute, all that clients outside sent to a port of a Service was refused (TCP reset, or port unreachable), and nothing was served: the Service has no endpoint that is ready, or none that its traffic policy allows. The condition ends with the refusals, a minute after the last. "+
+			"Refused connections of this node's own programs are not counted by Service: `connect` tells the program (docs/operate/debug.md#calls-of-sockets).",
+		"`beeline service show NAME` lists the endpoints: make one ready, or remove the Service, or stop who asks for it")
 	HealthCheckUnlikely = register("HealthCheckUnlikely", Warning,
 		"A port that is usually served with TLS (443, or named https) is checked by http, or one without it (80, http) by https. Its backends fail such a check, or it says nothing of them.",
 		"set the annotation beeline.io/health-check-port to the port that the check is for, or beeline.io/health-check to tcp, or make two Services")
@@ -191,6 +195,10 @@ var (
 	DevicesUnreadable = register("DevicesUnreadable", Error,
 		"The devices of this node, or their attached programs, cannot be read from the kernel. The devices known so far are served.",
 		"see the reason in the message; the agent retries")
+	EdgeDropsToBackend = register("EdgeDropsToBackend", Error,
+		"In the last minute, the edge dropped packets of clients on their way to a backend on another node: the node has no route to it or none that the edge can send by, the route's device has no address to send from, or no SNAT port is free. The condition ends when that is there again, or after a minute without such packets. "+
+			"What is dropped elsewhere is not seen here: a backend that is dead behind a working route gets its share of clients, as with kube-proxy, unless a health check finds out (docs/operate/health.md). Connections of this node's programs that fail at it are counted (docs/operate/debug.md#connections-at-sockets).",
+		"see the reason in the message: `ip route get ADDRESS` shows the route; restore it, give the device an address, or widen --snat-ports").ofNode()
 	EdgeBypassesFilter = register("EdgeBypassesFilter", Warning,
 		"A packet filter of this node may drop packets that the edge forwards for Services, and they do not meet it: the edge sends them past it. They are served.",
 		"remove the rule; or do what it does where the packets arrive, such as by loadBalancerSourceRanges of the Service, or on the hosts of clients and backends").ofNode()

@@ -58,6 +58,8 @@ type Destinations interface {
 	// DSRDestinations returns the addresses that packets are sent to by DSR, of backends on other nodes
 	// or of those nodes, by the kind of DSR.
 	DSRDestinations() map[service.DSR][]netip.Addr
+	// ServicesOf returns the objects that have a backend at an address, in order.
+	ServicesOf(backend netip.Addr) []service.Ref
 }
 
 // Datapath is what the edge needs of package datapath.
@@ -72,6 +74,7 @@ type Datapath interface {
 	Routings() datapath.Hash[uint32, datapath.Routing]
 	RouteMTUs() datapath.Hash[datapath.RouteKey, uint32]
 	RouteEncaps() datapath.Hash[datapath.NetworkKey, datapath.RouteEncap]
+	BackendLosses() datapath.Hash[datapath.BackendLossKey, datapath.BackendLoss]
 	WaitForReaders() error
 	Prefilter() *datapath.Prefilter
 }
@@ -105,6 +108,8 @@ type Edge struct {
 	withheldDrops  condition.Growth // packets dropped for XFRM policies
 	bypassed       condition.List   // packet filters that the edge's packets bypass
 	routed         condition.List   // routes and rules that look-ups do not tell all of, or that are not known
+	drops          drops
+	unusable       []node.Route // by which the edge cannot send, as last read
 	tables         map[uint32]datapath.EdgeDevice
 	nextHops       map[datapath.NextHopKey]uint32
 	dsr            []DSRStatus

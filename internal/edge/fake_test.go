@@ -40,6 +40,7 @@ type kernel struct {
 	routings    hash[uint32, datapath.Routing]
 	routeMTUs   hash[datapath.RouteKey, uint32]
 	routeEncaps hash[datapath.NetworkKey, datapath.RouteEncap]
+	losses      hash[datapath.BackendLossKey, datapath.BackendLoss]
 	// routeMTUDeleted is called before an entry of routeMTUs is deleted; nil: nothing is.
 	routeMTUDeleted func()
 }
@@ -50,6 +51,7 @@ func newKernel() *kernel {
 		assured: conntracktest.Table{},
 
 		routings: hash[uint32, datapath.Routing]{}, routeMTUs: hash[datapath.RouteKey, uint32]{}, routeEncaps: hash[datapath.NetworkKey, datapath.RouteEncap]{},
+		losses: hash[datapath.BackendLossKey, datapath.BackendLoss]{},
 	}
 	k.prefilter = datapath.NewPrefilter(new(datapath.EdgeTCPrefilter), func() error { return nil })
 	return k
@@ -119,6 +121,10 @@ func (k *kernel) RouteEncaps() datapath.Hash[datapath.NetworkKey, datapath.Route
 	return k.routeEncaps
 }
 
+func (k *kernel) BackendLosses() datapath.Hash[datapath.BackendLossKey, datapath.BackendLoss] {
+	return k.losses
+}
+
 // hash is a table.
 type hash[K comparable, V any] map[K]V
 
@@ -160,6 +166,7 @@ type world struct {
 type destinations struct {
 	backends func() []netip.Addr
 	dsr      map[service.DSR][]netip.Addr
+	services map[netip.Addr][]service.Ref
 }
 
 func (d *destinations) RemoteBackends() []netip.Addr {
@@ -170,6 +177,8 @@ func (d *destinations) RemoteBackends() []netip.Addr {
 }
 
 func (d *destinations) DSRDestinations() map[service.DSR][]netip.Addr { return d.dsr }
+
+func (d *destinations) ServicesOf(backend netip.Addr) []service.Ref { return d.services[backend] }
 
 func newWorld(t *testing.T, c Config, devices ...Device) *world {
 	w := &world{t: t, kernel: newKernel(), devices: devices}

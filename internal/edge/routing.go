@@ -57,6 +57,7 @@ func (e *Edge) writeRouting(routing *node.Routing, err error) {
 	var all condition.List
 	if err == nil {
 		e.hasRoutes.Store(routing.HasRoutes())
+		e.unusable = routing.Unusable
 		var full condition.List
 		full, err = e.putRouting(routing)
 		all = append(routingConditions(routing), full...)

@@ -41,6 +41,7 @@ func (e *Edge) Run(ctx context.Context) error {
 	var loops sync.WaitGroup
 	loops.Go(func() { e.followDevices(ctx) })
 	loops.Go(func() { e.followFilters(ctx) })
+	loops.Go(func() { e.followDrops(ctx) })
 	err := <-failed
 	cancel()
 	<-failed

@@ -63,6 +63,7 @@ func (e *Edge) CompleteStatus(s *Status) *Status {
 	s.Problems = append(s.Problems, e.forwardingProblems(e.forwards)...)
 	s.Problems = append(s.Problems, e.bypassed...)
 	s.Problems = append(s.Problems, e.routed...)
+	s.Problems = append(s.Problems, e.drops.conditions...)
 	s.DSR = slices.Clone(e.dsr)
 	now := time.Now()
 	e.countLosses(now)

@@ -6,6 +6,8 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+
+	"beeline.io/beeline/internal/service"
 )
 
 // RemoteBackends returns the addresses of backends on other nodes, and of those nodes where they matter,
@@ -14,6 +16,21 @@ func (s *Syncer) RemoteBackends() []netip.Addr {
 	all := s.remoteBackends()
 	slices.SortFunc(all, netip.Addr.Compare)
 	return slices.Compact(all)
+}
+
+// ServicesOf returns the objects that have a backend at an address, in order. It looks at the sets of all frontends.
+func (s *Syncer) ServicesOf(address netip.Addr) []service.Ref {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	all := map[service.Ref]struct{}{}
+	for _, e := range s.applied {
+		if slices.ContainsFunc(e.sets[:], func(set *set) bool {
+			return set != nil && slices.ContainsFunc(set.members, func(b *backend) bool { return b.key.Addr() == address })
+		}) {
+			all[e.port.key.Owner] = struct{}{}
+		}
+	}
+	return slices.SortedFunc(maps.Keys(all), service.Ref.Compare)
 }
 
 // remoteBackends is RemoteBackends, unsorted and with duplicates. It keeps mu only for as long as it takes

@@ -202,9 +202,13 @@ func TestDirectNoWay(t *testing.T) {
 		before := w.counts(t)
 		w.leaves(t, at, last.frame(t), model.ActionSend, last.icmpAnswer(t, last.to.Addr(), [2]uint8{11, 0}, [2]uint8{3, 0}, 0))
 		w.counted(t, before, model.TTLExceeded)
-		w.answersWithoutRoute(t, at, f.question(protocol, direct(toNoRoute, dsr)))
+		w.loses(t, f.noRoute, datapath.LostWithoutRoute, 1, f.noRoute, func() {
+			w.answersWithoutRoute(t, at, f.question(protocol, direct(toNoRoute, dsr)))
+		})
 		if dsr != model.Opt {
-			w.drops(t, at, f.question(protocol, direct(toNoAddress, dsr)).frame(t), model.DropNoAddress)
+			w.loses(t, f.noAddress, datapath.LostWithoutAddress, 1, f.noAddress, func() {
+				w.drops(t, at, f.question(protocol, direct(toNoAddress, dsr)).frame(t), model.DropNoAddress)
+			})
 		}
 		w.remembersNothing(t)
 		for port, backend := range map[uint16]netip.Addr{toEth1: f.behindEth1, toNoNeighbour: f.noNeighbour} {

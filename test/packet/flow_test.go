@@ -15,6 +15,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/test/packet/model"
 )
 
@@ -153,7 +154,7 @@ func TestLeftToTC(t *testing.T) {
 func TestNoWay(t *testing.T) {
 	w := newScene(t)
 	w.each(t, func(t *testing.T, at hook, f family, protocol uint8) {
-		w.answersWithoutRoute(t, at, f.question(protocol, toNoRoute))
+		w.loses(t, f.noRoute, datapath.LostWithoutRoute, 1, f.noRoute, func() { w.answersWithoutRoute(t, at, f.question(protocol, toNoRoute)) })
 		long := f.question(protocol, toNoRoute)
 		long.payload = make([]byte, 100)
 		parts := long.fragments(t, 0x91, 64)
@@ -161,7 +162,9 @@ func TestNoWay(t *testing.T) {
 		w.drops(t, at, parts[1], model.DropNoRoute) // no error about a later fragment (RFC 1122 section 3.2.2)
 		w.drops(t, at, f.question(protocol, noBackends).frame(t), model.DropNoBackend)
 		// eth2 is not the packet's device, so tc handles it.
-		w.drops(t, atIngress, f.question(protocol, toNoAddress).frame(t), model.DropNoAddress)
+		w.loses(t, f.noAddress, datapath.LostWithoutAddress, 1, f.noAddress, func() {
+			w.drops(t, atIngress, f.question(protocol, toNoAddress).frame(t), model.DropNoAddress)
+		})
 		for _, table := range []string{"conntrack", "unreplied"} {
 			if left := w.records(t, table); len(left) > 0 {
 				t.Errorf("table %s has %v", table, left)

@@ -138,6 +138,11 @@ func TestWayChanges(t *testing.T) {
 
 			must(t, netlink.RouteDel(w.towards(prefix, other, "eth1", 0)))
 			w.soon(t, atXDP, p.frame(t), model.ActionSend, p.icmpAnswer(t, asked, [2]uint8{3, 0}, [2]uint8{1, 0}, 0), f.name+", no way")
+			lost, end := uint64(1), f.remote
+			if back { // a backend's reply
+				lost, end = 0, f.client
+			}
+			w.loses(t, end, datapath.LostWithoutRoute, lost, end, func() { w.run(t, atXDP, p.frame(t)) })
 
 			must(t, netlink.RouteAdd(w.towards(prefix, via, "eth0", 0)))
 			w.soon(t, atXDP, p.frame(t), model.ActionSend, sent(p), f.name+", the usual route in the end")
