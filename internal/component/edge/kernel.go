@@ -68,8 +68,16 @@ func (k *kernelRoom) is() bool {
 	return err == nil && c.Entries < c.Max/2
 }
 
-// conditions returns what the edge does not know of the kernel's flows.
+// conditions returns what clients are refused, and what the edge does not know of the kernel's flows.
 func (r *running) conditions() (all condition.List) {
+	r.traffic.mu.Lock()
+	all = r.traffic.refusals.conditions()
+	r.traffic.mu.Unlock()
+	return append(all, r.kernelConditions()...)
+}
+
+// kernelConditions are what the edge does not know of the kernel's flows.
+func (r *running) kernelConditions() (all condition.List) {
 	if why := datapath.NoKernelFlows(); why != "" {
 		all = append(all, condition.KernelFlowsUnknown.New("answers to masqueraded pods may reach a Service's backend, because the edge cannot look them up in the kernel's conntrack: %s", why))
 	}

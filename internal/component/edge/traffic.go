@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"net/netip"
 	"sync"
+	"time"
 
 	"beeline.io/beeline/internal/conntrack"
 	"beeline.io/beeline/internal/datapath"
@@ -34,6 +35,7 @@ type traffic struct {
 	totals    map[service.Ref]datapath.ServiceCounters
 	byBackend map[backendRef]int
 	failed    error
+	refusals  refusals
 }
 
 // portID is an ID and the port that it stands for: it is given to another port when the first is gone.
@@ -80,11 +82,12 @@ func (t *traffic) End() error {
 		return nil // the metrics report it
 	}
 	before, totals := t.before, map[service.Ref]datapath.ServiceCounters{}
+	uses, exists := map[service.Port]portUse{}, map[service.Port]bool{}
 	t.before, t.byBackend = make(map[portID]datapath.ServiceCounters, len(names)), map[backendRef]int{}
 	refs := make(map[uint32]service.Ref, len(names))
 	for id, name := range names {
 		port := codec.PortOf(name)
-		refs[id] = port.Owner
+		refs[id], exists[port] = port.Owner, true
 		sum := t.sums[id]
 		if sum == (datapath.ServiceCounters{}) {
 			continue
@@ -96,9 +99,15 @@ func (t *traffic) End() error {
 			total = t.totals[port.Owner]
 		}
 		grow(&total, sum, before[this])
+		if before != nil { // what this agent has not seen happen is older
+			var grown datapath.ServiceCounters
+			grow(&grown, sum, before[this])
+			uses[port] = useOf(grown)
+		}
 		totals[port.Owner] = total
 	}
 	t.totals = totals
+	t.refusals.note(time.Now(), uses, func(p service.Port) bool { return exists[p] })
 	for key, n := range t.flows {
 		if ref, ok := refs[key.id]; ok {
 			t.byBackend[backendRef{ref, key.backend}] += n
