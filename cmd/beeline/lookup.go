@@ -3,6 +3,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -72,25 +73,53 @@ func (l *lookup) read(ctx context.Context, path string, scope inspect.Scope) (*i
 	return &tables, l.ask(ctx, path, &tables)
 }
 
+// status asks the agent. The pins say what is known of an agent that does not answer.
 func (l *lookup) status(ctx context.Context) (*inspect.Status, error) {
 	if l.fromPins {
-		tables, err := l.read(ctx, "", inspect.Scope{Outline: true})
-		if err != nil {
-			return nil, err
-		}
-		return inspect.ReadStatus(l.pins, version, tables), nil
+		return pinnedStatus(ctx, l.pins)
 	}
-	var status inspect.Status
-	return &status, l.ask(ctx, agent.StatusPath, &status)
+	silent := agent.NewClient(l.socket).Alive(ctx)
+	if silent == nil {
+		var status inspect.Status
+		return &status, l.ask(ctx, agent.StatusPath, &status)
+	}
+	pins := agent.PinsOf(l.socket)
+	if pins == "" || errors.Is(silent, agent.ErrNotRunning) && !datapath.HasPins(pins) {
+		return nil, l.explained(silent)
+	}
+	status, err := pinnedStatus(ctx, pins)
+	if err != nil {
+		return nil, errors.Join(l.explained(silent), err)
+	}
+	status.Silent = fmt.Sprintf("nobody listens on %s", l.socket)
+	if errors.Is(silent, agent.ErrNoAnswer) {
+		status.Silent = fmt.Sprintf("no answer on %s for a second", l.socket)
+	}
+	status.Assess()
+	return status, nil
+}
+
+func pinnedStatus(ctx context.Context, pins string) (*inspect.Status, error) {
+	from := lookup{pins: pins, fromPins: true}
+	tables, err := from.read(ctx, "", inspect.Scope{Outline: true})
+	if err != nil {
+		return nil, err
+	}
+	return inspect.ReadStatus(pins, version, tables), nil
 }
 
 func (l *lookup) ask(ctx context.Context, path string, value any) error {
-	err := agent.NewClient(l.socket).Get(ctx, path, value)
+	return l.explained(agent.NewClient(l.socket).Get(ctx, path, value))
+}
+
+// explained says what to do about an agent that does not answer.
+func (l *lookup) explained(err error) error {
+	pins := cmp.Or(agent.PinsOf(l.socket), agent.DefaultBPFFS)
 	if errors.Is(err, agent.ErrNotRunning) {
-		return fmt.Errorf("no agent answers on %s: start one, give its socket with --%s, or read the pinned tables with --%s %s", l.socket, socketFlag, pinsFlag, agent.DefaultBPFFS)
+		return fmt.Errorf("no agent answers on %s: start one, give its socket with --%s, or read the pinned tables with --%s %s", l.socket, socketFlag, pinsFlag, pins)
 	}
-	if errors.Is(err, os.ErrDeadlineExceeded) || errors.Is(err, context.DeadlineExceeded) {
-		return fmt.Errorf("the agent on %s does not answer: read the pinned tables with --%s %s", l.socket, pinsFlag, agent.DefaultBPFFS)
+	if errors.Is(err, agent.ErrNoAnswer) || errors.Is(err, os.ErrDeadlineExceeded) || errors.Is(err, context.DeadlineExceeded) {
+		return fmt.Errorf("the agent on %s does not answer: read the pinned tables with --%s %s", l.socket, pinsFlag, pins)
 	}
 	return err
 }

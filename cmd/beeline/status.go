@@ -28,7 +28,11 @@ one screen. With --verbose it shows everything: what is attached where, how full
 are, all counters, the kernel's features. docs/operate/conditions.md explains each
 condition.
 
-Exit code 3 if there is an error, 4 if there are only warnings.`,
+If no agent answers within a second, it shows what the pins say, with the condition
+AgentNotRunning or AgentNotAnswering.
+
+Exit code 3 if there is an error, 4 if there are only warnings, 1 if there are neither an
+agent nor pins, or they cannot be read.`,
 		Args: usage(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			var status *inspect.Status

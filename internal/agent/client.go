@@ -49,6 +49,34 @@ func NewClient(socket string) *Client {
 // ErrNotRunning means that no agent answers on the socket.
 var ErrNotRunning = errors.New("no agent is running there")
 
+// ErrNoAnswer means that an agent has the socket, and does not answer.
+var ErrNoAnswer = errors.New("the agent there does not answer")
+
+// answerTime is how long an agent may take to answer at all. It does so without reading tables.
+const answerTime = time.Second
+
+// alivePath answers without content while the agent's process runs, whatever its loop does.
+const alivePath = "/v1/alive"
+
+// Alive returns nil if an agent answers, also an earlier version that does not know the path.
+//
+// Errors: ErrNotRunning; ErrNoAnswer after a second.
+func (c *Client) Alive(ctx context.Context) error {
+	limited, cancel := context.WithTimeout(ctx, answerTime)
+	defer cancel()
+	response, err := c.request(limited, alivePath)
+	if err == nil {
+		return response.Body.Close()
+	}
+	if limited.Err() != nil && ctx.Err() == nil {
+		return ErrNoAnswer
+	}
+	if errors.Is(err, ErrNotRunning) || errors.Is(err, os.ErrPermission) {
+		return err
+	}
+	return nil
+}
+
 // Get reads one of the paths above into value.
 func (c *Client) Get(ctx context.Context, path string, value any) error {
 	response, err := c.request(ctx, path)

@@ -24,7 +24,7 @@ import (
 func (a *Agent) serve(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	listener, err := listen(a.config.Socket)
+	listener, err := listen(a.config.Socket, a.config.BPFFS)
 	if err != nil && !datapath.Attached(a.config.BPFFS) {
 		return a.rollback(err)
 	}

@@ -17,9 +17,9 @@ import (
 	"beeline.io/beeline/internal/inspect"
 )
 
-// listen creates the unix socket, accessible only to root. It replaces the socket of an earlier
-// agent, which is not running because this one holds the lock of the bpffs directory.
-func listen(path string) (net.Listener, error) {
+// listen creates the unix socket, accessible only to root, and beside it the link that PinsOf reads. It replaces the
+// socket of an earlier agent, which is not running because this one holds the lock of the bpffs directory.
+func listen(path, pins string) (net.Listener, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return nil, fmt.Errorf("--agent-socket: %w", err)
 	}
@@ -38,6 +38,9 @@ func listen(path string) (net.Listener, error) {
 			return nil, fmt.Errorf("--agent-socket: %w", err)
 		}
 	}
+	if err := linkPins(path, pins); err != nil {
+		return nil, fmt.Errorf("--agent-socket: %w", err)
+	}
 	old := syscall.Umask(0o077)
 	defer syscall.Umask(old)
 	l, err := net.Listen("unix", path)
@@ -47,11 +50,40 @@ func listen(path string) (net.Listener, error) {
 	return l, nil
 }
 
+// pinsLink is the symbolic link beside a socket to the agent's bpffs directory. It stays when the agent ends, as the
+// pins do.
+func pinsLink(socket string) string { return socket + ".pins" }
+
+// linkPins writes the link of a socket. A reader sees the earlier one or this one.
+func linkPins(socket, pins string) error {
+	link := pinsLink(socket)
+	temporary := link + ".new"
+	if err := os.Remove(temporary); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	if err := os.Symlink(pins, temporary); err != nil {
+		return err
+	}
+	return os.Rename(temporary, link)
+}
+
+// PinsOf returns the bpffs directory of the agent that last listened on a socket: the default one if no agent has
+// recorded another, and "" for another socket on which no agent has listened.
+func PinsOf(socket string) string {
+	if pins, err := os.Readlink(pinsLink(socket)); err == nil {
+		return pins
+	}
+	if socket == DefaultSocket {
+		return DefaultBPFFS
+	}
+	return ""
+}
+
 // maxSocketPath is the size of sun_path (unix(7)) without the terminating zero.
 const maxSocketPath = 107
 
-// RemoveSocket removes the socket of a killed agent, and the default directory if it is then empty. It keeps a
-// socket on which an agent listens, possibly one with another bpffs directory.
+// RemoveSocket removes the socket of a killed agent and its link to the pins, and the default directory if it is then
+// empty. It keeps a socket on which an agent listens, possibly one with another bpffs directory.
 func RemoveSocket(path string) {
 	if c, err := net.Dial("unix", path); err == nil {
 		c.Close()
@@ -60,12 +92,16 @@ func RemoveSocket(path string) {
 	if st, err := os.Lstat(path); err == nil && st.Mode()&os.ModeSocket != 0 {
 		os.Remove(path)
 	}
+	if _, err := os.Readlink(pinsLink(path)); err == nil {
+		os.Remove(pinsLink(path))
+	}
 	os.Remove(filepath.Dir(DefaultSocket)) // fails if the directory is not empty
 }
 
 // answer serves requests until ctx ends.
 func (a *Agent) answer(ctx context.Context, l net.Listener) error {
 	mux := http.NewServeMux()
+	mux.HandleFunc("GET "+alivePath, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) })
 	answer(mux, StatusPath, a.status)
 	answer(mux, CountedTablesPath, a.countedTables)
 	mux.HandleFunc("GET "+TablesPath, func(w http.ResponseWriter, r *http.Request) {

@@ -31,11 +31,19 @@ func TestRemoveSocket(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, "file"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
+	for _, name := range []string{"running", "killed"} {
+		if err := linkPins(filepath.Join(dir, name), "/pins"); err != nil {
+			t.Fatal(err)
+		}
+	}
 	for name, stays := range map[string]bool{"running": true, "killed": false, "file": true, "missing": false} {
 		path := filepath.Join(dir, name)
 		RemoveSocket(path)
 		if _, err := os.Lstat(path); stays != !errors.Is(err, os.ErrNotExist) {
 			t.Errorf("%s: kept %v (%v), want %v", name, !stays, err, stays)
+		}
+		if pins := PinsOf(path); name == "running" && pins != "/pins" || name != "running" && pins != "" {
+			t.Errorf("%s: the link to the pins leads to %q", name, pins)
 		}
 	}
 }

@@ -6,7 +6,10 @@ package condition
 var (
 	AgentNotRunning = register("AgentNotRunning", Error,
 		"No agent holds the pins. The attached programs keep serving with the current tables; changes to Services and endpoints do not take effect.",
-		"start the agent: `systemctl start beeline`, or find out why its pod is not running")
+		"start the agent: `systemctl start beeline`, or find out why its pod is not running. If it ends again and again, the end of its log says why: `journalctl -u beeline`, `kubectl logs --previous`")
+	AgentNotAnswering = register("AgentNotAnswering", Error,
+		"An agent holds the pins and has not answered for a second, or does not listen on the socket. It starts, ends again and again, is stopped, or hangs. The attached programs keep serving with the pinned tables; changes of Services and endpoints may not take effect.",
+		"ask again. If that lasts, see the end of its log (`journalctl -u beeline`, `kubectl logs --previous`) and the state of its process (`ps -o stat,wchan -p PID`: T is stopped, D waits in the kernel), and restart it")
 	NotSynced = register("NotSynced", Error,
 		"The agent has not read a complete state from its source since it started. Tables of an earlier agent stay in use; on a new node nothing is attached.",
 		"see \"Source\" in `beeline status` for what the agent waits for, or for the errors in the manifests")

@@ -76,6 +76,9 @@ The exit code of both commands follows from the severities:
 | ` + "`error`" + ` | some traffic is not served as objects or flags request, or changes do not take effect | 3 |
 | ` + "`warning`" + ` | traffic is served, but something will fail later or does not take effect as written | 4 |
 | ` + "`info`" + `, or no condition | no action needed:  ` + "`status`" + ` begins with "All is well." | 0 |
+
+` + "`status`" + ` reads the pins of an agent that does not answer. Other exit codes: 1 if there is nothing to judge, because no agent answers and nothing is
+pinned, the socket or the pins may not be read, or the output cannot be written; 2 for wrong usage, and from ` + "`check`" + ` for an invalid configuration.
 `)
 	for _, k := range registered {
 		fmt.Fprintf(&b, "\n## %s\nSeverity: %s. %s\n\nWhat to do: %s.\n", k.Code, k.Severity, k.Meaning, k.Remedy)

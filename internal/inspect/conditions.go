@@ -44,8 +44,11 @@ func fullTable(f reconcile.Usage) condition.Condition {
 
 // ofAgent returns the conditions of the agent and of its environment.
 func (s *Status) ofAgent() (all condition.List) {
-	if !s.Running {
-		all = append(all, condition.AgentNotRunning.New("no agent is running: the current tables stay in use, and changes do not take effect"))
+	switch {
+	case !s.Running:
+		all = append(all, condition.AgentNotRunning.New("no agent is running: %s, and changes do not take effect", s.serving()))
+	case s.Silent != "":
+		all = append(all, condition.AgentNotAnswering.New("%s has the pins, but does not answer (%s): %s, and changes may not take effect", s.process(), s.Silent, s.serving()))
 	}
 	if s.Answered && !s.Sync.Synced {
 		serves := "the tables of an earlier agent stay in use"
@@ -70,6 +73,22 @@ func (s *Status) ofAgent() (all condition.List) {
 		all = append(all, condition.NodesWithoutPodCIDRs.New("Nodes without podCIDRs (%d): their pods count as clients outside the cluster, and externalTrafficPolicy applies to them", s.UnclassifiedPods))
 	}
 	return all
+}
+
+// serving says what is served without an agent.
+func (s *Status) serving() string {
+	if len(s.Attachments) == 0 && (s.Edge == nil || len(s.Edge.Devices) == 0) {
+		return "no program is attached, so nothing is served"
+	}
+	return "the attached programs keep serving with the pinned tables"
+}
+
+// process names the agent by its pid, if it has one here.
+func (s *Status) process() string {
+	if s.PID == 0 {
+		return "an agent in another PID namespace"
+	}
+	return fmt.Sprintf("the agent, pid %d,", s.PID)
 }
 
 // NotSynced returns the condition that the source is not complete yet. serves says what is served until then.

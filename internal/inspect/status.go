@@ -27,12 +27,14 @@ type Status struct {
 	Conditions condition.List `json:"conditions"`
 	// Running means that an agent holds the bpffs directory. Answered means that the agent itself provided
 	// this status; otherwise it comes from the pins alone.
-	Running  bool      `json:"running"`
-	Answered bool      `json:"answered"`
-	Version  string    `json:"version"`
-	PID      int       `json:"pid,omitempty"`
-	Started  time.Time `json:"started,omitzero"`
-	Node     string    `json:"node,omitempty"`
+	Running  bool `json:"running"`
+	Answered bool `json:"answered"`
+	// Silent is why nothing in this status is from the agent, although it was asked; empty otherwise.
+	Silent  string    `json:"silent,omitempty"`
+	Version string    `json:"version"`
+	PID     int       `json:"pid,omitempty"`
+	Started time.Time `json:"started,omitzero"`
+	Node    string    `json:"node,omitempty"`
 	// Unreadable names the pins that cannot be read, because another program removed them.
 	Unreadable string `json:"unreadable,omitempty"`
 	// NoBindProtection is why bind protection is off although it is configured.

@@ -15,6 +15,7 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 
 	"sigs.k8s.io/yaml"
@@ -130,7 +131,7 @@ func TestCLITables(t *testing.T) {
 	check := func(command string, texts ...string) {
 		t.Helper()
 		out, err := w.agent().CLI(strings.Fields(command)...)
-		if !w.agent().Running() && command == "status -v --pins" {
+		if !w.agent().Running() && strings.HasPrefix(command, "status") {
 			wantExit(t, err, 3)
 		} else if err != nil {
 			t.Errorf("%s: %v", command, err)
@@ -151,9 +152,44 @@ func TestCLITables(t *testing.T) {
 	check("service show default/sticky", "session affinity: 10m0s")
 	check("backend list", "10.10.1.12:8080", "[fd00:10:2::11]:8080", "default/sticky, default/web")
 	w.must(w.agent().Stop())
+	check("status", "1 error.", "AgentNotRunning: no agent is running: the attached programs keep serving", "13 programs attached", "1 to Services")
 	check("status -v --pins", "no agent is running", "connect4", cgroup, "1 to Services")
 	check("service list --pins", "default/web", "2 backends")
 	check("backend list --pins", "10.10.1.12:8080")
+}
+
+// status says within a second that an agent does not answer, or that it has ended, and shows what its pins say.
+func TestStatusOfSilentAgent(t *testing.T) {
+	w := startWorld(t, "node-a")
+	process, err := os.FindProcess(w.agent().PID())
+	w.must(err)
+	for _, c := range []struct {
+		name, want string
+		do         func() error
+	}{
+		{"stopped", "AgentNotAnswering: the agent, pid " + fmt.Sprint(process.Pid) + ", has the pins, but does not answer", func() error { return process.Signal(syscall.SIGSTOP) }},
+		{"continued", "All is well.", func() error { return process.Signal(syscall.SIGCONT) }},
+		{"killed", "AgentNotRunning: no agent is running: the attached programs keep serving", w.agent().Kill},
+	} {
+		w.must(c.do())
+		out, err := w.agent().CLI("status")
+		if !strings.Contains(out, c.want) {
+			t.Errorf("%s: status has no %q:\n%s", c.name, c.want, out)
+		}
+		if c.name == "continued" {
+			w.must(err)
+			continue
+		}
+		wantExit(t, err, 3)
+		if head, _, _ := strings.Cut(out, "\n"); head != "1 error." {
+			t.Errorf("%s: status begins with %q", c.name, head)
+		}
+	}
+	if _, err := w.agent().CLI("cleanup"); err != nil {
+		t.Fatal(err)
+	}
+	_, err = w.agent().CLI("status")
+	wantExit(t, err, 1, "no agent answers on", w.agent().Socket())
 }
 
 // Exit codes: 0 done, 1 failed, 2 wrong usage, 3 errors, 4 only warnings; near misses get a suggestion.
