@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 
 	"golang.org/x/sys/unix"
 
@@ -37,7 +38,7 @@ func CgroupRoot(root string) (string, error) {
 			return "", fmt.Errorf("--cgroup-root: %w", err)
 		}
 		if !v2 {
-			return "", fmt.Errorf("--cgroup-root %s: not a cgroup v2 directory", root)
+			return "", fmt.Errorf("--cgroup-root %s: not a cgroup v2 directory%s", root, hybridHint(root))
 		}
 		if info, err := os.Stat(root); err != nil || !info.IsDir() {
 			return "", fmt.Errorf("--cgroup-root %s: not a directory", root)
@@ -45,9 +46,10 @@ func CgroupRoot(root string) (string, error) {
 		return root, nil
 	}
 	var st unix.Stat_t
-	if err := unix.Stat("/proc/self/ns/cgroup", &st); err == nil && st.Ino != initialCgroupNamespace {
-		return "", fmt.Errorf("the agent runs in a cgroup namespace of its own, which hides the node's pods: " +
-			"mount the node's cgroup v2 hierarchy into its container and set --cgroup-root to it")
+	if err := unix.Stat("/proc/thread-self/ns/cgroup", &st); err == nil && st.Ino != initialCgroupNamespace {
+		return "", fmt.Errorf("the agent runs in a cgroup namespace of its own, which hides the node's pods: "+
+			"mount the node's cgroup v2 hierarchy into its container and set --cgroup-root to it; "+
+			"a balancer without pods in a system container (LXC, systemd-nspawn) serves its own programs with --cgroup-root %s", systemCgroup)
 	}
 	for _, path := range []string{systemCgroup, OwnCgroup} {
 		if v2, err := pinfs.IsFS(path, unix.CGROUP2_SUPER_MAGIC); err == nil && v2 {
@@ -61,6 +63,15 @@ func CgroupRoot(root string) (string, error) {
 		return "", fmt.Errorf("mount cgroup v2 at %s: %w", OwnCgroup, err)
 	}
 	return OwnCgroup, nil
+}
+
+// hybridHint names the cgroup v2 hierarchy that systemd mounts below cgroup v1 ("hybrid"), if it is there.
+func hybridHint(root string) string {
+	unified := filepath.Join(root, "unified")
+	if v2, err := pinfs.IsFS(unified, unix.CGROUP2_SUPER_MAGIC); err != nil || !v2 {
+		return ""
+	}
+	return fmt.Sprintf(": cgroup v1 is mounted there, and v2 beside it: set --cgroup-root %s", unified)
 }
 
 // cgroupID returns the kernel's id of a cgroup directory: its inode number.

@@ -47,6 +47,9 @@ func TestCgroupRoot(t *testing.T) {
 				return
 			}
 		}
+		if _, err := CgroupRoot("/sys/fs/cgroup"); err == nil || strings.Contains(err.Error(), "unified") {
+			t.Errorf("v1 without v2: %v", err)
+		}
 		for range 2 {
 			if root, err := CgroupRoot(""); root != OwnCgroup || err != nil {
 				t.Errorf("beside v1: %s, %v", root, err)
@@ -58,11 +61,26 @@ func TestCgroupRoot(t *testing.T) {
 		if err := unmountOwnCgroup(); err != nil {
 			t.Error(err)
 		}
+		if err := errors.Join(os.Mkdir("/sys/fs/cgroup/unified", 0o755), unix.Mount("none", "/sys/fs/cgroup/unified", "cgroup2", 0, "")); err != nil {
+			t.Error(err)
+		}
+		if _, err := CgroupRoot("/sys/fs/cgroup"); err == nil || !strings.HasSuffix(err.Error(), "set --cgroup-root /sys/fs/cgroup/unified") {
+			t.Errorf("the v1 directory of a hybrid node: %v", err)
+		}
 		if err := unix.Mount("none", "/sys/fs/cgroup", "cgroup2", 0, ""); err != nil {
 			t.Error(err)
 		}
 		if root, err := CgroupRoot(""); root != "/sys/fs/cgroup" || err != nil {
 			t.Errorf("pure v2: %s, %v", root, err)
+		}
+		if err := unix.Unshare(unix.CLONE_NEWCGROUP); err != nil {
+			t.Error(err)
+		}
+		if _, err := CgroupRoot(""); err == nil || !strings.Contains(err.Error(), "(LXC, systemd-nspawn)") {
+			t.Errorf("in a cgroup namespace: %v", err)
+		}
+		if root, err := CgroupRoot("/sys/fs/cgroup"); root != "/sys/fs/cgroup" || err != nil {
+			t.Errorf("in a cgroup namespace, with --cgroup-root: %s, %v", root, err)
 		}
 	}()
 	<-done
