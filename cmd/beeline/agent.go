@@ -84,12 +84,17 @@ func cleanup(out io.Writer, pins, socket string) error {
 	if err := agent.Cleanup(pins, socket, agent.Components()); err != nil {
 		return err
 	}
-	text := fmt.Sprintf("nothing of Beeline is left under %s", pins)
-	if others := datapath.AgentDirectories(); !found && len(others) > 0 {
-		text = fmt.Sprintf("nothing of Beeline was under %s, so nothing has been detached; it is under %s: select it with --pins", pins, strings.Join(others, ", "))
-	} else if !found {
-		text = fmt.Sprintf("nothing of Beeline was under %s, nor on any other BPF file system mounted here", pins)
-	}
-	_, err := fmt.Fprintln(out, text)
+	_, err := fmt.Fprintln(out, cleanedText(found, pins, datapath.AgentDirectories()))
 	return err
+}
+
+// cleanedText says what cleanup has removed. others are the directories that still hold objects of an agent.
+func cleanedText(found bool, pins string, others []string) string {
+	switch {
+	case found:
+		return fmt.Sprintf("nothing of Beeline is left under %s", pins)
+	case len(others) > 0:
+		return fmt.Sprintf("nothing of Beeline was under %s, so nothing has been detached; it is under %s: select it with --pins", pins, strings.Join(others, ", "))
+	}
+	return fmt.Sprintf("nothing of Beeline was under %s, nor on any other BPF file system mounted here", pins)
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/cobra/doc"
 	"github.com/spf13/pflag"
 
+	"beeline.io/beeline/internal/agent"
 	"beeline.io/beeline/internal/condition"
 	"beeline.io/beeline/internal/metrics"
 )
@@ -46,6 +47,19 @@ func TestGeneratedDocs(t *testing.T) {
 	for _, want := range []string{"beeline.8", "beeline-status.8", "beeline-explain-connect.8", "beeline-service-list.8"} {
 		if !pages[want] {
 			t.Errorf("no manual page %s among %v", want, pages)
+		}
+	}
+}
+
+// install.md quotes what cleanup prints on a node, the first time and later.
+func TestCleanupIsQuoted(t *testing.T) {
+	page, err := os.ReadFile("../../docs/operate/install.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, found := range []bool{true, false} {
+		if text := `"` + cleanedText(found, agent.DefaultBPFFS, nil) + `"`; !strings.Contains(string(page), text) {
+			t.Errorf("install.md does not quote %s", text)
 		}
 	}
 }

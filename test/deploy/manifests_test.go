@@ -9,11 +9,13 @@ import (
 	"io"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	appsv1 "k8s.io/api/apps/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/util/yaml"
 	"sigs.k8s.io/kustomize/api/krusty"
@@ -53,11 +55,12 @@ func decode(t *testing.T, text []byte) (all []*unstructured.Unstructured) {
 	}
 }
 
-// find returns the object of a kind and name as a typed one.
+// find returns the object of a kind and name, without the hash of a ConfigMap's name, as a typed one.
 func find[T any](t *testing.T, all []*unstructured.Unstructured, kind, name string) (object T) {
 	t.Helper()
 	for _, o := range all {
-		if o.GetKind() == kind && o.GetName() == name {
+		parts := hashed.FindStringSubmatch(o.GetName())
+		if o.GetKind() == kind && (o.GetName() == name || kind == "ConfigMap" && parts != nil && parts[1] == name) {
 			text, err := json.Marshal(o.Object)
 			must(t, err)
 			must(t, json.Unmarshal(text, &object))
@@ -76,12 +79,76 @@ func TestKustomizationIsTheSame(t *testing.T) {
 		if filepath.Base(path) == "kustomization.yaml" {
 			text = bytes.ReplaceAll(text, []byte("newName: beeline.invalid/beeline"), []byte("newName: registry.test:5000/team/beeline"))
 			text = bytes.ReplaceAll(text, []byte("newTag: unset"), []byte("newTag: v1"))
-			text = bytes.ReplaceAll(text, []byte("value: api-server.invalid"), []byte("value: fd00::1"))
-			text = bytes.ReplaceAll(text, []byte(`value: "6443"`), []byte(`value: "443"`))
+			text = bytes.ReplaceAll(text, []byte("HOST=api-server.invalid"), []byte("HOST=fd00::1"))
+			text = bytes.ReplaceAll(text, []byte("PORT=6443"), []byte("PORT=443"))
 		}
 		must(t, files.WriteFile(filepath.Join("/base", filepath.Base(path)), text))
 	}
-	wantSame(t, manifests(t, testImage, "[fd00::1]:443"), kustomize(t, files, "/base"))
+	made, built := manifests(t, testImage, "[fd00::1]:443"), kustomize(t, files, "/base")
+	for _, all := range [][]*unstructured.Unstructured{made, built} {
+		removeHashes(t, all)
+	}
+	wantSame(t, made, built)
+}
+
+// hashed is the name of a ConfigMap with a hash of its contents.
+var hashed = regexp.MustCompile(`^(beeline|beeline-api-server)-[0-9a-z]{10}$`)
+
+// removeHashes removes the hashes from the names of ConfigMaps, which kustomize computes in another way, and from the
+// DaemonSet, which has to name exactly these.
+func removeHashes(t *testing.T, all []*unstructured.Unstructured) {
+	t.Helper()
+	renamed := map[string]string{}
+	for _, o := range all {
+		if o.GetKind() != "ConfigMap" {
+			continue
+		}
+		parts := hashed.FindStringSubmatch(o.GetName())
+		if parts == nil {
+			t.Fatalf("the ConfigMap %s has no hash in its name", o.GetName())
+		}
+		renamed[o.GetName()] = parts[1]
+		o.SetName(parts[1])
+	}
+	for _, o := range all {
+		if o.GetKind() != "DaemonSet" {
+			continue
+		}
+		text, err := json.Marshal(o.Object)
+		must(t, err)
+		for from, to := range renamed {
+			if n := bytes.Count(text, []byte(from)); n != 1 {
+				t.Errorf("the DaemonSet names the ConfigMap %s %d times", from, n)
+			}
+			text = bytes.ReplaceAll(text, []byte(from), []byte(to))
+		}
+		o.Object = nil
+		must(t, json.Unmarshal(text, &o.Object))
+	}
+}
+
+// Other settings give the ConfigMap another name, and the DaemonSet another template: changed settings reach a node
+// with the DaemonSet's update and not by a restart of the agent.
+func TestSettingsAreUpdates(t *testing.T) {
+	names := func(apiServer string) (maps []string, template string) {
+		all := manifests(t, testImage, apiServer)
+		for _, o := range all {
+			if o.GetKind() == "ConfigMap" {
+				maps = append(maps, o.GetName())
+			}
+		}
+		text, err := json.Marshal(find[appsv1.DaemonSet](t, all, "DaemonSet", "beeline").Spec.Template)
+		must(t, err)
+		return maps, string(text)
+	}
+	maps, template := names("192.0.2.1")
+	if again, same := names("192.0.2.1"); !slices.Equal(maps, again) || template != same {
+		t.Errorf("the same settings have other names: %v, %v", maps, again)
+	}
+	other, changed := names("192.0.2.2")
+	if maps[0] == other[0] || maps[1] != other[1] || template == changed {
+		t.Errorf("with another API server the ConfigMaps are %v, before %v", other, maps)
+	}
 }
 
 // The component of an overlay has the overlay's image, as build/beeline-hoststack.yaml has it.
