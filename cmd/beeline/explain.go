@@ -127,8 +127,12 @@ func explanation(w io.Writer, a *explain.Answer) {
 	if a.Frontend != nil && a.Class != "" || a.Entry == "connect" {
 		line("client", "from %s", a.Class)
 	}
-	if len(a.Rules) > 0 {
-		line("rules", "%s (docs/operate/semantics.md)", strings.Join(a.Rules, ", "))
+	for i, rule := range a.Rules {
+		name := "rules"
+		if i > 0 {
+			name = ""
+		}
+		line(name, "%s: %s", rule, explain.Rules[rule])
 	}
 	members(line, a)
 	if a.Rewritten != nil {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -17,6 +18,7 @@ import (
 	"beeline.io/beeline/internal/conntrack"
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/inspect"
+	"beeline.io/beeline/internal/suggest"
 )
 
 // flowSource selects flows in the pinned tables. It needs no agent.
@@ -72,8 +74,27 @@ func newFlowCommand() *cobra.Command {
 	return cmd
 }
 
+// states returns the names of --state, in the order of a flow's life.
+func states() (names []string) {
+	for _, state := range slices.Sorted(maps.Keys(conntrack.StateNames)) {
+		names = append(names, conntrack.StateNames[state])
+	}
+	return names
+}
+
+// checkStates refuses names that no flow has.
+func checkStates(wanted []string) error {
+	for _, name := range wanted {
+		if all := states(); !slices.Contains(all, name) {
+			return exitError{exitUsage, fmt.Errorf("--state %q: no state of a flow; the states are %s%s", name, strings.Join(all, ", "), suggest.DidYouMean(name, all))}
+		}
+	}
+	return nil
+}
+
 func newFlowListCommand() *cobra.Command {
 	var s flowSource
+	var only []string
 	var v view
 	cmd := &cobra.Command{
 		Use: "list", Short: "List the flows with their backends",
@@ -83,7 +104,7 @@ the Service's address, the backend, and the source address that the backend sees
 		Args: usage(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			backend, err := s.ofBackend()
-			if err != nil {
+			if err := errors.Join(err, checkStates(only)); err != nil {
 				return err
 			}
 			return v.show(cmd, func() (any, func(io.Writer), error) {
@@ -96,7 +117,7 @@ the Service's address, the backend, and the source address that the backend sees
 					return nil, nil, err
 				}
 				all = slices.DeleteFunc(all, func(f conntrack.Flow) bool {
-					return s.service != "" && f.Service != s.service || backend != nil && !backend(f.Backend) || !v.of(f.Service)
+					return s.service != "" && f.Service != s.service || backend != nil && !backend(f.Backend) || len(only) > 0 && !slices.Contains(only, f.State) || !v.of(f.Service)
 				})
 				v.nothing(cmd, len(all), "flows of Services")
 				return all, func(w io.Writer) { flowTable(w, all, &v) }, nil
@@ -104,6 +125,8 @@ the Service's address, the backend, and the source address that the backend sees
 		},
 	}
 	s.addFlags(cmd)
+	cmd.Flags().StringSliceVar(&only, "state", nil, "only flows in one of these `states`: "+strings.Join(states(), ", "))
+	cmd.RegisterFlagCompletionFunc("state", cobra.FixedCompletions(states(), cobra.ShellCompDirectiveNoFileComp))
 	v.addListFlags(cmd)
 	return cmd
 }

@@ -86,9 +86,9 @@ func newOffloadFlowsCommand() *cobra.Command {
 	var v view
 	cmd := &cobra.Command{
 		Use: "flows", Short: "List the flows that this node forwards, and the path of their packets",
-		Long: `Lists the TCP and UDP flows of the kernel's conntrack that this node forwards, with the
-path of the packets of each direction: slow (the stack), cache, flowtable, hardware, or
-refused with the reason. -o wide adds the packets and bytes that have left the stack.`,
+		Long: `Lists the TCP and UDP flows of the kernel's conntrack that this node forwards, with their
+state there and the path of the packets of each direction: slow (the stack), cache,
+flowtable, hardware, or refused with the reason. -o wide adds the packets and bytes that have left the stack.`,
 		Args: usage(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			of, err := endFilter(end)
@@ -131,14 +131,14 @@ func endFilter(text string) (func(netip.AddrPort) bool, error) {
 
 // offloadFlowTable prints flows; -o wide adds what has left the stack, and the devices.
 func offloadFlowTable(w io.Writer, flows []offload.FlowStatus, v *view) {
-	columns := []string{"PROTOCOL", "CLIENT", "ADDRESS", "VIA", "BACKEND", "SENT BY", "RECEIVED BY"}
+	columns := []string{"PROTOCOL", "CLIENT", "ADDRESS", "VIA", "BACKEND", "STATE", "SENT BY", "RECEIVED BY"}
 	wide := v.output == "wide"
 	if wide {
 		columns = append(columns, "SENT", "RECEIVED", "DEVICES")
 	}
 	t := newTable(w, !v.noHeaders, columns...)
 	for _, f := range flows {
-		row := []string{f.Protocol, f.Client.String(), f.Address.String(), f.Via.String(), f.Backend.String(), pathText(f.Sent), pathText(f.Received)}
+		row := []string{f.Protocol, f.Client.String(), f.Address.String(), f.Via.String(), f.Backend.String(), f.State, pathText(f.Sent), pathText(f.Received)}
 		if wide {
 			in, out := cmp.Or(f.Sent.In, f.Received.Out, "-"), cmp.Or(f.Sent.Out, f.Received.In, "-")
 			row = append(row, trafficText(conntrack.Traffic{Packets: f.Sent.Packets, Bytes: f.Sent.Bytes}),

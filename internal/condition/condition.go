@@ -124,12 +124,3 @@ func (l List) String() string {
 	}
 	return strings.Join(lines, "\n")
 }
-
-// Texts returns the messages with their remedies.
-func (l List) Texts() []string {
-	texts := make([]string, len(l))
-	for i, c := range l {
-		texts[i] = c.Text()
-	}
-	return texts
-}

@@ -231,9 +231,6 @@ func (d *Datapath) OffloadDevices() Hash[uint32, uint32] {
 	return kernelHash[uint32, uint32]{OffloadMapOffloadDevices, d.maps[OffloadMapOffloadDevices]}
 }
 
-// OffloadCacheEnabled reports whether the flow cache is loaded.
-func (d *Datapath) OffloadCacheEnabled() bool { return d.options.Offload != nil }
-
 // OpenOffloadTables opens the pinned flow cache of a bpffs directory for reading, whether an agent runs there or not;
 // nil if there is none.
 func OpenOffloadTables(bpffs string) (*OffloadTables, error) {

@@ -32,7 +32,7 @@ type Answer struct {
 	Verdict string `json:"verdict"`
 	Reason  string `json:"reason,omitempty"`
 	Why     string `json:"why"`
-	// Rules are the rules of docs/operate/semantics.md that apply.
+	// Rules are the numbers of the rules that apply (Rules).
 	Rules []string `json:"rules,omitempty"`
 	// Service is namespace/name. Frontend is the destination; nil if no Service has it.
 	Service  string            `json:"service,omitempty"`

@@ -39,9 +39,8 @@ type Server struct {
 	// Quiet logs success at level debug only, for servers of which a node may have many.
 	Quiet bool
 
-	mu        sync.Mutex
-	listening bool
-	err       error
+	mu  sync.Mutex
+	err error
 }
 
 // Err returns why the server does not listen; nil while it does, and before the first attempt.
@@ -49,13 +48,6 @@ func (s *Server) Err() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.err
-}
-
-// Listening reports whether the server accepts connections.
-func (s *Server) Listening() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.listening
 }
 
 // Run serves until ctx ends. It retries while the address is not available, and returns no error: what depends
@@ -99,7 +91,7 @@ func (s *Server) note(err error) {
 		}
 		s.Log.Log(context.Background(), level, "serving "+s.Name, "address", s.Address)
 	}
-	s.listening, s.err = err == nil, err
+	s.err = err
 }
 
 func (s *Server) serve(ctx context.Context, listener net.Listener) error {

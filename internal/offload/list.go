@@ -46,6 +46,9 @@ type FlowStatus struct {
 	Address netip.AddrPort `json:"address"`
 	Via     netip.AddrPort `json:"via"`
 	Backend netip.AddrPort `json:"backend"`
+	// State is that of the kernel's conntrack, as conntrack(8) names it: of TCP SYN_SENT, ESTABLISHED and so on; of
+	// UDP UNREPLIED, REPLIED or ASSURED.
+	State string `json:"state"`
 	// Sent are the client's packets, Received those to the client.
 	Sent     Direction `json:"sent"`
 	Received Direction `json:"received"`
@@ -94,7 +97,7 @@ func (o *Offload) List() ([]FlowStatus, error) {
 		}
 		all = append(all, FlowStatus{
 			Protocol: protocolNames[there.Protocol],
-			Client:   there.Source, Address: there.Destination, Via: back.Destination, Backend: back.Source,
+			Client:   there.Source, Address: there.Destination, Via: back.Destination, Backend: back.Source, State: stateOf(t),
 			Sent: direction(&t.CountersOrig, t.Status), Received: direction(&t.CountersReply, t.Status),
 		})
 		o.addOwn(&all[len(all)-1], t, directions)
@@ -106,6 +109,22 @@ func (o *Offload) List() ([]FlowStatus, error) {
 }
 
 var protocolNames = map[uint8]string{unix.IPPROTO_TCP: "tcp", unix.IPPROTO_UDP: "udp"}
+
+// tcpStates are the states of TCP (enum tcp_conntrack of linux/netfilter/nf_conntrack_tcp.h).
+var tcpStates = []string{"NONE", "SYN_SENT", "SYN_RECV", "ESTABLISHED", "FIN_WAIT", "CLOSE_WAIT", "LAST_ACK", "TIME_WAIT", "CLOSE", "SYN_SENT2"}
+
+func stateOf(t *conntrack.Flow) string {
+	if tcp := t.ProtoInfo.TCP; tcp != nil && int(tcp.State) < len(tcpStates) {
+		return tcpStates[tcp.State]
+	}
+	switch {
+	case t.Status.Assured():
+		return "ASSURED"
+	case t.Status.SeenReply():
+		return "REPLIED"
+	}
+	return "UNREPLIED"
+}
 
 func tupleOf(t *conntrack.Tuple) flow.Tuple {
 	return flow.Tuple{

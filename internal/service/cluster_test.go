@@ -108,7 +108,7 @@ func refs(d Delta) string {
 }
 
 func problems(t *Cluster, name string) []string {
-	return t.Plan(Ref{KindService, "default", name}).Problems.Texts()
+	return problemTexts(t.Plan(Ref{KindService, "default", name}).Problems)
 }
 
 func TestTheOlderObjectHasTheAddress(t *testing.T) {
@@ -169,7 +169,7 @@ func TestTheLowerKindHasTheAddress(t *testing.T) {
 			t.Errorf("%s belongs to %s, want %s", f.Key, f.Port.Owner, r.Ref())
 		}
 		for _, loser := range rivals[i+1:] {
-			if p := table.Plan(loser.Ref()).Problems.Texts(); len(p) != 1 || !strings.Contains(p[0], fmt.Sprintf("belongs to %s, as its ", r.Ref())) {
+			if p := problemTexts(table.Plan(loser.Ref()).Problems); len(p) != 1 || !strings.Contains(p[0], fmt.Sprintf("belongs to %s, as its ", r.Ref())) {
 				t.Errorf("problems of %s: %q", loser.Ref(), p)
 			}
 		}

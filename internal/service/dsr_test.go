@@ -165,7 +165,7 @@ func TestDSRProblems(t *testing.T) {
 	} {
 		config := testConfig()
 		config.TableSize = 251
-		problems := cluster(config, service("web", test.options...), both).Plan(web).Problems.Texts()
+		problems := problemTexts(cluster(config, service("web", test.options...), both).Plan(web).Problems)
 		if got := strings.Join(problems, "\n"); test.want == "" && got != "" || !strings.Contains(got, test.want) || len(problems) > 1 {
 			t.Errorf("problems %q, want %q", problems, test.want)
 		}
@@ -183,7 +183,7 @@ func TestIPIPOfSharedAddress(t *testing.T) {
 		problem    bool
 	}{{"ipip", "there", true}, {"ipip", "here", false}, {"geneve", "there", false}, {"opt", "there", false}, {"off", "there", false}} {
 		table := cluster(testConfig(), service("web", note(AnnotationDSR, test.kind)), slice("web-1", []string{"a " + test.node}), second(test.node))
-		problems := table.Plan(web).Problems.Texts()
+		problems := problemTexts(table.Plan(web).Problems)
 		if want := "endpoints 10.1.0.1:8080 and 10.1.0.1:8081 of port default/web:http/TCP"; test.problem != (len(problems) == 1 && strings.HasPrefix(problems[0], want)) ||
 			len(problems) > 1 {
 			t.Errorf("%s, endpoints %s: %q", test.kind, test.node, problems)

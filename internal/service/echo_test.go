@@ -41,7 +41,7 @@ func TestEchoOfSharedAddress(t *testing.T) {
 	its := slice("second-1", []string{"c there"}, of("second"))
 	table := cluster(testConfig(), service("web", created(1), loadBalancer(vip)), both, second, its)
 	for _, ref := range []Ref{web, second.Ref()} {
-		if p := table.Plan(ref).Problems.Texts(); len(p) > 0 {
+		if p := problemTexts(table.Plan(ref).Problems); len(p) > 0 {
 			t.Errorf("%s: %q", ref, p)
 		}
 	}

@@ -102,7 +102,7 @@ func TestHealthElsewhere(t *testing.T) {
 func TestHealthOfUDP(t *testing.T) {
 	table := cluster(testConfig(), service("web", protocol("UDP"), healthChecked("", "tcp")), slice("web-1", []string{"a"}, udp))
 	want := []string{"port 80/UDP: its endpoints are not checked, because checks use TCP: set the annotation beeline.io/health-check-port to a TCP port of the endpoints"}
-	if got := table.Plan(web).Problems.Texts(); !slices.Equal(got, want) || len(slices.Collect(table.Targets())) > 0 {
+	if got := problemTexts(table.Plan(web).Problems); !slices.Equal(got, want) || len(slices.Collect(table.Targets())) > 0 {
 		t.Errorf("%q", got)
 	}
 }
@@ -150,16 +150,16 @@ func TestWrongAnnotationsKeepTheCheck(t *testing.T) {
 	fail(table, "a")
 	for range 2 {
 		table.Apply(changes(service("web", healthChecked("", "http", "port", "x"))))
-		if p := table.Plan(web).Problems.Texts(); membersOf(table, ScopeCluster) != "b" || len(p) != 1 || !strings.HasSuffix(p[0], "; until then the previous valid check stays in use") {
+		if p := problemTexts(table.Plan(web).Problems); membersOf(table, ScopeCluster) != "b" || len(p) != 1 || !strings.HasSuffix(p[0], "; until then the previous valid check stays in use") {
 			t.Errorf("%s, %q", membersOf(table, ScopeCluster), p)
 		}
 	}
 	table.Apply(changes(service("web")))
-	if membersOf(table, ScopeCluster) != "ab" || len(table.Plan(web).Problems.Texts()) > 0 {
+	if membersOf(table, ScopeCluster) != "ab" || len(problemTexts(table.Plan(web).Problems)) > 0 {
 		t.Errorf("%+v", table.Plan(web))
 	}
 	table.Apply(changes(service("web", healthChecked("", "http", "port", "x"))))
-	if p := table.Plan(web).Problems.Texts(); membersOf(table, ScopeCluster) != "ab" || len(p) != 1 || !strings.HasSuffix(p[0], "; until then its endpoints are not checked") {
+	if p := problemTexts(table.Plan(web).Problems); membersOf(table, ScopeCluster) != "ab" || len(p) != 1 || !strings.HasSuffix(p[0], "; until then its endpoints are not checked") {
 		t.Errorf("%s, %q", membersOf(table, ScopeCluster), p)
 	}
 }

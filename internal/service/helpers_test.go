@@ -12,6 +12,8 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"beeline.io/beeline/internal/condition"
 )
 
 // The tests' world: this node is "here", another one "there", in zones "east" and "west". Endpoints have
@@ -253,4 +255,13 @@ func (t *Cluster) Plan(ref Ref) *Plan {
 		return o.plan
 	}
 	return nil
+}
+
+// problemTexts returns the messages of conditions with their remedies.
+func problemTexts(all condition.List) []string {
+	texts := make([]string, len(all))
+	for i, c := range all {
+		texts[i] = c.Text()
+	}
+	return texts
 }

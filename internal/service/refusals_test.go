@@ -45,7 +45,7 @@ func TestRefusalsSayWhy(t *testing.T) {
 				objects = append(objects, s)
 			}
 			plan := cluster(config, objects...).Plan(web)
-			got, other := plan.Refusals, plan.Problems.Texts()
+			got, other := plan.Refusals, problemTexts(plan.Problems)
 			want := strings.Replace(test.want, "clients are rejected: ", "", 1)
 			if manifests && test.slip {
 				got, other, want = other, got, test.want

@@ -346,14 +346,14 @@ func TestAPortNamedTwice(t *testing.T) {
 	twice := ports(corev1.ServicePort{Name: "http", Port: 80}, corev1.ServicePort{Name: "http", Port: 81})
 	table := cluster(testConfig(), service("web", twice), both)
 	check(t, table, expect{webHTTP: everywhere("a b"), "10.0.0.1:81": "none"})
-	if p := table.Plan(web).Problems.Texts(); len(p) != 1 {
+	if p := problemTexts(table.Plan(web).Problems); len(p) != 1 {
 		t.Errorf("problems: %q", p)
 	}
 }
 
 func TestAnAddressAskedForTwiceByOneService(t *testing.T) {
 	table := cluster(testConfig(), service("web", loadBalancer(vip), externalIPs(vip, webIP)), both)
-	if p := table.Plan(web).Problems.Texts(); len(p) != 0 {
+	if p := problemTexts(table.Plan(web).Problems); len(p) != 0 {
 		t.Errorf("the same port at the same address is a problem: %q", p)
 	}
 	if _, f := find(table, vipHTTP); f.Kind != LoadBalancer {
@@ -364,7 +364,7 @@ func TestAnAddressAskedForTwiceByOneService(t *testing.T) {
 	same := ports(corev1.ServicePort{Name: "http", Port: 80, NodePort: 30080}, corev1.ServicePort{Name: "admin", Port: 81, NodePort: 30080})
 	table = cluster(testConfig(), service("web", same), both)
 	check(t, table, expect{nodeHTTP: "all a b masq"})
-	if p := table.Plan(web).Problems.Texts(); len(p) != 2 {
+	if p := problemTexts(table.Plan(web).Problems); len(p) != 2 {
 		t.Errorf("problems, one an address: %q", p)
 	}
 

@@ -43,14 +43,14 @@ func TestSCTPPorts(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			table := cluster(testConfig(), append(c.slices, c.service)...)
-			if got := table.Plan(web).Problems.Texts(); !slices.Equal(got, c.want) {
+			if got := problemTexts(table.Plan(web).Problems); !slices.Equal(got, c.want) {
 				t.Errorf("%q, want %q", got, c.want)
 			}
 		})
 	}
 	table := cluster(testConfig(), convertPod(pod("p", 1, hostPort("", 3868, 3869, "SCTP"), hostPort("", 3869, 3869, "SCTP"), hostPort("", 8000, 8080, "TCP"))))
 	want := []string{"HostPort 3868/SCTP: the container has port 3869" + why + "set hostPort and containerPort to the same port"}
-	if got := table.Plan(Ref{KindPod, "default", "p"}).Problems.Texts(); !slices.Equal(got, want) {
+	if got := problemTexts(table.Plan(Ref{KindPod, "default", "p"}).Problems); !slices.Equal(got, want) {
 		t.Errorf("%q, want %q", got, want)
 	}
 }

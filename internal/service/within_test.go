@@ -48,7 +48,7 @@ func TestR38TheExternalKindDecides(t *testing.T) {
 		if got := verdicts(table, c.at); got != c.verdicts {
 			t.Errorf("%s: at %s: %s; want %s", c.name, c.at, got, c.verdicts)
 		}
-		if p := table.Plan(web).Problems.Texts(); len(p) != 0 {
+		if p := problemTexts(table.Plan(web).Problems); len(p) != 0 {
 			t.Errorf("%s: problems %q", c.name, p)
 		}
 		checkSound(t, table)

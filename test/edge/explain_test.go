@@ -109,7 +109,7 @@ func TestExplain(t *testing.T) {
 		}
 		w.unchanged(before)
 		text, err := w.agent.CLI("explain", "packet", all[0].from.String(), all[0].to.String())
-		for _, words := range []string{"verdict     balance: new flow", "rules       R17, R19, R22", "<- chosen", all[0].answer.Rewritten.String()} {
+		for _, words := range []string{"verdict     balance: new flow", "rules       R17: NodePorts, external IPs", "\n            R19: the source", "\n            R22: a NodePort", "<- chosen", all[0].answer.Rewritten.String()} {
 			if err != nil || !strings.Contains(text, words) {
 				t.Errorf("explain does not say %q (%v):\n%s", words, err, text)
 			}

@@ -127,6 +127,12 @@ func TestFlowsAreListedAndFlushed(t *testing.T) {
 			t.Errorf("--backend %s lists %d flows, want %d: %+v", args, len(got), want, got)
 		}
 	}
+	for states, want := range map[string]int{"established": 2, "answered": 2, "answered,established": 4, "closed": 0} {
+		if got := w.flows("--state", states); len(got) != want {
+			t.Errorf("--state %s lists %d flows, want %d: %+v", states, len(got), want, got)
+		}
+	}
+	w.wantWrong("flow list --state establised", `did you mean "established"?`)
 	for args, words := range map[string]string{"": "give --service, --backend or both", " --all --service default/web": "give --service, --backend or both", " --all --backend 10.0.0.1": "give --service, --backend or both",
 		" --backend b1": "not an address or address:port"} {
 		w.wantWrong("flow flush"+args, words)

@@ -72,6 +72,9 @@ func (f *flow) wantBytes(payload, onStack uint64) {
 	if s := shown; s.Client.Addr() != f.family.address(f.from, 2) || s.Address != f.target() || s.Via != f.peer() {
 		f.w.t.Errorf("%s: flow offload says %+v", f, s)
 	}
+	if state := shown.State; f.network == "tcp" && state != "ESTABLISHED" || f.network == "udp" && state != "ASSURED" && state != "REPLIED" {
+		f.w.t.Errorf("%s: its state is %q", f, state)
+	}
 	for name, d := range map[string]offload.Direction{"sent": shown.Sent, "received": shown.Received} {
 		if d.Path != f.w.path || d.Bytes < least || d.Bytes > payload+payload/10 || d.Packets == 0 {
 			f.w.t.Errorf("%s: %s %+v of %d bytes and headers, with %d packets on the stack", f, name, d, payload, onStack)
