@@ -86,6 +86,7 @@ type checkParser struct {
 	annotations map[string]string
 	any         bool // at least one health check annotation is set
 	misspelt    bool // the kind of check is, and so the others miss it
+	noInterval  bool // the interval is wrong, and the timeout is not compared with it
 	check       HealthCheck
 	errs        []AnnotationError
 }
@@ -127,7 +128,9 @@ func (p *checkParser) read(name, value string) {
 		}
 		p.check.Port = uint16(port)
 	case AnnotationHealthCheckInterval:
+		before := len(p.errs)
 		probe.Interval = p.duration(name, value, minInterval, maxInterval)
+		p.noInterval = len(p.errs) > before
 	case AnnotationHealthCheckTimeout:
 		probe.Timeout = p.duration(name, value, minTimeout, maxInterval)
 	case AnnotationHealthCheckRise:
@@ -161,7 +164,7 @@ func (p *checkParser) finish() {
 	}
 	_, given := p.annotations[AnnotationHealthCheckTimeout]
 	switch {
-	case probe.Timeout <= probe.Interval:
+	case probe.Timeout <= probe.Interval || p.noInterval:
 	case given:
 		p.wrong(AnnotationHealthCheckTimeout, "%v: longer than the interval, %v: make the interval longer or the timeout shorter", probe.Timeout, probe.Interval)
 	default:

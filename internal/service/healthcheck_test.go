@@ -87,6 +87,8 @@ func TestWrongHealthCheckAnnotations(t *testing.T) {
 		{healthAnnotations("", "tcp", "port", "http"), `health-check-port:`},
 		{healthAnnotations("", "tcp", "interval", "5"), `health-check-interval: "5": write a time from 100ms to 1h0m0s with its unit`},
 		{healthAnnotations("", "tcp", "interval", "1ms"), `health-check-interval:`},
+		{healthAnnotations("", "tcp", "interval", "5", "timeout", "3s"), `health-check-interval: "5"`},
+		{healthAnnotations("", "tcp", "interval", "10ms", "timeout", "3s"), `health-check-interval: "10ms"`},
 		{healthAnnotations("", "tcp", "timeout", "6s"), `health-check-timeout: 6s: longer than the interval, 5s`},
 		{healthAnnotations("", "tcp", "rise", "0", "fall", "many"), `health-check-fall: "many": write a number|health-check-rise: "0"`},
 		{healthAnnotations("", "tcp", "all-down", "maybe"), `health-check-all-down: "maybe": write reject`},

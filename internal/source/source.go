@@ -79,6 +79,8 @@ type Problem struct {
 	Object string
 	// Reason names the field, its value, and what to change.
 	Reason string
+	// Remedy says what to change if Reason does not; empty for the remedy of the condition's kind.
+	Remedy string
 	// Warning means that the object is still used, or is rightly skipped.
 	Warning bool
 	// Harmless is a warning about an object that no Service needs.
@@ -101,6 +103,9 @@ func (p Problem) String() string {
 		fmt.Fprintf(&b, "%s: ", p.Object)
 	}
 	b.WriteString(p.Reason)
+	if p.Remedy != "" {
+		b.WriteString(": " + p.Remedy)
+	}
 	return b.String()
 }
 
@@ -114,7 +119,11 @@ func (p Problem) Condition() condition.Condition {
 		kind = condition.SourceWarning
 	}
 	text := Problem{File: p.File, Line: p.Line, Reason: p.Reason}.String()
-	return kind.New("%s", text).At(p.Object)
+	c := kind.New("%s", text).At(p.Object)
+	if p.Remedy != "" {
+		c = c.Do("%s", p.Remedy)
+	}
+	return c
 }
 
 // Problems is an error that lists each problem on its own line.

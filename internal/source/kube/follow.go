@@ -31,6 +31,8 @@ type follower struct {
 	link   *link
 	state  *state
 
+	credentials *credentials
+
 	noFields atomic.Bool // the server does not support the field selector
 	// forbidden is the time since which every list was forbidden; zero if the last one was not. Only run
 	// uses it.
@@ -38,7 +40,7 @@ type follower struct {
 }
 
 func (s *Source) follower(k *kind) *follower {
-	return &follower{kind: k, client: s.client[k.resource.GroupVersion()], timing: s.timing, link: s.link, state: s.state}
+	return &follower{kind: k, client: s.client[k.resource.GroupVersion()], timing: s.timing, link: s.link, state: s.state, credentials: &s.credentials}
 }
 
 // run lists and watches until ctx ends. The reflector restarts watches that end normally; it returns if a list
@@ -115,7 +117,10 @@ func (f *follower) complaint(err error) source.Problem {
 	lost := cmp.Or(f.kind.lost, "the last state, if any, stays in use; otherwise nothing is served")
 	switch {
 	case apierrors.IsUnauthorized(err):
-		return source.Problem{Reason: fmt.Sprintf("the API server does not accept the credentials (%v): renew the token or certificate", err)}
+		return source.Problem{
+			Reason: fmt.Sprintf("the API server does not accept the credentials (401 Unauthorized): %s; the last state, if any, stays in use", f.credentials.refused(time.Now())),
+			Remedy: f.credentials.remedy,
+		}
 	case apierrors.IsForbidden(err):
 		p.Reason = fmt.Sprintf("access is denied (%v): %s; grant the verbs list and watch on %s", err, lost, resource)
 	case apierrors.IsNotFound(err):

@@ -49,6 +49,8 @@ type Source struct {
 	timing timing
 	link   *link
 	state  *state
+
+	credentials credentials
 }
 
 var (
@@ -98,6 +100,7 @@ func New(o Options) (*Source, error) {
 		return nil, fmt.Errorf("the API server %s: %w", s.server, err)
 	}
 	s.state = newState(s.kinds)
+	s.credentials = credentialsOf(config, o.Kubeconfig)
 	return s, nil
 }
 

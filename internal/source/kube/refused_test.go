@@ -79,6 +79,30 @@ func TestStartingServer(t *testing.T) {
 	}
 }
 
+// Credentials that are not accepted any more are one problem, whichever watches and lists the server refuses.
+func TestUnauthorizedLater(t *testing.T) {
+	s := startServer(t)
+	s.apply(world()...)
+	r := receive(t, s, nil)
+	r.until("synced", func() bool { return r.last.Synced })
+	s.fail(func(q request) http.HandlerFunc {
+		return refuse(apierrors.NewUnauthorized("no token for " + q.resource)) // the text differs by kind
+	})
+	s.stop() // the watches end
+	s.start()
+	r.problem("does not accept the credentials", "requests without credentials") // as the server has no TLS
+	before := len(s.requests())
+	r.wait("all kinds are refused", func() bool { return len(s.requests()) > before+60 })
+	if len(r.last.Problems) != 1 || r.last.Problems.Errors() != 1 || !strings.Contains(r.last.Problems[0].Remedy, "restart the agent") {
+		t.Errorf("%v", r.last.Problems)
+	}
+	if c := r.last.Problems[0].Condition(); c.Remedy != r.last.Problems[0].Remedy || strings.Contains(c.Message, c.Remedy) {
+		t.Errorf("the condition is %+v", c)
+	}
+	s.fail(nil)
+	r.until("well again", func() bool { return len(r.last.Problems) == 0 })
+}
+
 // Rejected credentials are one problem, not seven.
 func TestUnauthorized(t *testing.T) {
 	s := startServer(t)
