@@ -42,7 +42,7 @@ authenticated or encrypted.
 
 | path | answer |
 |---|---|
-| ` + "`/metrics`" + ` | the metrics below. Scrapes read counters and walk no table: they do not slow down with connections, nor delay changes |
+| ` + "`/metrics`" + ` | the metrics below. A scrape reads counters, those of each Service among them. Conntrack entries are those of the last GC pass. Conditions and the fill of the affinity table need walks: they are those of the scrape before, unless that is older than two minutes, and are determined again beside a scrape, at most every 15 seconds (the fill once a minute). So scrapes do not slow down with connections, nor delay changes |
 | ` + "`/proxyMode`" + ` | ` + "`beeline`" + `. kube-proxy answers iptables, ipvs or nftables. A program that asks looks for the rules of that mode, and would not find them |
 | ` + "`/configz`" + ` | the settings in effect, as JSON. The object ` + "`beeline`" + ` in it can be used as a configuration file (` + "`--config`" + `) |
 | ` + "`/flagz`" + `, ` + "`/statusz`" + ` | flags as they were given; version, start and paths: text, or objects of group ` + "`config.k8s.io`" + ` as of kube-proxy 1.36 |

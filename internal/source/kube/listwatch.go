@@ -186,10 +186,10 @@ func (f *follower) arrived(ev watch.Event) watch.Event {
 }
 
 // broken records why a watch ended, unless the reason is normal: the server expired an old version, sheds load
-// or restarts. The list that follows reports credentials that are not accepted.
+// or restarts.
 func (f *follower) broken(err error) {
 	if errors.IsResourceExpired(err) || errors.IsGone(err) || errors.IsTooManyRequests(err) ||
-		errors.IsTimeout(err) || errors.IsUnauthorized(err) || errors.IsServerTimeout(err) || errors.IsServiceUnavailable(err) {
+		errors.IsTimeout(err) || errors.IsServerTimeout(err) || errors.IsServiceUnavailable(err) {
 		return
 	}
 	f.state.broke(f.kind, source.Problem{Object: string(f.kind.name), Warning: true,
