@@ -34,7 +34,7 @@ GENERATED := internal/datapath/sock_bpfel.go internal/datapath/bind_bpfel.go int
 GENERATED_FOLDERS := $(sort $(dir $(GENERATED)))
 BENCH_GENERATED := bench/costxdp_bpfel.go bench/costtc_bpfel.go bench/sockmap_bpfel.go bench/podsredirect_bpfel.go \
 	bench/rates_bpfel.go bench/ratestc_bpfel.go
-SCRIPTS := hoststack/programs/run scripts/hoststack scripts/manifests scripts/includes scripts/links scripts/words scripts/setup scripts/suites scripts/envoy scripts/kernels test/kernels/guest test/kernels/instructions .ci/run test/edge/testdata/systemd
+SCRIPTS := hoststack/programs/run scripts/audit scripts/hoststack scripts/manifests scripts/includes scripts/links scripts/words scripts/setup scripts/suites scripts/envoy scripts/kernels test/kernels/guest test/kernels/instructions .ci/run test/edge/testdata/systemd
 # Runs commands: hides what passes, reports progress every 30 seconds, and sums up at the end.
 SUITE = bin/suite
 # lint vets all packages. The program is the one that users get.
@@ -71,7 +71,7 @@ IMAGE ?= beeline.invalid/beeline:$(subst +,-,$(VERSION))
 API_SERVER ?=
 IMAGE_DATE := $(shell git log -1 --format=%ct 2>/dev/null || echo 0)
 
-.PHONY: help setup programs generate build hoststack image manifests controlplane kubeproxy monitoring demo check test test-full test-kernels soak fuzz lint bin/bench bench bench-endurance bench-instructions bench-docs clean
+.PHONY: help setup programs generate build hoststack image manifests controlplane kubeproxy monitoring demo check test test-full test-kernels soak fuzz audit lint bin/bench bench bench-endurance bench-instructions bench-docs clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -97,7 +97,11 @@ build/man: $(DOCS_SOURCES) $(GENERATED) | setup $(SUITE)
 
 programs: $(GENERATED) $(BENCH_GENERATED)
 
-generate: programs build/man ## compile bpf/ and make the Go types of its structures; write docs/operate/reference.md, conditions.md and metrics.md, and build/man
+# The licences of what is linked into the program and the library, for the image.
+build/THIRD-PARTY: go.mod go.sum hoststack/Cargo.lock $(wildcard deploy/licences/*.go) | setup $(SUITE)
+	@$(SUITE) --quiet 'licences of others=go run ./deploy/licences --out $@'
+
+generate: programs build/man build/THIRD-PARTY ## compile bpf/ and make the Go types of its structures; write docs/operate/reference.md, conditions.md and metrics.md, build/man and build/THIRD-PARTY
 
 build: $(GENERATED) ## build bin/beeline and bin/beeline-lab, statically linked
 	@$(SUITE) --quiet "bin/beeline=CGO_ENABLED=0 go build -v -trimpath -ldflags '-X main.version=$(VERSION)' -o bin/beeline ./cmd/beeline" \
@@ -106,8 +110,8 @@ build: $(GENERATED) ## build bin/beeline and bin/beeline-lab, statically linked
 hoststack: | setup $(SUITE) ## build bin/libbeeline_hoststack.so, the preload library, and bin/beeline-pingpong
 	@$(SUITE) --quiet 'host stack=scripts/hoststack build'
 
-image: build hoststack ## build build/beeline-image.tar, a container image (OCI layout and docker archive) named IMAGE
-	@go run ./deploy/image --program bin/beeline --library bin/libbeeline_hoststack.so --licence LICENSE --version '$(VERSION)' --created $(IMAGE_DATE) \
+image: build hoststack build/THIRD-PARTY ## build build/beeline-image.tar, a container image (OCI layout and docker archive) named IMAGE
+	@go run ./deploy/image --program bin/beeline --library bin/libbeeline_hoststack.so --licence LICENSE --third-party build/THIRD-PARTY --version '$(VERSION)' --created $(IMAGE_DATE) \
 		--reference '$(IMAGE)' --arch "$$(go env GOARCH)" --out build/beeline-image.tar
 
 manifests: ## write build/beeline.yaml, and build/beeline-hoststack.yaml for the host stack in pods, for `kubectl apply -f`: IMAGE=REGISTRY/NAME:TAG API_SERVER=ADDRESS[:PORT]
@@ -200,6 +204,9 @@ fuzz: build | setup ## random packets and calls for FUZZTIME (5m) each, with SEE
 	go test -count=1 -vet=off -timeout 0 -v -run '^TestModel$$' ./test/packet -lasting=$(FUZZTIME) -seed=$(SEED)
 	BEELINE_PROGRAM=$(CURDIR)/bin/beeline go test -count=1 -vet=off -timeout 0 -v -run '^TestWalk$$' ./test/twin -lasting=$(FUZZTIME) -seed=$(SEED)
 	scripts/hoststack fuzz $(FUZZTIME) $(SEED)
+
+audit: | setup ## search the modules and crates for known vulnerabilities and for licences that do not fit (needs a network)
+	@scripts/audit
 
 lint: programs $(SUITE) ## vet, staticcheck, shellcheck, formats
 	@scripts/setup --modules $(DEPLOY)

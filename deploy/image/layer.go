@@ -18,7 +18,9 @@ const (
 	programPath = binFolder + "beeline"
 	libFolder   = "usr/local/lib/"
 	libraryPath = libFolder + "libbeeline_hoststack.so"
-	licencePath = "usr/share/doc/beeline/LICENSE"
+	docFolder   = "usr/share/doc/beeline/"
+	licencePath = docFolder + "LICENSE"
+	thirdPath   = docFolder + "THIRD-PARTY"
 )
 
 // machines are the ELF machines of the architectures.
@@ -71,10 +73,10 @@ func (b *build) layer() (compressed []byte, diffID string, err error) {
 	}
 	err = errors.Join(err, b.file(t, programPath, 0o755, b.Program), t.WriteHeader(b.header(libFolder, tar.TypeDir, 0o755, nil)),
 		b.file(t, libraryPath, 0o755, b.Library))
-	for _, name := range []string{"usr/share/", "usr/share/doc/", "usr/share/doc/beeline/"} {
+	for _, name := range []string{"usr/share/", "usr/share/doc/", docFolder} {
 		err = errors.Join(err, t.WriteHeader(b.header(name, tar.TypeDir, 0o755, nil)))
 	}
-	err = errors.Join(err, b.file(t, licencePath, 0o644, b.Licence), t.Close())
+	err = errors.Join(err, b.file(t, licencePath, 0o644, b.Licence), b.file(t, thirdPath, 0o644, b.ThirdParty), t.Close())
 	var packed bytes.Buffer
 	z := gzip.NewWriter(&packed)
 	_, writeErr := z.Write(plain.Bytes())

@@ -5,6 +5,7 @@ package deploy
 import (
 	"archive/tar"
 	"bytes"
+	"debug/buildinfo"
 	"errors"
 	"fmt"
 	"io"
@@ -38,6 +39,44 @@ var imageTool = sync.OnceValues(func() (path string, err error) {
 	return path, nil
 })
 
+// thirdParty is what `make generate` writes as build/THIRD-PARTY, written once.
+var thirdParty = sync.OnceValues(func() (path string, err error) {
+	root, err := node.Sources()
+	if err != nil {
+		return "", err
+	}
+	path = filepath.Join(toolFolder, "THIRD-PARTY")
+	write := exec.Command("go", "run", "./deploy/licences", "--out", path)
+	write.Dir = root
+	if out, err := write.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("running deploy/licences: %w: %s", err, out)
+	}
+	return path, nil
+})
+
+// The licences are those of every module that the program's own build information names, and of the crates that
+// Cargo.lock has for the library.
+func TestLicencesOfOthers(t *testing.T) {
+	path, err := thirdParty()
+	must(t, err)
+	text := string(read(t, path))
+	info, err := buildinfo.ReadFile(beeline)
+	must(t, err)
+	if len(info.Deps) < 10 {
+		t.Errorf("the program names %d modules", len(info.Deps))
+	}
+	for _, m := range info.Deps {
+		if !strings.Contains(text, "\n"+m.Path+" "+m.Version+" (") {
+			t.Errorf("no licence of %s %s", m.Path, m.Version)
+		}
+	}
+	for _, name := range []string{"The Go standard library, " + info.GoVersion, "The Rust standard library", "\nlibc 0."} {
+		if !strings.Contains(text, name) {
+			t.Errorf("no licence of %q", name)
+		}
+	}
+}
+
 // hostStack is a file that `make hoststack` has built.
 func hostStack(t *testing.T, name string) string {
 	t.Helper()
@@ -53,8 +92,10 @@ func makeImage(t *testing.T, program, library, version string) (path string, err
 	t.Helper()
 	tool, err := imageTool()
 	must(t, err)
+	others, err := thirdParty()
+	must(t, err)
 	path = filepath.Join(t.TempDir(), "build", "image.tar") // the folder does not exist in a fresh clone
-	out, err := exec.Command(tool, "--program", program, "--library", library, "--licence", sources(t, "LICENSE"),
+	out, err := exec.Command(tool, "--program", program, "--library", library, "--licence", sources(t, "LICENSE"), "--third-party", others,
 		"--version", version, "--reference", testImage, "--created", "1767225600", "--out", path).CombinedOutput()
 	if err != nil {
 		err = fmt.Errorf("%w: %s", err, out)
@@ -143,10 +184,13 @@ func checkFiles(t *testing.T, image v1.Image) {
 			must(t, err)
 		}
 	}
+	others, err := thirdParty()
+	must(t, err)
 	want := map[string]string{
-		"usr/local/bin/beeline":         beeline,
-		mesh.LibraryPath[len("/"):]:     hostStack(t, mesh.LibraryName),
-		"usr/share/doc/beeline/LICENSE": sources(t, "LICENSE"),
+		"usr/local/bin/beeline":             beeline,
+		mesh.LibraryPath[len("/"):]:         hostStack(t, mesh.LibraryName),
+		"usr/share/doc/beeline/LICENSE":     sources(t, "LICENSE"),
+		"usr/share/doc/beeline/THIRD-PARTY": others,
 	}
 	for name, from := range want {
 		if !bytes.Equal(found[name], read(t, from)) {
