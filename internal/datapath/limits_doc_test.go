@@ -5,6 +5,8 @@ package datapath
 import (
 	"fmt"
 	"os"
+	"regexp"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -40,5 +42,17 @@ func TestMemoryOfTheDefaultLimits(t *testing.T) {
 	must(t, err)
 	if !strings.Contains(string(text), want) {
 		t.Errorf("docs/operate/tune.md does not say %q", want)
+	}
+	manifest, err := os.ReadFile("../../deploy/kubernetes/daemonset.yaml")
+	must(t, err)
+	requested := regexp.MustCompile(`memory: (\d+)Mi}`).FindSubmatch(manifest)
+	if requested == nil {
+		t.Fatal("the DaemonSet requests no memory in Mi")
+	}
+	request, err := strconv.Atoi(string(requested[1]))
+	must(t, err)
+	// tune.md adds these up: the agent, and 256 KiB for each of 64 CPUs.
+	if need := (all+ofFlows)/mib + 100 + 64/4; uint64(request) < need || uint64(request) > need+16 {
+		t.Errorf("the DaemonSet requests %d MiB, and agent and tables of a large node need %d", request, need)
 	}
 }
