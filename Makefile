@@ -170,7 +170,7 @@ test: build hoststack lint controlplane monitoring build/envoy ## lint, and all 
 		--go 'cluster=$(CLUSTER_TEST) -short -timeout 40m $(CLUSTER_PACKAGES)' \
 		--beside --run 'host stack=scripts/hoststack test' \
 		--then --go 'monitoring=$(MONITORING_TEST) -timeout 10m ./...' \
-		--beside --go 'deployment=$(DEPLOY_TEST) -timeout 20m ./...'
+		--beside --go 'deployment=$(DEPLOY_TEST) -short -timeout 20m ./...'
 
 test-full: build hoststack lint controlplane kubeproxy monitoring build/envoy ## all tests, also those that -short skips above, with the race detector where it helps (root)
 	@$(SUITE) --log build/test-full.json \
@@ -182,7 +182,7 @@ test-full: build hoststack lint controlplane kubeproxy monitoring build/envoy ##
 		--go 'benchmark=$(BENCH_TEST) -timeout 60m -count=1 ./...' \
 		--go 'cluster=$(CLUSTER_TEST) -timeout 40m -count=1 $(CLUSTER_PACKAGES)' \
 		--go 'monitoring=$(MONITORING_TEST) -timeout 10m -count=1 ./...' \
-		--go 'deployment=$(DEPLOY_TEST) -timeout 20m -count=1 ./...' \
+		--go 'deployment=$(DEPLOY_TEST) -timeout 40m -count=1 ./...' \
 		--go '650 scenarios=$(CLUSTER_TEST) -timeout 40m ./judge -run TheSame -seed=0 -scenarios=650' \
 		--go "judge, kube-proxy $(KUBE_PROXY_VERSION)=$(CLUSTER_TEST) -timeout 40m ./judge -run 'TheSame|TestLiveChanges' -kubeproxy=$(CURDIR)/build/kubeproxy" \
 		--go 'ten minutes of reused ports=$(CLUSTER_TEST) -timeout 20m ./judge -run ReusedPorts -reuse=10m' \
