@@ -2,7 +2,8 @@
 /* Garbage collection of sockets: iterators over the sockets of one network namespace that find
  * those whose backend no longer serves (R29), report them to the agent, and destroy them if the
  * kernel supports it (bpf_sock_destroy, Linux 6.5): UDP sockets immediately, TCP sockets only if
- * the agent has listed them in sockets_to_abort (R30).
+ * the agent has listed them in sockets_to_abort (R30). `beeline cleanup` ends all UDP sockets that
+ * are connected by a Service (any_backend).
  *
  * Reading an iterator returns an array of struct stale_socket. */
 #include <linux/bpf.h>
@@ -55,6 +56,10 @@ extern int bpf_sock_destroy(struct sock_common *sk) __ksym __weak;
 /* Whether to destroy sockets, or only to report them; set by the loader. */
 const volatile __u8 may_destroy = 0;
 
+/* Whether a socket is found whatever its backend, because its record is about to be removed; set by
+ * the loader. */
+const volatile __u8 any_backend = 0;
+
 static __always_inline void address_from_v6(struct address *a, const struct in6_address *from)
 {
 	__u32 *words = address_words(a);
@@ -87,8 +92,8 @@ static __always_inline int is_record_of_peer(const struct connected *record,
 	       address_equal(&record->backend, &stale->backend);
 }
 
-/* Returns whether a record shows that the socket is connected to a backend that no longer serves.
- */
+/* Returns whether a record shows that the socket is connected to a backend that no longer serves,
+ * or, with any_backend, to any. */
 static __always_inline int is_stale(const struct connected *record, __u8 protocol,
 				    struct stale_socket *stale)
 {
@@ -96,7 +101,9 @@ static __always_inline int is_stale(const struct connected *record, __u8 protoco
 	struct destination backend = {.address = record->backend, .port = record->backend_port};
 	__u32 slot = 0;
 
-	if (!is_record_of_peer(record, stale) || still_serves(&service, protocol, &backend, &slot))
+	if (!is_record_of_peer(record, stale))
+		return 0;
+	if (!any_backend && still_serves(&service, protocol, &backend, &slot))
 		return 0;
 	stale->service = service.address;
 	stale->service_port = service.port;

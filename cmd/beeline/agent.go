@@ -60,7 +60,9 @@ func newCleanupCommand() *cobra.Command {
 		Short: "Detach everything and restore the node",
 		Long: `Detaches all programs and removes all tables, pins and mounts that an agent created.
 Refused while an agent is running. Services are no longer translated
-afterwards; established connections continue.`,
+afterwards. TCP connections that a socket hook has translated continue; UDP
+sockets that it has connected to a backend are ended with ECONNABORTED, because
+nothing would tell them when their backend goes.`,
 		Args: usage(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if !filepath.IsAbs(pins) {
@@ -81,10 +83,14 @@ func cleanup(out io.Writer, pins, socket string) error {
 		return err
 	}
 	found := datapath.HasPins(pins)
-	if err := agent.Cleanup(pins, socket, agent.Components()); err != nil {
+	notes, err := agent.Cleanup(pins, socket, agent.Components())
+	for _, note := range notes {
+		fmt.Fprintln(out, note)
+	}
+	if err != nil {
 		return err
 	}
-	_, err := fmt.Fprintln(out, cleanedText(found, pins, datapath.AgentDirectories()))
+	_, err = fmt.Fprintln(out, cleanedText(found, pins, datapath.AgentDirectories()))
 	return err
 }
 

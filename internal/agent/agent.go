@@ -162,5 +162,6 @@ func (a *Agent) sdNotify(state string) {
 // rollback restores a node on which nothing was attached before.
 func (a *Agent) rollback(err error) error {
 	a.datapath.Close()
-	return errors.Join(err, datapath.Cleanup(a.config.BPFFS, a.config.Components.BPF()...))
+	_, failed := removePins(a.config.BPFFS, a.config.Components)
+	return errors.Join(err, failed)
 }

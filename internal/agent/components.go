@@ -3,6 +3,8 @@
 package agent
 
 import (
+	"errors"
+
 	"beeline.io/beeline/internal/component"
 	"beeline.io/beeline/internal/component/edge"
 	"beeline.io/beeline/internal/component/mesh"
@@ -11,6 +13,7 @@ import (
 	"beeline.io/beeline/internal/component/socket"
 	"beeline.io/beeline/internal/component/socketstats"
 	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/pinfs"
 )
 
 // Components returns the product's shortcuts. A component may use the tables of those before it.
@@ -28,16 +31,23 @@ func Components() component.List {
 }
 
 // Cleanup removes everything that an agent with these components created: programs, tables, pins, mounts and
-// the socket of a killed agent.
+// the socket of a killed agent. The notes are for who cleans up.
 //
 // Errors: *pinfs.LockedError while an agent is running.
-func Cleanup(bpffs, socket string, components component.List) error {
-	if err := datapath.Cleanup(bpffs, components.BPF()...); err != nil {
-		return err
+func Cleanup(bpffs, socket string, components component.List) (notes []string, err error) {
+	notes, err = removePins(bpffs, components)
+	var locked *pinfs.LockedError
+	if errors.As(err, &locked) {
+		return nil, err
 	}
-	if err := components.Cleanup(); err != nil {
-		return err
-	}
+	err = errors.Join(err, components.Cleanup())
 	RemoveSocket(socket)
-	return nil
+	return notes, err
+}
+
+// removePins removes what the components have pinned.
+func removePins(bpffs string, components component.List) (notes []string, err error) {
+	var failed error
+	err = datapath.Cleanup(bpffs, func() { notes, failed = components.Detached(bpffs) }, components.BPF()...)
+	return notes, errors.Join(err, failed)
 }

@@ -44,6 +44,9 @@ type Component struct {
 	// New starts the component once the datapath is loaded. Programs of an earlier agent may be attached
 	// and use the tables.
 	New func(Env) (*Instance, error)
+	// Detached is called by cleanup when the programs of all components are detached and their tables are still
+	// pinned. The note is for who cleans up; empty: none. No agent is running.
+	Detached func(bpffs string) (note string, err error)
 	// Cleanup removes what the component has left outside of its pins. No agent is running.
 	Cleanup func() error
 }

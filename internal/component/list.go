@@ -80,6 +80,23 @@ func (l List) BPF() (all []*datapath.Component) {
 	return all
 }
 
+// Detached calls that of all components.
+func (l List) Detached(bpffs string) (notes []string, failed error) {
+	for _, c := range l {
+		if c.Detached == nil {
+			continue
+		}
+		note, err := c.Detached(bpffs)
+		if note != "" {
+			notes = append(notes, note)
+		}
+		if err != nil {
+			failed = errors.Join(failed, fmt.Errorf("component %s: %w", c.Name, err))
+		}
+	}
+	return notes, failed
+}
+
 // Cleanup removes what the components have left outside of their pins.
 func (l List) Cleanup() (failed error) {
 	for _, c := range l {

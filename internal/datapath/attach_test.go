@@ -52,7 +52,7 @@ func TestProgramsAreReplacedInPlace(t *testing.T) {
 	if again := attach(); again[0].Detached || again[0].Cgroup != root {
 		t.Errorf("attached again: %+v", again)
 	}
-	must(t, Cleanup(o.BPFFS))
+	must(t, Cleanup(o.BPFFS, nil))
 	wantGone(t, o.BPFFS)
 }
 
@@ -68,7 +68,7 @@ func TestOtherBeelineIsRefused(t *testing.T) {
 	}
 	wantGone(t, other.BPFFS)
 	first.Close()
-	must(t, Cleanup(o.BPFFS))
+	must(t, Cleanup(o.BPFFS, nil))
 	if err := mustOpen(t, other).Attach(); err != nil {
 		t.Errorf("after the first is gone: %v", err)
 	}

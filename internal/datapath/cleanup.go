@@ -19,8 +19,10 @@ import (
 // if it is empty then, and the mounts that Open made. It removes only what has one of Beeline's names. It
 // does nothing if the directory does not exist.
 //
+// detached, if it is not nil, is called when all programs are detached and the tables are still pinned.
+//
 // Errors: *pinfs.LockedError while an agent is running.
-func Cleanup(bpffs string, components ...*Component) error {
+func Cleanup(bpffs string, detached func(), components ...*Component) error {
 	if len(components) == 0 {
 		components = product()
 	}
@@ -34,7 +36,7 @@ func Cleanup(bpffs string, components ...*Component) error {
 	if err != nil {
 		return err
 	}
-	err = removePins(bpffs, components)
+	err = removePins(bpffs, detached, components)
 	mounted := pinfs.Mounted(bpffs)
 	lock.Close() // an open directory would keep its mount busy
 	if err != nil {
@@ -50,7 +52,7 @@ func Cleanup(bpffs string, components ...*Component) error {
 
 // removePins removes what Open and Attach pinned: first the links, in reverse order of attachment (connect
 // before getpeername).
-func removePins(bpffs string, components componentList) error {
+func removePins(bpffs string, detached func(), components componentList) error {
 	var paths []string
 	reversed := slices.Clone(components)
 	slices.Reverse(reversed)
@@ -66,6 +68,9 @@ func removePins(bpffs string, components componentList) error {
 		for _, h := range c.CgroupHooks {
 			paths = append(paths, programPath(bpffs, h)+"_new")
 		}
+	}
+	if detached != nil {
+		detached()
 	}
 	if err := removeNewTables(bpffs); err != nil {
 		return err

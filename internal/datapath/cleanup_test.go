@@ -14,7 +14,7 @@ func TestCleanupTouchesNothingElse(t *testing.T) {
 	folder := t.TempDir()
 	mine := filepath.Join(folder, "links")
 	must(t, os.Mkdir(mine, 0o755))
-	if err := Cleanup(folder); err == nil || !strings.Contains(err.Error(), "not on a BPF file system") {
+	if err := Cleanup(folder, nil); err == nil || !strings.Contains(err.Error(), "not on a BPF file system") {
 		t.Errorf("an ordinary folder: %v", err)
 	}
 	o := options(t)
@@ -22,7 +22,7 @@ func TestCleanupTouchesNothingElse(t *testing.T) {
 	foreign := filepath.Join(o.BPFFS, "links", "foreign")
 	pinMap(t, foreign, 4)
 	d.Close()
-	must(t, Cleanup(o.BPFFS))
+	must(t, Cleanup(o.BPFFS, nil))
 	for _, path := range []string{mine, foreign} {
 		if _, err := os.Stat(path); err != nil {
 			t.Errorf("%s is gone: %v", path, err)

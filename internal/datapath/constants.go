@@ -48,6 +48,7 @@ var socketConstants = map[string]ConstantValue{
 	SockVarSnatCount:       ofEdge(func(o *EdgeOptions) (any, error) { _, count := o.snatRanges(); return count, nil }),
 	SockVarDryRun:          objectValue, // DryRun.load sets it
 	SockGCVarMayDestroy:    objectValue, // OpenSocketGC sets it
+	SockGCVarAnyBackend:    objectValue, // OpenServiceSockets sets it
 }
 
 var edgeConstants = map[string]ConstantValue{

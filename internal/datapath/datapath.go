@@ -163,7 +163,7 @@ func undo(bpffs string, components componentList) error {
 	if on, err := pinfs.IsFS(bpffs, unix.BPF_FS_MAGIC); err != nil || !on {
 		return nil // Open failed before it made anything
 	}
-	err := Cleanup(bpffs, components...)
+	err := Cleanup(bpffs, nil, components...)
 	if locked := (*pinfs.LockedError)(nil); errors.As(err, &locked) {
 		return nil
 	}

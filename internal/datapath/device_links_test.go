@@ -150,7 +150,7 @@ func TestFormerComponents(t *testing.T) {
 	for _, former := range formerComponents() {
 		for name, detach := range map[string]func(*edgeWorld){
 			"attach":  func(w *edgeWorld) { w.do(mustOpen(w.t, w.options).Attach) },
-			"cleanup": func(w *edgeWorld) { w.do(func() error { return Cleanup(w.options.BPFFS) }) },
+			"cleanup": func(w *edgeWorld) { w.do(func() error { return Cleanup(w.options.BPFFS, nil) }) },
 		} {
 			t.Run(former.Name+" "+name, func(t *testing.T) {
 				w := newEdgeWorld(t)

@@ -84,7 +84,7 @@ func TestInterruptedChange(t *testing.T) {
 		want("the next start")
 		d.Close()
 		interrupted()
-		w.do(func() error { return Cleanup(w.options.BPFFS) })
+		w.do(func() error { return Cleanup(w.options.BPFFS, nil) })
 		want("cleanup")
 	}
 }

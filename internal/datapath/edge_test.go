@@ -109,7 +109,7 @@ func TestEdgeIsReplacedInPlace(t *testing.T) {
 	d = mustOpen(t, w.options)
 	w.do(func() error { return errors.Join(d.AttachEdgeTC(w.device), d.Attach()) })
 	d.Close()
-	w.do(func() error { return Cleanup(w.options.BPFFS) })
+	w.do(func() error { return Cleanup(w.options.BPFFS, nil) })
 	w.want("")
 	wantGone(t, w.options.BPFFS)
 }

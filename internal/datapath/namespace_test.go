@@ -34,7 +34,7 @@ func TestOtherNamespaceIsRefused(t *testing.T) {
 		return nil
 	}))
 	mustOpen(t, o).Close() // the right one does not refuse its own pins
-	must(t, Cleanup(o.BPFFS))
+	must(t, Cleanup(o.BPFFS, nil))
 	wantGone(t, o.BPFFS)
 	must(t, node.Do(func() error {
 		d, err := Open(o)

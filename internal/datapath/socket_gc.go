@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"io"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"sync"
 	"sync/atomic"
 	"unsafe"
@@ -36,36 +38,89 @@ func (d *Datapath) OpenSocketGC(end bool) (s *SocketGC, err error) {
 	if err := d.setConstants(spec); err != nil {
 		return nil, err
 	}
-	var mayEnd uint8
-	if end {
-		mayEnd = 1
-	}
-	if err := spec.Variables[SockGCVarMayDestroy].Set(mayEnd); err != nil {
-		return nil, err
-	}
 	tables, err := d.sharedTables(spec)
 	if err != nil {
 		return nil, err
 	}
-	s = &SocketGC{}
+	s, err = loadSocketGC(spec, tables, end)
 	defer func() {
 		if err != nil {
 			s.Close()
 			s = nil
 		}
 	}()
-	s.collection, err = ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: tables, Cache: kernelBTF.Load()})
 	if err != nil {
-		return s, fmt.Errorf("load the socket iterators: %w", err)
-	}
-	s.toAbort = kernelHash[uint64, uint32]{SockGCMapSocketsToAbort, s.collection.Maps[SockGCMapSocketsToAbort]}
-	if s.udp, err = attachIterator(s.collection.Programs[SockGCProgBeelineSockGcUdp]); err != nil {
 		return s, err
 	}
+	s.toAbort = kernelHash[uint64, uint32]{SockGCMapSocketsToAbort, s.collection.Maps[SockGCMapSocketsToAbort]}
 	if s.tcp, err = attachIterator(s.collection.Programs[SockGCProgBeelineSockGcTcp]); err != nil {
 		return s, err
 	}
 	return s, s.clearToAbort() // left by an agent that was killed before its GC pass
+}
+
+// OpenServiceSockets loads the socket GC program for UDP with the socket storage that is pinned in a bpffs
+// directory. UDP then finds each socket that a hook has connected to a backend, whether that serves or not. Socket
+// storage of each version of the tables will do, because its layout never changes.
+//
+// Errors: os.ErrNotExist if no socket storage is pinned there.
+func OpenServiceSockets(bpffs string, end bool) (s *SocketGC, err error) {
+	spec, err := LoadSockGC()
+	if err != nil {
+		return nil, err
+	}
+	delete(spec.Programs, SockGCProgBeelineSockGcTcp)
+	if err := spec.Variables[SockGCVarAnyBackend].Set(uint8(1)); err != nil {
+		return nil, err
+	}
+	storage := map[string]*ebpf.Map{}
+	defer func() {
+		for _, m := range storage {
+			m.Close() // the collection has duplicates
+		}
+	}()
+	for _, name := range []string{SockMapConnected, SockMapConnectedPrev} {
+		if storage[name], err = anyPinned(bpffs, name); err != nil {
+			delete(storage, name)
+			return nil, err
+		}
+	}
+	s, err = loadSocketGC(spec, storage, end)
+	if err != nil {
+		s.Close()
+		return nil, err
+	}
+	return s, nil
+}
+
+// anyPinned opens a table of socket storage. During a migration two directories have it, and share it.
+func anyPinned(bpffs, name string) (*ebpf.Map, error) {
+	pins, err := filepath.Glob(filepath.Join(bpffs, "tables_*", name))
+	if err != nil {
+		return nil, err
+	}
+	if len(pins) == 0 {
+		return nil, fmt.Errorf("table %s is not pinned under %s: %w", name, bpffs, os.ErrNotExist)
+	}
+	return ebpf.LoadPinnedMap(pins[0], nil)
+}
+
+// loadSocketGC loads the socket GC programs and attaches the one for UDP. After an error the result is to be closed.
+func loadSocketGC(spec *ebpf.CollectionSpec, tables map[string]*ebpf.Map, end bool) (s *SocketGC, err error) {
+	s = &SocketGC{}
+	var mayEnd uint8
+	if end {
+		mayEnd = 1
+	}
+	if err := spec.Variables[SockGCVarMayDestroy].Set(mayEnd); err != nil {
+		return s, err
+	}
+	s.collection, err = ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: tables, Cache: kernelBTF.Load()})
+	if err != nil {
+		return s, fmt.Errorf("load the socket iterators: %w", err)
+	}
+	s.udp, err = attachIterator(s.collection.Programs[SockGCProgBeelineSockGcUdp])
+	return s, err
 }
 
 func attachIterator(p *ebpf.Program) (*link.Iter, error) {

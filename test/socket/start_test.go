@@ -261,24 +261,40 @@ func TestSocketOfAnotherAgentIsRefused(t *testing.T) {
 	w.wantNothingLeft(t, other)
 }
 
-// R37: cleanup removes everything, but refuses while an agent is running. Existing connections continue; they
-// have a backend's address.
+// R37: cleanup removes everything, but refuses while an agent is running. TCP connections continue; they have a
+// backend's address. UDP sockets that are connected by a Service end, because nothing would end them later (R29), and
+// others stay.
 func TestCleanup(t *testing.T) {
 	w := startWorld(t, "node-a")
 	w.apply("web", objects(w.web("web", 1, "b1"))...)
+	w.apply("dns", objects(w.udp("dns", 2, "a2 b1"))...)
 	before := w.hold(clients, 1)
+	var byService, direct []*connectedSocket
+	inEachFamily(t, func(t *testing.T, f family) {
+		for _, host := range w.hosts(askers) {
+			byService = append(byService, w.connectUDP(w.t, f, host, f.clusterIP(2)))
+			direct = append(direct, w.connectUDP(w.t, f, host, f.pod(w.Host("b1"))))
+		}
+	})
 	_, err := w.agent().CLI("cleanup")
 	wantExit(t, err, 1, fmt.Sprintf("pid %d", w.agent().PID()))
 	inEachFamily(t, func(t *testing.T, f family) { w.wantMeet(t, clients, f, f.clusterIP(1), "b1") })
 	w.wantAlive(t, "after a refused cleanup", before)
+	wantUntouched(byService)
 
 	w.must(w.agent().Stop())
-	for range 2 { // nothing to clean up is no error
-		if out, err := w.agent().CLI("cleanup"); err != nil {
-			t.Fatalf("%v: %s", err, out)
+	for n := range 2 { // nothing to clean up is no error
+		out, err := w.agent().CLI("cleanup")
+		if err != nil {
+			t.Fatalf("%v: %s, %s", err, out, string(err.(*exec.ExitError).Stderr))
+		}
+		if named := strings.Contains(out, fmt.Sprintf("ended %d UDP sockets", len(byService))); named != (n == 0) {
+			t.Errorf("cleanup %d prints %q; want %d ended sockets the first time", n, out, len(byService))
 		}
 		w.wantNothingLeft(t, w.agent())
 	}
+	wantAllEnded(byService)
+	wantUntouched(direct)
 	inEachFamily(t, func(t *testing.T, f family) { w.wantMeet(t, clients, f, f.clusterIP(1), alone) })
 	for _, h := range before {
 		if got := w.served(h.Conn); got != h.pod {
@@ -296,7 +312,7 @@ func TestCleanupTakesEffectAtOnce(t *testing.T) {
 	for range 5 {
 		w.start()
 		w.must(w.agent().Kill())
-		w.must(datapath.Cleanup(w.agent().BPFFS()))
+		w.must(datapath.Cleanup(w.agent().BPFFS(), nil))
 		w.wantNothingLeft(t, w.agent())
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -38,8 +39,27 @@ func New() *component.Component {
 	bpf := datapath.Socket()
 	return &component.Component{
 		Name: bpf.Name, BPF: bpf,
-		AddFlags: c.addFlags, Complete: c.complete, Options: c.options, New: c.run,
+		AddFlags: c.addFlags, Complete: c.complete, Options: c.options, New: c.run, Detached: endServiceSockets,
 	}
+}
+
+// endServiceSockets ends the UDP sockets that the detached hooks have connected to backends.
+func endServiceSockets(bpffs string) (note string, err error) {
+	const remedy = "some may stay connected to backends that go: restart programs that send to Services by connected UDP sockets"
+	ended, unseen, err := sockgc.EndAll(bpffs)
+	if errors.Is(err, os.ErrNotExist) { // no agent has run
+		return "", nil
+	}
+	note = fmt.Sprintf("ended %d UDP sockets that were connected to backends of Services: their programs get ECONNABORTED", ended)
+	switch {
+	case err != nil:
+		return note + "; " + remedy, err
+	case unseen != "":
+		note += fmt.Sprintf("; %s (%s)", remedy, unseen)
+	case ended == 0:
+		return "", nil
+	}
+	return note, nil
 }
 
 func (c *config) addFlags(fs *pflag.FlagSet) {
