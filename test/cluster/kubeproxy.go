@@ -25,13 +25,18 @@ type KubeProxy struct {
 // StartKubeProxy starts kube-proxy in nftables mode on a node, and returns when its rules are complete. The
 // functions change its configuration last.
 func (c *Cluster) StartKubeProxy(ctx context.Context, host *lab.Host, change ...func(*kubeproxy.KubeProxyConfiguration)) (*KubeProxy, error) {
-	const mode = controlplane.NFTables
+	return c.StartKubeProxyIn(ctx, controlplane.NFTables, host, change...)
+}
+
+// StartKubeProxyIn is StartKubeProxy in another mode.
+func (c *Cluster) StartKubeProxyIn(ctx context.Context, mode string, host *lab.Host, change ...func(*kubeproxy.KubeProxyConfiguration)) (*KubeProxy, error) {
 	config := &kubeproxy.KubeProxyConfiguration{}
 	if err := yaml.UnmarshalStrict(c.ProxyConfig(host, mode), config); err != nil {
 		return nil, fmt.Errorf("configuration of kube-proxy: %w", err)
 	}
 	// The default is a second, for which every step of a test would wait.
 	config.NFTables.MinSyncPeriod = metav1.Duration{Duration: 5 * time.Millisecond}
+	config.IPTables.MinSyncPeriod = config.NFTables.MinSyncPeriod
 	for _, f := range change {
 		f(config)
 	}
