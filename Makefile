@@ -114,13 +114,17 @@ image: build hoststack build/THIRD-PARTY ## build build/beeline-image.tar, a con
 	@go run ./deploy/image --program bin/beeline --library bin/libbeeline_hoststack.so --licence LICENSE --third-party build/THIRD-PARTY --version '$(VERSION)' --created $(IMAGE_DATE) \
 		--reference '$(IMAGE)' --arch "$$(go env GOARCH)" --out build/beeline-image.tar
 
-manifests: ## write build/beeline.yaml, and build/beeline-hoststack.yaml for the host stack in pods, for `kubectl apply -f`: IMAGE=REGISTRY/NAME:TAG API_SERVER=ADDRESS[:PORT]
+NODES = labelled
+manifests: ## write build/beeline.yaml, and build/beeline-hoststack.yaml for the host stack in pods, for `kubectl apply -f`, and build/beeline-cleanup.yaml: IMAGE=REGISTRY/NAME:TAG API_SERVER=ADDRESS[:PORT] NODES=labelled|all
 	@mkdir -p build
-	@scripts/manifests '$(if $(filter-out file,$(origin IMAGE)),$(IMAGE))' '$(API_SERVER)' >build/beeline.yaml.tmp
+	@scripts/manifests '$(if $(filter-out file,$(origin IMAGE)),$(IMAGE))' '$(API_SERVER)' '$(NODES)' >build/beeline.yaml.tmp
+	@scripts/manifests --cleanup '$(IMAGE)' >build/beeline-cleanup.yaml.tmp
 	@scripts/manifests --hoststack '$(IMAGE)' >build/beeline-hoststack.yaml.tmp
 	@mv build/beeline.yaml.tmp build/beeline.yaml
 	@mv build/beeline-hoststack.yaml.tmp build/beeline-hoststack.yaml
-	@echo 'build/beeline.yaml: the agent with image $(IMAGE) and API server $(API_SERVER)'
+	@mv build/beeline-cleanup.yaml.tmp build/beeline-cleanup.yaml
+	@echo 'build/beeline.yaml: the agent with image $(IMAGE) and API server $(API_SERVER), on $(if $(filter all,$(NODES)),all nodes,nodes with the label beeline=true)'
+	@echo 'build/beeline-cleanup.yaml: a Job that removes it from one node'
 	@echo 'build/beeline-hoststack.yaml: the library for pods, which is optional'
 
 build/controlplane: $(CLUSTER)/go.mod $(CLUSTER)/go.sum $(wildcard $(CLUSTER)/cmd/controlplane/*.go) | setup $(SUITE)

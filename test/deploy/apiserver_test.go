@@ -20,7 +20,7 @@ import (
 
 // resources are the API's names of the kinds in deploy/kubernetes.
 var resources = map[string]string{
-	"ServiceAccount": "serviceaccounts", "ConfigMap": "configmaps", "DaemonSet": "daemonsets", "Pod": "pods",
+	"ServiceAccount": "serviceaccounts", "ConfigMap": "configmaps", "DaemonSet": "daemonsets", "Pod": "pods", "Node": "nodes", "Job": "jobs",
 	"Role": "roles", "RoleBinding": "rolebindings", "ClusterRole": "clusterroles", "ClusterRoleBinding": "clusterrolebindings",
 	"Namespace": "namespaces", "PodTemplate": "podtemplates", "MutatingAdmissionPolicy": "mutatingadmissionpolicies",
 	"MutatingAdmissionPolicyBinding": "mutatingadmissionpolicybindings", "ValidatingAdmissionPolicy": "validatingadmissionpolicies",

@@ -190,15 +190,3 @@ func (n *labNode) refusesToStart() {
 		n.t.Errorf("without CAP_%s: %v", name, err)
 	}
 }
-
-// cleanup: the same pod with other arguments leaves nothing.
-func (n *labNode) cleanup(t *testing.T) {
-	n.pod.Containers[0].Args = []string{"cleanup"}
-	n.configure()
-	must(t, n.agent.StartOnly())
-	must(t, n.agent.Wait())
-	if _, err := n.requestFrom("a1", "tcp", clusterIP(20)); err == nil {
-		t.Error("a ClusterIP is served after the cleanup")
-	}
-	n.wantNoPins()
-}

@@ -71,6 +71,25 @@ func find[T any](t *testing.T, all []*unstructured.Unstructured, kind, name stri
 	return object
 }
 
+// The DaemonSet is for nodes with a label that an administrator sets, or for all with Linux.
+func TestManifestsSelectNodes(t *testing.T) {
+	for nodes, want := range map[string]map[string]string{
+		"":         {"kubernetes.io/os": "linux", "beeline": "true"},
+		"labelled": {"kubernetes.io/os": "linux", "beeline": "true"},
+		"all":      {"kubernetes.io/os": "linux"},
+	} {
+		out, err := exec.Command(sources(t, "scripts/manifests"), testImage, "192.0.2.1", nodes).Output()
+		must(t, err)
+		daemonSet := find[appsv1.DaemonSet](t, decode(t, out), "DaemonSet", "beeline")
+		if diff := cmp.Diff(want, daemonSet.Spec.Template.Spec.NodeSelector); diff != "" {
+			t.Errorf("NODES=%s:\n%s", nodes, diff)
+		}
+		if nodes == "all" && bytes.Contains(out, []byte(`beeline: "true"`)) {
+			t.Errorf("NODES=all: the label is named:\n%s", out)
+		}
+	}
+}
+
 // An overlay of kustomize that sets the image and the address gives what `make manifests` prints.
 func TestKustomizationIsTheSame(t *testing.T) {
 	files := filesys.MakeFsInMemory()
@@ -194,7 +213,7 @@ func wantSame(t *testing.T, want, got []*unstructured.Unstructured) {
 
 // Arguments that would change the meaning of the manifests, or are missing, are refused.
 func TestManifestsNeedArguments(t *testing.T) {
-	for _, arguments := range [][]string{{}, {"image"}, {"", "192.0.2.1"}, {"image", ""}, {"im|age", "192.0.2.1"}, {"image", "192.0.2.1:x"}, {"image", "a\nb: c"}, {"image", "10.96.0.1"}, {"image", "10.96.0.1:443"}, {"image", "kubernetes.default.svc"}, {"image", "10.0.0.1:443"}, {"--hoststack", ""}, {"--hoststack", "im|age"}, {"--hoststack", "image", "192.0.2.1"}} {
+	for _, arguments := range [][]string{{}, {"image"}, {"", "192.0.2.1"}, {"image", ""}, {"im|age", "192.0.2.1"}, {"image", "192.0.2.1:x"}, {"image", "a\nb: c"}, {"image", "10.96.0.1"}, {"image", "10.96.0.1:443"}, {"image", "kubernetes.default.svc"}, {"image", "10.0.0.1:443"}, {"image", "192.0.2.1", "some"}, {"image", "192.0.2.1", "all", "x"}, {"--cleanup", ""}, {"--hoststack", ""}, {"--hoststack", "im|age"}, {"--hoststack", "image", "192.0.2.1"}} {
 		out, err := exec.Command(sources(t, "scripts/manifests"), arguments...).Output()
 		if exit := (*exec.ExitError)(nil); !errors.As(err, &exit) || exit.ExitCode() != 2 || len(out) > 0 {
 			t.Errorf("%q: %v, and %d bytes of output", arguments, err, len(out))

@@ -56,12 +56,18 @@ func (s *server) container(t *testing.T, host *lab.Host, image v1.Image) *labNod
 		pod: &daemonSet.Spec.Template.Spec, settings: find[corev1.ConfigMap](t, s.manifests, "ConfigMap", "beeline").Data["beeline.yaml"],
 		token: s.token(t, "beeline"), log: &node.Log{},
 	}
-	must(t, os.MkdirAll(filepath.Join(n.bundle, "config"), 0o755))
-	must(t, os.MkdirAll(filepath.Join(n.bundle, "account"), 0o755))
-	must(t, unpack(image, filepath.Join(n.bundle, "rootfs")))
+	n.unpack(t)
 	n.agent = &node.Agent{Host: host, Program: beeline, Log: n.log, Wrap: n.runcCommand("run", "--bundle", n.bundle, n.id)}
 	t.Cleanup(n.remove)
 	return n
+}
+
+// unpack makes the container's folder, with the image's files.
+func (n *labNode) unpack(t *testing.T) {
+	t.Helper()
+	must(t, os.MkdirAll(filepath.Join(n.bundle, "config"), 0o755))
+	must(t, os.MkdirAll(filepath.Join(n.bundle, "account"), 0o755))
+	must(t, unpack(n.image, filepath.Join(n.bundle, "rootfs")))
 }
 
 // configure writes what the runtime gets for the pod.

@@ -305,6 +305,22 @@ func TestCleanup(t *testing.T) {
 	inEachFamily(t, func(t *testing.T, f family) { w.wantMeet(t, clients, f, f.clusterIP(1), "b1") })
 }
 
+// cleanup stops an agent itself if it is told to, and only then.
+func TestCleanupStopsTheAgent(t *testing.T) {
+	w := startWorld(t, "node-a")
+	out, err := w.agent().CLI("cleanup", "--stop-agent")
+	if err != nil || !strings.Contains(out, fmt.Sprintf("stopped the agent with pid %d\n", w.agent().PID())) {
+		t.Errorf("%v: %s", err, out)
+	}
+	if err := w.agent().Wait(); err != nil {
+		t.Errorf("the agent did not end as by SIGTERM: %v", err)
+	}
+	w.wantNothingLeft(t, w.agent())
+	if out, err := w.agent().CLI("cleanup", "--stop-agent"); err != nil {
+		t.Errorf("without an agent: %v: %s", err, out)
+	}
+}
+
 // When cleanup returns, nothing runs any more, and a new agent finds a fresh node. It is called here without
 // its program, whose exit would give the kernel time.
 func TestCleanupTakesEffectAtOnce(t *testing.T) {
