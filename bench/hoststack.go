@@ -96,7 +96,7 @@ func hostStackRound(ctx context.Context, b *bench, library, pingpong string, c l
 			preload = library
 		}
 		want := map[bool]int{true: c.connections}[side == hostStackRings]
-		sample, err := pingPongOnRings(ctx, b, want, pingpong, preload, c.connections)
+		sample, err := pingPong(ctx, b, pingpong, preload, c.connections)
 		if err != nil {
 			return fmt.Errorf("%s, %d connections: %w", hostStackNames[side], c.connections, err)
 		}
@@ -117,20 +117,6 @@ type pingPongSample struct {
 	P99       float64 `json:"p99"`
 	ClientCPU float64 `json:"client_cpu"`
 	ServerCPU float64 `json:"server_cpu"`
-}
-
-// ringTries is how often connections may miss their rings.
-const ringTries = 4
-
-// pingPongOnRings is pingPong with at least so many connections on rings. On a busy machine a connection may miss them,
-// and stays on the kernel.
-func pingPongOnRings(ctx context.Context, b *bench, want int, program, preload string, connections int, more ...string) (s pingPongSample, err error) {
-	for range ringTries {
-		if s, err = pingPong(ctx, b, program, preload, connections, more...); err != nil || s.Attached >= want {
-			break
-		}
-	}
-	return s, err
 }
 
 // pingPong runs one slice.

@@ -69,7 +69,7 @@ func exchangeRound(ctx context.Context, b *bench, library, pingpong string, c ex
 			arguments = append(arguments, "--once")
 		}
 		want := c.attached(side)
-		sample, err := pingPongOnRings(ctx, b, want, pingpong, client, 1, arguments...)
+		sample, err := pingPong(ctx, b, pingpong, client, 1, arguments...)
 		if err != nil {
 			return fmt.Errorf("%s, %s: %w", exchangeNames[side], c, err)
 		}

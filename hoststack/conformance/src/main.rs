@@ -99,28 +99,20 @@ fn run_all(library: &str, wanted: &[&str]) -> ExitCode {
     ExitCode::from(u8::from(failed > 0 || passed == 0))
 }
 
-/// compare runs a case both ways. On a busy machine a connection may miss its rings: then it runs again.
+/// compare runs a case both ways.
 fn compare(case: &cases::Case, library: &str) -> Result<(), String> {
-    const TRIES: u32 = 3;
     let kernel = finish(start(case.name, None)?, LIMIT)?;
     if !kernel.status.success() {
         return Err(format!("on the kernel: {}\n{}", kernel.status, text(&kernel.stderr)));
     }
-    let mut result = Ok(());
-    for _ in 0..TRIES {
-        let rings = finish(start(case.name, Some(library))?, LIMIT)?;
-        if !rings.status.success() {
-            return Err(format!("on rings: {}\n{}", rings.status, text(&rings.stderr)));
-        }
-        if kernel.stdout != rings.stdout {
-            return Err(difference(&text(&kernel.stdout), &text(&rings.stdout)));
-        }
-        result = used(case, &text(&rings.stderr));
-        if result.is_ok() || case.expects != Expects::Rings {
-            break;
-        }
+    let rings = finish(start(case.name, Some(library))?, LIMIT)?;
+    if !rings.status.success() {
+        return Err(format!("on rings: {}\n{}", rings.status, text(&rings.stderr)));
     }
-    result
+    if kernel.stdout != rings.stdout {
+        return Err(difference(&text(&kernel.stdout), &text(&rings.stdout)));
+    }
+    used(case, &text(&rings.stderr))
 }
 
 /// used checks that the case really was on rings, or was not, as it says.

@@ -167,7 +167,9 @@ impl Poller {
         // SAFETY: the list has that many places.
         let n = unsafe { libc::epoll_wait(self.0, events.as_mut_ptr(), events.len() as i32, 1000) };
         if n < 0 {
-            return Err(io::Error::last_os_error());
+            // A process that was stopped and goes on has this error, too.
+            let error = io::Error::last_os_error();
+            return if error.kind() == io::ErrorKind::Interrupted { Ok(()) } else { Err(error) };
         }
         events[..n as usize].iter().try_for_each(|event| f(event.u64))
     }

@@ -51,16 +51,18 @@ fn client(key: u64) -> Option<&'static Client> {
     unsafe { MEMORY.load(Relaxed).as_ref().map(|first| &*core::ptr::from_ref(first).add(key as usize % CLIENTS)) }
 }
 
-/// is_worth reports whether a connection of a client is asked.
+/// is_silent reports whether a client has not answered up to now.
+pub fn is_silent(key: u64) -> bool {
+    let Some(client) = client(key).filter(|client| client.key.load(Relaxed) == key) else { return false };
+    config::get().after.is_none()
+        && client.failures.load(Relaxed) >= FAILURES
+        && clock::ticks().saturating_sub(client.failed_at.load(Relaxed)) <= FORGOTTEN
+}
+
+/// is_worth reports whether a connection of a client is asked: all of them, or some if it is silent.
 pub fn is_worth(key: u64) -> bool {
-    let Some(client) = client(key).filter(|client| client.key.load(Relaxed) == key) else { return true };
-    if config::get().after.is_some()
-        || client.failures.load(Relaxed) < FAILURES
-        || clock::ticks().saturating_sub(client.failed_at.load(Relaxed)) > FORGOTTEN
-    {
-        return true;
-    }
-    (client.left_out.fetch_add(1, Relaxed) + 1) % EACH == 0
+    let is_one_of_some = |client: &Client| client.left_out.fetch_add(1, Relaxed) % EACH == EACH - 1;
+    !is_silent(key) || client(key).is_none_or(is_one_of_some)
 }
 
 /// failed notes a connection that has not answered.

@@ -5,7 +5,7 @@
 use crate::{hidden, real};
 use core::mem::{size_of, zeroed};
 use core::net::{IpAddr, SocketAddr};
-use core::sync::atomic::{AtomicI32, Ordering};
+use core::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 use libc::c_int;
 
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
@@ -70,38 +70,52 @@ struct Reply {
 }
 
 static SOCKET: AtomicI32 = AtomicI32::new(-1);
+/// Of the next request.
+static NUMBER: AtomicU32 = AtomicU32::new(1);
 static TURN: crate::lock::Lock<()> = crate::lock::Lock::new(());
 
-/// owner finds the socket whose own address is `local` and whose peer is `remote`.
-pub fn owner(local: SocketAddr, remote: SocketAddr) -> Option<Owner> {
+/// owner finds the socket whose own address is `local` and whose peer is `remote`. The error ENOENT says that this network
+/// namespace has none; with any other one it is not known.
+pub fn owner(local: SocketAddr, remote: SocketAddr) -> Result<Owner, i32> {
     let _turn = TURN.lock();
     let socket = socket()?;
-    let request = Request::new(local, remote);
+    let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+    let request = Request::new(local, remote, number);
     let length = size_of::<Request>();
     // SAFETY: the request has `length` octets.
     let sent = unsafe { real::send(socket, core::ptr::from_ref(&request).cast(), length, libc::MSG_DONTWAIT) };
-    if sent != length as isize {
-        return None;
+    real::outcome(sent)?;
+    loop {
+        if let Some(answer) = receive(socket, number)? {
+            return answer;
+        }
     }
-    receive(socket)
 }
 
-/// receive reads the answer. The kernel puts it into the queue before send returns, so nothing waits.
-fn receive(socket: c_int) -> Option<Owner> {
+/// receive reads an answer; None if it is that of another request. The kernel puts it into the queue before send returns,
+/// so nothing waits.
+fn receive(socket: c_int, number: u32) -> Result<Option<Result<Owner, i32>>, i32> {
     let mut buffer = [0u64; 256];
     // SAFETY: the buffer has that many octets.
     let n = unsafe { real::recv(socket, buffer.as_mut_ptr().cast(), size_of_val(&buffer), libc::MSG_DONTWAIT) };
-    if (n as usize) < size_of::<Reply>() || n < 0 {
-        return None;
+    let n = real::outcome(n)?;
+    // SAFETY: the buffer is aligned and larger than each of these.
+    let (header, reply) = unsafe { (&*buffer.as_ptr().cast::<libc::nlmsghdr>(), &*buffer.as_ptr().cast::<Reply>()) };
+    if n < size_of::<libc::nlmsghdr>() || header.nlmsg_seq != number {
+        return Ok(None);
     }
-    // SAFETY: the buffer is aligned and has at least a reply's octets.
-    let reply = unsafe { &*buffer.as_ptr().cast::<Reply>() };
+    if header.nlmsg_type != SOCK_DIAG_BY_FAMILY || n < size_of::<Reply>() {
+        // SAFETY: as above: the number of an error follows the header.
+        let error = unsafe { buffer.as_ptr().cast::<i32>().add(size_of::<libc::nlmsghdr>() / 4).read() };
+        let is_error = header.nlmsg_type == libc::NLMSG_ERROR as u16 && error < 0;
+        return Ok(Some(Err(if is_error { -error } else { libc::EPROTO })));
+    }
     let cookie = u64::from(reply.id.cookie[1]) << 32 | u64::from(reply.id.cookie[0]);
-    let length = (n as usize).min(reply.header.nlmsg_len as usize) / 4;
+    let length = n.min(header.nlmsg_len as usize) / 4;
     // SAFETY: the kernel has stored so many words.
     let words = unsafe { core::slice::from_raw_parts(buffer.as_ptr().cast::<u32>(), length) };
     let group = group(words.get(size_of::<Reply>() / 4..).unwrap_or(&[]));
-    (reply.header.nlmsg_type == SOCK_DIAG_BY_FAMILY).then_some(Owner { cookie, uid: reply.uid, group })
+    Ok(Some(Ok(Owner { cookie, uid: reply.uid, group })))
 }
 
 /// group is the number of the control group among attributes (struct nlattr), which are aligned to words; 0 if there is
@@ -119,17 +133,18 @@ fn group(mut words: &[u32]) -> u64 {
     0
 }
 
-fn socket() -> Option<c_int> {
+fn socket() -> Result<c_int, i32> {
     let known = SOCKET.load(Ordering::Relaxed);
     if known >= 0 {
-        return Some(known);
+        return Ok(known);
     }
     const NETLINK_SOCK_DIAG: c_int = 4;
     let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC;
     // SAFETY: socket has no preconditions.
-    let made = hidden::adopt(unsafe { libc::socket(libc::AF_NETLINK, kind, NETLINK_SOCK_DIAG) })?;
+    let made = unsafe { libc::socket(libc::AF_NETLINK, kind, NETLINK_SOCK_DIAG) };
+    let made = hidden::adopt(made).ok_or_else(real::errno)?;
     SOCKET.store(made, Ordering::Relaxed);
-    Some(made)
+    Ok(made)
 }
 
 /// after_fork leaves the parent's socket alone: answers would go to either process.
@@ -138,12 +153,13 @@ pub fn after_fork() {
 }
 
 impl Request {
-    fn new(local: SocketAddr, remote: SocketAddr) -> Self {
+    fn new(local: SocketAddr, remote: SocketAddr, number: u32) -> Self {
         // SAFETY: zero is a valid request.
         let mut request: Self = unsafe { zeroed() };
         request.header.nlmsg_len = size_of::<Self>() as u32;
         request.header.nlmsg_type = SOCK_DIAG_BY_FAMILY;
         request.header.nlmsg_flags = libc::NLM_F_REQUEST as u16;
+        request.header.nlmsg_seq = number;
         request.family = if local.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 } as u8;
         request.protocol = libc::IPPROTO_TCP as u8;
         request.states = u32::MAX;

@@ -39,12 +39,19 @@ pub struct Merits {
     asks: AtomicBool,
     /// It has given up.
     settled: AtomicBool,
+    /// Of an acceptor: whether it asks the client was decided; it does not, unless the client answers another connection;
+    /// the client has been counted as one that does not answer.
+    pub judged: AtomicBool,
+    pub left_out: AtomicBool,
+    pub silent: AtomicBool,
     inside: AtomicU32,
     pub operations: AtomicU32,
     /// Octets of sendfile(2) and splice(2), which rings would copy.
     uncopied: AtomicU64,
-    /// When the connection began, in milliseconds.
+    /// When the connection began, when it began to ask, and when it tried last, in milliseconds.
     begun: AtomicU64,
+    asked: AtomicU64,
+    tried: AtomicU64,
 }
 
 impl Merits {
@@ -53,10 +60,15 @@ impl Merits {
             open: AtomicBool::new(true),
             asks: AtomicBool::new(false),
             settled: AtomicBool::new(false),
+            judged: AtomicBool::new(false),
+            left_out: AtomicBool::new(false),
+            silent: AtomicBool::new(false),
             inside: AtomicU32::new(0),
             operations: AtomicU32::new(0),
             uncopied: AtomicU64::new(0),
             begun: AtomicU64::new(0),
+            asked: AtomicU64::new(0),
+            tried: AtomicU64::new(0),
         }
     }
 
@@ -64,7 +76,9 @@ impl Merits {
     pub fn begin(&self) {
         self.open.store(true, Ordering::Relaxed);
         self.asks.store(false, Ordering::Relaxed);
-        self.settled.store(false, Ordering::Relaxed);
+        for flag in [&self.settled, &self.judged, &self.left_out, &self.silent] {
+            flag.store(false, Ordering::Relaxed);
+        }
         self.inside.store(0, Ordering::Relaxed);
         self.operations.store(0, Ordering::Relaxed);
         self.uncopied.store(0, Ordering::Relaxed);
@@ -97,16 +111,40 @@ impl Merits {
     /// shut has no call of the kernel begin; false if some have begun and not ended.
     pub fn shut(&self) -> bool {
         self.open.store(false, Ordering::SeqCst);
-        let is_empty = self.inside.load(Ordering::SeqCst) == 0;
-        if !is_empty {
-            self.reopen();
-        }
-        is_empty
+        self.inside.load(Ordering::SeqCst) == 0
     }
 
     /// reopen takes shut back.
     pub fn reopen(&self) {
         self.open.store(true, Ordering::SeqCst);
+    }
+
+    pub fn is_open(&self) -> bool {
+        self.open.load(Ordering::Relaxed)
+    }
+
+    /// ask notes that the session has earned rings.
+    fn ask(&self) {
+        let now = clock::ticks();
+        self.asked.store(now, Ordering::Relaxed);
+        self.tried.store(now, Ordering::Relaxed);
+        self.operations.store(1, Ordering::Relaxed);
+        self.asks.store(true, Ordering::Relaxed);
+    }
+
+    /// waited is how long the session has asked, in milliseconds.
+    pub fn waited(&self) -> u64 {
+        clock::ticks().saturating_sub(self.asked.load(Ordering::Relaxed))
+    }
+
+    /// is_due reports whether so many milliseconds have passed since it has done so last.
+    pub fn is_due(&self, gap: u64) -> bool {
+        let now = clock::ticks();
+        let is_due = now.saturating_sub(self.tried.load(Ordering::Relaxed)) >= gap;
+        if is_due {
+            self.tried.store(now, Ordering::Relaxed);
+        }
+        is_due
     }
 
     /// age is in milliseconds.
@@ -127,8 +165,7 @@ pub fn earns(session: &Session, fd: c_int, operations: u32, ahead: usize) -> boo
     if !has_earned(session, fd, operations, ahead) || !is_stream(session, fd) {
         return false;
     }
-    session.merits.operations.store(1, Ordering::Relaxed);
-    session.merits.asks.store(true, Ordering::Relaxed);
+    session.merits.ask();
     true
 }
 

@@ -38,8 +38,11 @@ pub enum Taken {
     Not,
 }
 
-/// Tries without a sleep, and then a pause for each.
+/// Tries without a sleep, and then a pause for each: first short ones, since most holders go on at once.
 const BRIEF: u32 = 64;
+const SHORT_PAUSES: u32 = 20;
+const SHORT_PAUSE: i64 = 100_000;
+const LONG_PAUSE: i64 = 1_000_000;
 
 /// take waits for `word` to be 0 and stores this process's number in it, for `pauses` at most. A holder that has ended
 /// loses the lock. One that is stopped, or that a thread of a higher priority keeps from running, needs the CPU.
@@ -64,8 +67,8 @@ fn wait(word: &AtomicU32, pauses: u32) -> Taken {
         if tries - BRIEF > pauses {
             return Taken::Not;
         }
-        pause();
-        if tries % 16 == 0 && holder != 0 && has_ended(holder) {
+        sleep(if tries - BRIEF < SHORT_PAUSES { SHORT_PAUSE } else { LONG_PAUSE });
+        if tries % 4 == 0 && holder != 0 && has_ended(holder) {
             let free = word.compare_exchange(holder, 0, Ordering::Relaxed, Ordering::Relaxed).is_ok();
             taken = if free { Taken::Stolen } else { taken };
         }
@@ -75,9 +78,13 @@ fn wait(word: &AtomicU32, pauses: u32) -> Taken {
 
 /// pause lets others run, also those of a lower priority.
 pub fn pause() {
-    let short = libc::timespec { tv_sec: 0, tv_nsec: 100_000 };
+    sleep(SHORT_PAUSE);
+}
+
+fn sleep(nanoseconds: i64) {
+    let time = libc::timespec { tv_sec: 0, tv_nsec: nanoseconds };
     // SAFETY: the time is this function's.
-    unsafe { libc::clock_nanosleep(libc::CLOCK_MONOTONIC, 0, &short, core::ptr::null_mut()) };
+    unsafe { libc::clock_nanosleep(libc::CLOCK_MONOTONIC, 0, &time, core::ptr::null_mut()) };
 }
 
 /// has_ended reports whether there is no such process. One whose parent has not waited for it is there.

@@ -107,9 +107,9 @@ impl Way {
     }
 }
 
-/// Pauses of a call that has another way to go on, about 0.2 s in all, and of one that has none.
-pub const SHORT: u32 = 1200;
-pub const LONG: u32 = 12000;
+/// Pauses of a call that has another way to go on, about 0.2 s in all, and of one that has none, 2 s.
+pub const SHORT: u32 = 200;
+pub const LONG: u32 = 1900;
 
 /// Places for sides. The kernel gives memory to those that are used.
 const PLACES: usize = 16384;

@@ -4,6 +4,8 @@
 
 use super::bulk::{consume, produce, produce_at_once, Sequence};
 use crate::sys::*;
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::{AsRawFd, IntoRawFd};
 use std::time::Duration;
 
 /// rings is the number of ends on rings; without the library what the case wants.
@@ -99,6 +101,67 @@ pub fn earned_beside_readers() {
         p.close();
     }
     assert!(rings(1) > 0, "no end is on rings");
+}
+
+/// An acceptor with more operations asks before its connectors have earned rings. That they do not answer then does not
+/// count against the other connections of the program.
+pub fn earned_by_unequal_operations() {
+    const CONNECTIONS: usize = 24;
+    const REPLIES: usize = 12;
+    let all: Vec<Pair> = (0..CONNECTIONS).map(|_| fresh()).collect();
+    std::thread::sleep(Duration::from_millis(50));
+    for _ in 0..40 {
+        for p in &all {
+            assert_eq!(send(p.connector, b"q", 0), 1);
+            assert_eq!(recv(p.acceptor, 1, 0), "1 q");
+            (0..REPLIES).for_each(|_| assert_eq!(send(p.acceptor, b"r", 0), 1));
+            assert_eq!(recv(p.connector, REPLIES, libc::MSG_WAITALL), "12 rrrrrrrrrrrr");
+        }
+    }
+    let ends = 2 * CONNECTIONS as u64;
+    assert_eq!(rings(ends), ends, "ends on rings");
+    all.into_iter().for_each(Pair::close);
+}
+
+/// A server that accepts late, because the machine is busy: the connector has had many operations by then.
+pub fn earned_by_late_acceptors() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let mut sent = 0;
+    for _ in 0..4 {
+        (0..400).for_each(|_| sent += send(client.as_raw_fd(), b"m", 0));
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    let p = Pair { connector: client.into_raw_fd(), acceptor: listener.accept().unwrap().0.into_raw_fd() };
+    assert_eq!(recv(p.acceptor, 1600, libc::MSG_WAITALL).len(), 45);
+    note("sent before", sent);
+    for _ in 0..10 {
+        exchange(p, 20);
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    assert_eq!(rings(2), 2, "ends on rings");
+    p.close();
+}
+
+/// Two threads that receive, of which one always waits in the kernel: there is no moment for rings unless the calls that
+/// follow are no calls of the kernel.
+pub fn earned_by_two_readers() {
+    const TIMES: usize = 300;
+    let p = fresh();
+    let readers = [(); 2].map(|()| {
+        std::thread::spawn(move || {
+            let received = std::iter::from_fn(|| Some(recv(p.connector, 1, 0)));
+            received.take_while(|octet| octet == "1 m").count()
+        })
+    });
+    for _ in 0..TIMES {
+        std::thread::sleep(Duration::from_millis(1));
+        assert_eq!(send(p.acceptor, b"m", 0), 1);
+    }
+    assert_eq!(send(p.acceptor, b"ee", 0), 2);
+    note("received", readers.map(|reader| reader.join().unwrap()).iter().sum::<usize>());
+    assert_eq!(rings(2), 2, "ends on rings");
+    p.close();
 }
 
 /// connect(2) of a socket of UDP names a server that is admitted: datagrams stay whole.

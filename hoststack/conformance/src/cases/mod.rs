@@ -48,8 +48,17 @@ pub enum Expects {
 }
 
 /// Cases with connections that have to earn rings. In the others it asks for them after its first operation.
-pub const EARNING: &[&str] =
-    &["short_connections", "earned_by_octets", "earned_by_age", "earned_beside_readers", "datagrams", "silent_clients"];
+pub const EARNING: &[&str] = &[
+    "short_connections",
+    "earned_by_octets",
+    "earned_by_age",
+    "earned_beside_readers",
+    "earned_by_unequal_operations",
+    "earned_by_late_acceptors",
+    "earned_by_two_readers",
+    "datagrams",
+    "silent_clients",
+];
 
 macro_rules! cases {
     ($($module:ident { $($name:ident),* $(,)? })*) => {
@@ -95,6 +104,6 @@ cases! {
     found { no_octets, whole_events, one_edge, edge_behind_kernel, no_edge_of_room, after_shutdown, full_but_not_ended, shut_down_with_octets_under_way, low_mark, error_after_octets }
     forks { forked_server, forked_bulk, forked_while_asking, forked_and_shared }
     recalls { passed_unread, executed_unread, streams_unread, peer_stopped, peer_dead, peer_without_room, recalled_in_part, recalled_and_killed }
-    earning { earned_by_octets, earned_by_age, earned_beside_readers }
+    earning { earned_by_octets, earned_by_age, earned_beside_readers, earned_by_unequal_operations, earned_by_late_acceptors, earned_by_two_readers }
     bulk { both_directions, many_writers }
 }
