@@ -153,29 +153,49 @@ pub fn list(side: &Side, role: Role, server: End, client: End) {
 /// Of an entry that is being written.
 const RESERVED: u32 = u32::MAX;
 
-/// Where the next look for a free entry begins, so that a look is short although many are taken.
+/// Where the next look for a free entry begins, and among how many: as many as are needed, so that few are used, and so
+/// many that a look is short.
 static NEXT: AtomicU32 = AtomicU32::new(0);
+static AMONG: AtomicU32 = AtomicU32::new(64);
 
 /// Entries of ended processes are looked for among so many: each is a system call.
-const ENDED_LOOKS: usize = 64;
+const ENDED_LOOKS: u32 = 64;
 
 /// take reserves an entry that is free, or else one whose process has ended.
 fn take() -> Option<(u32, &'static Entry)> {
-    let first = NEXT.load(Ordering::Relaxed);
-    let all = || (first..first + ENTRIES as u32).map(|i| i % ENTRIES as u32 + 1).map_while(|n| Some((n, entry(n)?)));
     let get = |entry: &Entry, of: u32| {
         entry.process.compare_exchange(of, RESERVED, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     };
-    let ended = |entry: &Entry| {
+    let is_free = |entry: &Entry| entry.process.load(Ordering::Relaxed) == 0 && get(entry, 0);
+    let has_ended = |entry: &Entry| {
         let process = entry.process.load(Ordering::Relaxed);
         process != RESERVED && lock::has_ended(process) && get(entry, process)
     };
-    let is_free = |entry: &Entry| entry.process.load(Ordering::Relaxed) == 0 && get(entry, 0);
-    let taken = all().find(|(_, entry)| is_free(entry));
-    let taken = taken.or_else(|| all().take(ENDED_LOOKS).find(|(_, entry)| ended(entry)));
-    let looked = taken.map_or(first + ENDED_LOOKS as u32, |(number, _)| number);
-    NEXT.store(looked % ENTRIES as u32, Ordering::Relaxed);
-    taken
+    loop {
+        let among = AMONG.load(Ordering::Relaxed);
+        if let Some(taken) = look(among, among, is_free) {
+            return Some(taken);
+        }
+        if among == ENTRIES as u32 {
+            return look(among, ENDED_LOOKS, has_ended);
+        }
+        NEXT.store(among, Ordering::Relaxed);
+        AMONG.store(among * 2, Ordering::Relaxed);
+    }
+}
+
+/// look finds one of the next entries that `takes` does. A look that is long has the next one be among more.
+fn look(among: u32, most: u32, takes: impl Fn(&Entry) -> bool) -> Option<(u32, &'static Entry)> {
+    let first = NEXT.load(Ordering::Relaxed);
+    let all = (0..most).map_while(|i| entry((first + i) % among + 1).map(|entry| (i, entry)));
+    let found = all.into_iter().find(|(_, entry)| takes(entry)).map(|(i, entry)| (i, (first + i) % among + 1, entry));
+    let looks = found.map_or(most, |(i, ..)| i + 1);
+    NEXT.store((first + looks) % among, Ordering::Relaxed);
+    if looks > among / 2 && among < ENTRIES as u32 {
+        NEXT.store(among, Ordering::Relaxed);
+        AMONG.store(among * 2, Ordering::Relaxed);
+    }
+    found.map(|(_, number, entry)| (number, entry))
 }
 
 /// note stores where both directions are now.

@@ -115,23 +115,52 @@ pub const LONG: u32 = 1900;
 const PLACES: usize = 16384;
 
 static ARENA: AtomicPtr<Side> = AtomicPtr::new(null_mut());
-static HINT: Lock<usize> = Lock::new(0);
+static SEARCH: Lock<Search> = Lock::new(Search::NEW);
+
+/// Where the next free place is looked for: behind the last one, among as many as are needed. So a process that has few
+/// connections at a time uses little memory, and a place is not used again at once: a child that the parent did not see
+/// may have it yet.
+struct Search {
+    next: usize,
+    among: usize,
+}
+
+impl Search {
+    const NEW: Self = Self { next: 0, among: 1024 };
+
+    /// find takes the first place that `takes` does.
+    fn find(&mut self, takes: impl Fn(usize) -> bool) -> Option<usize> {
+        loop {
+            let (first, among) = (self.next, self.among);
+            let found = (0..among).map(|i| (i, (first + i) % among)).find(|&(_, place)| takes(place));
+            if let Some((_, place)) = found {
+                self.next = (place + 1) % among;
+            }
+            let is_crowded = found.is_none_or(|(looks, _)| looks > among / 2);
+            if is_crowded && among < PLACES {
+                (self.next, self.among) = (among, among * 2);
+            }
+            if found.is_some() || among == PLACES {
+                return found.map(|(_, place)| place);
+            }
+        }
+    }
+}
 
 /// make takes a free place for a socket of which this process has one descriptor; None if there is none. Places
 /// whose processes have all ended are free, too, which costs system calls to find out.
 pub fn make() -> Option<&'static Side> {
     let arena = arena()?;
-    let mut hint = HINT.lock();
-    let all = || {
-        (0..PLACES).map(|i| (*hint + i) % PLACES).map(|i| {
-            // SAFETY: the arena has PLACES sides, and zeroed memory is a valid one.
-            (i, unsafe { &*arena.add(i) })
-        })
+    // SAFETY: the arena has PLACES sides, and zeroed memory is a valid one.
+    let side = |place: usize| -> &'static Side { unsafe { &*arena.add(place) } };
+    let used = |place| &side(place).used;
+    let is_free = |place| {
+        let used: &AtomicU32 = used(place);
+        used.load(Ordering::Relaxed) == 0 && used.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     };
-    let free = |side: &Side| side.used.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).is_ok();
-    let found = all().find(|(_, side)| free(side)).or_else(|| all().find(|(_, side)| side.owners.end()));
-    let (i, side) = found?;
-    *hint = i + 1;
+    let mut search = SEARCH.lock();
+    let found = search.find(is_free).or_else(|| search.find(|place| side(place).owners.end()));
+    let side = side(found?);
     side.reset();
     side.owners.add();
     Some(side)
@@ -164,6 +193,7 @@ fn arena() -> Option<*mut Side> {
 /// after_fork lets the child make its own arena. Sides in the old one stay valid: it stays mapped.
 pub fn after_fork() {
     ARENA.store(null_mut(), Ordering::Release);
+    *SEARCH.lock() = Search::NEW;
 }
 
 impl Side {
@@ -200,5 +230,38 @@ impl Side {
     pub fn free(&self) {
         crate::page::unlist(self);
         self.used.store(0, Ordering::Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use core::cell::RefCell;
+
+    #[test]
+    fn few_connections_at_a_time_use_few_places_and_none_at_once_again() {
+        let mut search = Search::NEW;
+        let places: Vec<_> = (0..5000).map(|_| search.find(|_| true).unwrap()).collect();
+        assert!(places.iter().all(|&place| place < 1024));
+        for (i, place) in places.iter().enumerate().skip(1000) {
+            assert!(!places[i - 1000..i].contains(place), "place {place} was used again");
+        }
+    }
+
+    #[test]
+    fn all_places_are_found() {
+        let (mut search, used) = (Search::NEW, RefCell::new(vec![false; PLACES]));
+        let looks = RefCell::new(0);
+        let mut take = || {
+            search.find(|place| {
+                *looks.borrow_mut() += 1;
+                !core::mem::replace(&mut used.borrow_mut()[place], true)
+            })
+        };
+        (0..PLACES).for_each(|_| assert!(take().is_some()));
+        assert_eq!(take(), None);
+        used.borrow_mut()[77] = false;
+        assert_eq!(take(), Some(77));
+        assert!(*looks.borrow() < 6 * PLACES, "{} looks", looks.borrow());
     }
 }
