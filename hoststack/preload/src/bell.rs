@@ -90,7 +90,7 @@ pub fn wait_with(bell: c_int, fd: c_int, events: i16, deadline: Deadline) -> Res
     let mut wanted = epoll_event { events: events as u32, u64: 0 };
     // SAFETY: the event is this function's.
     real::outcome(unsafe { real::epoll_ctl(bell, EPOLL_CTL_ADD, fd, &mut wanted) } as isize)?;
-    let limit = deadline.left().map_or(-1, |left| left.as_nanos().div_ceil(1_000_000).min(i32::MAX as u128) as c_int);
+    let limit = deadline.left().map_or(-1, crate::clock::milliseconds);
     // SAFETY: room for one event; no mask.
     let result = real::outcome(unsafe { real::epoll_pwait(bell, &mut wanted, 1, limit, core::ptr::null()) } as isize);
     // SAFETY: no event.

@@ -36,5 +36,12 @@ fn read(clock: libc::clockid_t) -> Duration {
 
 /// ticks is the time in milliseconds, as exact as the kernel's own timestamps of connections, without a system call.
 pub fn ticks() -> u64 {
-    read(libc::CLOCK_MONOTONIC_COARSE).as_millis() as u64
+    let time = read(libc::CLOCK_MONOTONIC_COARSE);
+    time.as_secs() * 1000 + u64::from(time.subsec_millis())
+}
+
+/// milliseconds rounds up, for calls that take them.
+pub fn milliseconds(time: Duration) -> libc::c_int {
+    let whole = time.as_secs().saturating_mul(1000).saturating_add(time.subsec_nanos().div_ceil(1_000_000).into());
+    whole.min(i32::MAX as u64) as libc::c_int
 }

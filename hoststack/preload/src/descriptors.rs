@@ -10,18 +10,39 @@ use core::net::SocketAddr;
 use core::sync::atomic::Ordering;
 use libc::{c_int, sockaddr, sockaddr_storage, socklen_t};
 
-/// accepted makes a session of a connection from `client` that accept(2) returned, if it may use rings.
-pub fn accepted(fd: c_int, client: &sockaddr_storage, nonblocking: bool) {
+/// accepted makes a session of a connection from `client` that accept(2) of `listener` returned, if it may use rings.
+pub fn accepted(fd: c_int, listener: c_int, client: &sockaddr_storage, nonblocking: bool) {
     identity::made(fd);
     let Some(client) = config::from_raw(client) else { return };
     keeping_errno(|| {
-        let Some(server) = address(fd, libc::getsockname).filter(|&server| config::get().admits(server)) else {
-            return;
-        };
-        if let Some(session) = enter(fd, Role::Acceptor, Some((server, client))) {
+        let server = bound_to(listener).or_else(|| address(fd, libc::getsockname));
+        let Some(server) = server.filter(|&server| config::get().admits(server)) else { return };
+        if let Some(session) = enter(fd, Role::Acceptor, Some((server, client)), identity::UNKNOWN) {
             session.side().nonblocking.store(u32::from(nonblocking), Ordering::Relaxed);
         }
     });
+}
+
+/// bound_to is the address of a socket that listens, if all its connections have it as their own. If the number is another
+/// socket by now, the addresses of the connection differ when it asks for rings, and it stays on the kernel.
+fn bound_to(listener: c_int) -> Option<SocketAddr> {
+    table::listener(listener, || {
+        let is_transparent = |level, name| option_of(listener, level, name).is_some_and(|value| value != 0);
+        let own = address(listener, libc::getsockname).filter(|address| !address.ip().is_unspecified());
+        own.filter(|_| {
+            !is_transparent(libc::SOL_IP, libc::IP_TRANSPARENT)
+                && !is_transparent(libc::SOL_IPV6, libc::IPV6_TRANSPARENT)
+        })
+    })
+}
+
+/// connecting is called before connect(2): the session of an accepted connection has to be known by more than its addresses.
+pub fn connecting(fd: c_int) {
+    if let Some(session) = table::session(fd) {
+        keeping_errno(|| {
+            let _ = identity::cookie_of(&session, fd);
+        });
+    }
 }
 
 /// connected makes a session of a connection that connect(2) has begun. `begins` if it has not said yet that the connection
@@ -41,7 +62,7 @@ pub unsafe fn connected(fd: c_int, address: *const sockaddr, length: socklen_t, 
     let admitted = config::from_raw(&storage).is_some_and(|server| config::get().admits(server));
     identity::verify(fd);
     if admitted && table::session(fd).is_none() {
-        keeping_errno(|| drop(enter(fd, Role::Connector, None)));
+        keeping_errno(|| drop(enter_connector(fd)));
     }
     let Some(session) = table::session(fd).filter(|_| !lock::in_vfork_child()) else { return };
     // A call that only says that the connection is there, which another one has begun, leaves it alone.
@@ -68,7 +89,7 @@ pub fn anticipate(fd: c_int) {
         if listens || address(fd, libc::getpeername).is_some() {
             return;
         }
-        if let Some(session) = enter(fd, Role::Connector, None) {
+        if let Some(session) = enter_connector(fd) {
             session.anticipated.store(true, Ordering::Relaxed);
         }
     });
@@ -92,12 +113,16 @@ fn address(fd: c_int, call: AddressCall) -> Option<SocketAddr> {
     (result == 0).then(|| config::from_raw(&storage)).flatten()
 }
 
+/// enter_connector makes a session of a socket whose addresses are not known.
+fn enter_connector(fd: c_int) -> Option<table::Held> {
+    enter(fd, Role::Connector, None, identity::cookie(fd)?)
+}
+
 /// enter makes a session. Whether it is one of TCP is asked when it has earned rings.
-fn enter(fd: c_int, role: Role, ends: Option<(SocketAddr, SocketAddr)>) -> Option<table::Held> {
+fn enter(fd: c_int, role: Role, ends: Option<(SocketAddr, SocketAddr)>, cookie: u64) -> Option<table::Held> {
     if fork::is_shared() || lock::in_vfork_child() {
         return None;
     }
-    let cookie = identity::cookie(fd)?;
     page::make();
     clients::make();
     let side = side::make()?;
@@ -124,11 +149,15 @@ pub fn is_nonblocking(session: &Session, fd: c_int) -> bool {
 
 /// option is a number that getsockopt(2) returns for SOL_SOCKET.
 pub fn option(fd: c_int, name: c_int) -> Option<c_int> {
+    option_of(fd, libc::SOL_SOCKET, name)
+}
+
+fn option_of(fd: c_int, level: c_int, name: c_int) -> Option<c_int> {
     let mut value: c_int = 0;
     let mut length = size_of::<c_int>() as socklen_t;
     let place = core::ptr::from_mut(&mut value).cast();
     // SAFETY: the option stores a number.
-    let result = unsafe { real::getsockopt(fd, libc::SOL_SOCKET, name, place, &mut length) };
+    let result = unsafe { real::getsockopt(fd, level, name, place, &mut length) };
     (result == 0).then_some(value)
 }
 
@@ -158,6 +187,7 @@ pub fn copied(from: c_int, to: c_int) {
 
 /// closing forgets what a descriptor was, before the kernel closes it.
 pub fn closing(fd: c_int) {
+    table::forget_listener(fd);
     let nothing = table::session(fd).is_none() && table::epoll(fd).is_none();
     if nothing || lock::in_vfork_child() {
         return;

@@ -3,9 +3,10 @@
 //! New processes. A copy of the memory is a fork, by whatever call: the kernel wipes a page of it (MADV_WIPEONFORK). A
 //! child that shares the memory is one of vfork(2): the table is its parent's.
 
-use crate::{descriptors, diag, lock, side};
+use crate::{descriptors, diag, lock, real, side, signals};
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
+use libc::c_int;
 
 /// What the mark is where the kernel does not know MADV_WIPEONFORK: then only fork(3) is seen.
 static UNWIPED: AtomicU32 = AtomicU32::new(1);
@@ -99,13 +100,46 @@ pub fn make(flags: u64, call: impl FnOnce() -> isize) -> isize {
 }
 
 /// shares is called before the memory is shared with a child. One for which its parent does not wait may have other
-/// descriptors by the same numbers at the same time.
+/// descriptors by the same numbers at the same time. One with thread-local storage of its own could not be told apart.
 pub fn shares(flags: u64) {
-    let harmless = (libc::CLONE_VFORK | libc::CLONE_THREAD) as u64;
-    if flags & harmless == 0 && !SHARED.swap(true, Ordering::SeqCst) {
+    let has = |flag: c_int| flags & flag as u64 != 0;
+    if has(libc::CLONE_THREAD) {
+        return;
+    }
+    signals::set_twin(true);
+    let is_harmless = has(libc::CLONE_VFORK) && !has(libc::CLONE_SETTLS);
+    if !is_harmless && !SHARED.swap(true, Ordering::SeqCst) {
         descriptors::leave_all();
     }
 }
+
+/// before_vfork is called before vfork(2), and returns the C library's.
+extern "C" fn before_vfork() -> usize {
+    signals::set_twin(true);
+    real::vfork()
+}
+
+/// The C library's function returns twice to its caller, on the same stack. So this one has none when it goes there.
+macro_rules! vfork {
+    ($name:ident) => {
+        /// # Safety
+        /// As for vfork(2).
+        #[unsafe(naked)]
+        #[no_mangle]
+        pub unsafe extern "C" fn $name() -> c_int {
+            #[cfg(target_arch = "x86_64")]
+            core::arch::naked_asm!("sub rsp, 8", "call {before}", "add rsp, 8", "jmp rax", before = sym before_vfork);
+            #[cfg(target_arch = "aarch64")]
+            core::arch::naked_asm!(
+                "stp x29, x30, [sp, #-16]!", "bl {before}", "ldp x29, x30, [sp], #16", "mov x16, x0", "br x16",
+                before = sym before_vfork
+            );
+        }
+    };
+}
+
+vfork!(vfork);
+vfork!(__vfork);
 
 /// is_shared reports whether the memory has another process that is no thread of this one.
 pub fn is_shared() -> bool {

@@ -7,11 +7,14 @@
 //! a number that the kernel has just returned, a connect(2), and an answer of the kernel that a ring does not expect.
 
 use crate::session::{Identity, Session};
-use crate::{lock, offer, page, stream, table};
+use crate::{descriptors, lock, offer, page, stream, table};
 use beeline_ring::Role;
 use core::mem::size_of;
 use core::sync::atomic::Ordering;
 use libc::c_int;
+
+/// The cookie of a session for which it was not asked. No socket has it.
+pub const UNKNOWN: u64 = 0;
 
 /// cookie is the kernel's number of a socket, which no other socket gets.
 pub fn cookie(fd: c_int) -> Option<u64> {
@@ -23,24 +26,38 @@ pub fn cookie(fd: c_int) -> Option<u64> {
     (result == 0).then_some(cookie)
 }
 
+/// cookie_of is that of a session. An acceptor's is not asked for before it is needed, which is never for short connections:
+/// until then the addresses tell whether `fd` is its connection.
+pub fn cookie_of(session: &Session, fd: c_int) -> Option<u64> {
+    let known = session.cookie.load(Ordering::Relaxed);
+    if known != UNKNOWN {
+        return Some(known);
+    }
+    let (server, client) = session.identity().ends?;
+    let found = Some(fd).filter(|&fd| descriptors::has_ends(fd, server, client)).and_then(cookie)?;
+    session.cookie.store(found, Ordering::Relaxed);
+    Some(found)
+}
+
 /// same_socket is a descriptor of the table whose session is the socket `fd`.
 pub fn same_socket(fd: c_int) -> Option<c_int> {
     let cookie = cookie(fd)?;
-    let is_same = |session: table::Held| session.cookie.load(Ordering::Relaxed) == cookie;
-    table::descriptors().filter(|&other| other != fd).find(|&other| table::session(other).is_some_and(is_same))
+    let is_same = |other| table::session(other).is_some_and(|session| cookie_of(&session, other) == Some(cookie));
+    table::descriptors().filter(|&other| other != fd).find(|&other| is_same(other))
 }
 
 /// is_socket_of reports whether a descriptor is the socket of a session.
 pub fn is_socket_of(session: &Session, fd: c_int) -> bool {
     let before = crate::real::errno();
-    let found = cookie(fd);
+    let is_same = cookie_of(session, fd).is_some_and(|known| cookie(fd) == Some(known));
     crate::real::set_errno(before);
-    found == Some(session.cookie.load(Ordering::Relaxed))
+    is_same
 }
 
 /// made is called with a number that the kernel has just returned: what is known of it is of a file that was closed by a
 /// call that the library did not see.
 pub fn made(fd: c_int) {
+    table::forget_listener(fd);
     if fd >= 0 && (table::session(fd).is_some() || table::epoll(fd).is_some()) && !lock::in_vfork_child() {
         forget(fd);
     }

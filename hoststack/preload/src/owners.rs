@@ -4,7 +4,10 @@
 //! has none, though it did not close them.
 
 use crate::lock::{has_ended, process};
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::SeqCst};
+use core::sync::atomic::{
+    AtomicU32, AtomicU64,
+    Ordering::{Relaxed, SeqCst},
+};
 
 /// Processes that are told apart. Of further ones only the number of descriptors is known, so their end without
 /// closing is not noticed.
@@ -33,14 +36,17 @@ fn owner(place: u64) -> u32 {
 
 impl Owners {
     pub fn reset(&self) {
-        self.places.iter().for_each(|p| p.store(0, SeqCst));
-        self.others.store(0, SeqCst);
+        // Of a place that nobody else has.
+        self.places.iter().for_each(|p| p.store(0, Relaxed));
+        self.others.store(0, Relaxed);
         self.ended.store(0, SeqCst);
     }
 
     /// add counts a descriptor of this process.
     pub fn add(&self) {
-        self.ended.store(0, SeqCst);
+        if self.ended.load(SeqCst) != 0 {
+            self.ended.store(0, SeqCst);
+        }
         let counted = self.change(|count| count.checked_add(1)) || self.begin();
         if !counted {
             self.others.fetch_add(1, SeqCst);

@@ -120,6 +120,12 @@ real! {
     fn popen(command: *const c_char, mode: *const c_char) -> *mut FILE;
 }
 
+/// vfork is the address of the C library's function.
+pub fn vfork() -> usize {
+    static ADDRESS: AtomicUsize = AtomicUsize::new(0);
+    resolve(&ADDRESS, b"vfork\0")
+}
+
 /// abort ends the process.
 pub fn abort() -> ! {
     // SAFETY: abort has no preconditions.

@@ -117,6 +117,9 @@ const PLACES: usize = 16384;
 static ARENA: AtomicPtr<Side> = AtomicPtr::new(null_mut());
 static SEARCH: Lock<Search> = Lock::new(Search::NEW);
 
+/// At least as many places are used in turn: few enough for the cache of a CPU.
+const FEWEST: usize = 64;
+
 /// Where the next free place is looked for: behind the last one, among as many as are needed. So a process that has few
 /// connections at a time uses little memory, and a place is not used again at once: a child that the parent did not see
 /// may have it yet.
@@ -126,7 +129,7 @@ struct Search {
 }
 
 impl Search {
-    const NEW: Self = Self { next: 0, among: 1024 };
+    const NEW: Self = Self { next: 0, among: FEWEST };
 
     /// find takes the first place that `takes` does.
     fn find(&mut self, takes: impl Fn(usize) -> bool) -> Option<usize> {
@@ -241,10 +244,10 @@ mod tests {
     #[test]
     fn few_connections_at_a_time_use_few_places_and_none_at_once_again() {
         let mut search = Search::NEW;
-        let places: Vec<_> = (0..5000).map(|_| search.find(|_| true).unwrap()).collect();
-        assert!(places.iter().all(|&place| place < 1024));
-        for (i, place) in places.iter().enumerate().skip(1000) {
-            assert!(!places[i - 1000..i].contains(place), "place {place} was used again");
+        let places: Vec<_> = (0..500).map(|_| search.find(|_| true).unwrap()).collect();
+        assert!(places.iter().all(|&place| place < FEWEST));
+        for (i, place) in places.iter().enumerate().skip(FEWEST) {
+            assert!(!places[i + 1 - FEWEST..i].contains(place), "place {place} was used again");
         }
     }
 

@@ -20,6 +20,8 @@ struct Area {
     pending: AtomicU32,
     /// The signal mask of the code that was interrupted first.
     mask: AtomicU64,
+    /// It has made a child that shares the memory, and this area: which of both runs is to be asked.
+    has_twin: AtomicU32,
 }
 
 core::arch::global_asm!(
@@ -28,9 +30,9 @@ core::arch::global_asm!(
     ".globl beeline_hoststack_area",
     ".hidden beeline_hoststack_area",
     ".type beeline_hoststack_area,%tls_object",
-    ".size beeline_hoststack_area,16",
+    ".size beeline_hoststack_area,24",
     "beeline_hoststack_area:",
-    ".zero 16",
+    ".zero 24",
     ".popsection",
 );
 
@@ -49,6 +51,16 @@ fn area() -> &'static Area {
             out(reg) at, out(reg) _, options(nostack, readonly));
         &*at
     }
+}
+
+/// set_twin notes that this thread is about to make a child that shares its memory, or that it is not in one.
+pub fn set_twin(has_twin: bool) {
+    area().has_twin.store(u32::from(has_twin), Ordering::Relaxed);
+}
+
+/// may_be_twin reports whether this may be another process than the one whose thread has this area.
+pub fn may_be_twin() -> bool {
+    area().has_twin.load(Ordering::Relaxed) != 0
 }
 
 /// Section puts handlers off while it lives. Only its own thread and handlers on that thread use the area, so that plain

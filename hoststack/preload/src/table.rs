@@ -8,6 +8,7 @@
 use crate::epoll::Epoll;
 use crate::session::Session;
 use alloc::boxed::Box;
+use core::net::SocketAddr;
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use libc::c_int;
@@ -19,7 +20,12 @@ struct Entry {
     session: AtomicPtr<Session>,
     epoll: AtomicPtr<Epoll>,
     hidden: AtomicBool,
+    /// What a socket that listens is bound to.
+    listener: AtomicPtr<Listener>,
 }
+
+/// The address that all connections of a socket have; None if each has its own.
+type Listener = Option<SocketAddr>;
 
 static TABLE: [AtomicPtr<[Entry; CHUNK]>; CHUNKS] = [const { AtomicPtr::new(null_mut()) }; CHUNKS];
 
@@ -42,6 +48,7 @@ fn entry(fd: c_int) -> Option<&'static Entry> {
         session: AtomicPtr::new(null_mut()),
         epoll: AtomicPtr::new(null_mut()),
         hidden: AtomicBool::new(false),
+        listener: AtomicPtr::new(null_mut()),
     };
     let chunk = Box::into_raw(Box::new(core::array::from_fn(|_| empty())));
     if place.compare_exchange(null_mut(), chunk, Ordering::AcqRel, Ordering::Acquire).is_err() {
@@ -157,6 +164,25 @@ pub fn is_hidden(fd: c_int) -> bool {
 pub fn set_hidden(fd: c_int, hidden: bool) {
     if let Some(entry) = entry(fd) {
         entry.hidden.store(hidden, Ordering::Relaxed);
+    }
+}
+
+/// listener is what `ask` has told of a socket that listens, since forget_listener.
+pub fn listener(fd: c_int, ask: impl FnOnce() -> Listener) -> Listener {
+    let place = &entry(fd)?.listener;
+    // SAFETY: what is stored is never freed. A process has few of them.
+    if let Some(known) = unsafe { place.load(Ordering::Acquire).as_ref() } {
+        return *known;
+    }
+    let found = ask();
+    place.store(Box::leak(Box::new(found)), Ordering::Release);
+    found
+}
+
+/// forget_listener is for a number that is another file from now on.
+pub fn forget_listener(fd: c_int) {
+    if let Some(entry) = known(fd).filter(|entry| !entry.listener.load(Ordering::Relaxed).is_null()) {
+        entry.listener.store(null_mut(), Ordering::Relaxed);
     }
 }
 

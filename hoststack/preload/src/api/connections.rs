@@ -14,6 +14,7 @@ exported! {
     }
 
     fn connect(fd: c_int, address: *const sockaddr, length: socklen_t) -> c_int {
+        descriptors::connecting(fd);
         let result = real::connect(fd, address, length);
         let begins = result != 0 && [libc::EINPROGRESS, libc::EINTR].contains(&real::errno());
         if result == 0 || begins {
@@ -38,7 +39,7 @@ exported! {
         if address.is_null() {
             let made = real::accept4(fd, place, &mut room, flags);
             if made >= 0 {
-                descriptors::accepted(made, &storage, flags & libc::SOCK_NONBLOCK != 0);
+                descriptors::accepted(made, fd, &storage, flags & libc::SOCK_NONBLOCK != 0);
             }
             return made;
         }
@@ -46,7 +47,7 @@ exported! {
         let made = real::accept4(fd, address, length, flags);
         if made >= 0 {
             core::ptr::copy_nonoverlapping(address.cast::<u8>(), place.cast(), given.min(*length).min(room) as usize);
-            descriptors::accepted(made, &storage, flags & libc::SOCK_NONBLOCK != 0);
+            descriptors::accepted(made, fd, &storage, flags & libc::SOCK_NONBLOCK != 0);
         }
         made
     }

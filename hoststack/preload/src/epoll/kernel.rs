@@ -15,7 +15,7 @@ pub fn kernel_wait(
     mask: *const sigset_t,
 ) -> Result<usize, i32> {
     let (at, most) = (out.as_mut_ptr(), out.len() as c_int);
-    let precise = limit.filter(|limit| limit.subsec_nanos() % 1_000_000 != 0 && limit.as_millis() < 10);
+    let precise = limit.filter(|limit| limit.subsec_nanos() % 1_000_000 != 0 && *limit < Duration::from_millis(10));
     if let Some(limit) = precise {
         let limit = crate::wait::to_timespec(limit);
         let limit = core::ptr::from_ref(&limit) as usize;
@@ -26,7 +26,7 @@ pub fn kernel_wait(
             return real::outcome(n as isize);
         }
     }
-    let milliseconds = limit.map_or(-1, |limit| limit.as_nanos().div_ceil(1_000_000).min(i32::MAX as u128) as c_int);
+    let milliseconds = limit.map_or(-1, crate::clock::milliseconds);
     // SAFETY: `most` events have room at `at`; the mask is the program's.
     real::outcome(unsafe { real::epoll_pwait(fd, at, most, milliseconds, mask) } as isize)
 }

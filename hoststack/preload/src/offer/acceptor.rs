@@ -7,7 +7,7 @@ use super::message::{self, address, unix_socket, user_of, Offer};
 use crate::counters::Refusal;
 use crate::earn::Merits;
 use crate::session::{make_event, Memory, Session};
-use crate::{clients, config, descriptors, diag, hidden, page, real};
+use crate::{clients, config, descriptors, diag, hidden, identity, page, real};
 use beeline_ring::{Header, Layout};
 use core::sync::atomic::Ordering;
 use libc::c_int;
@@ -29,6 +29,7 @@ fn make_offer(session: &'static Session, fd: c_int) -> Option<()> {
         session.merits.settle();
         return None;
     }
+    identity::cookie_of(session, fd)?;
     let owner = match diag::owner(client, server) {
         Err(libc::ENOENT) => {
             give_up(session, Refusal::Elsewhere);
