@@ -14,11 +14,11 @@ import (
 // library is the crate of libbeeline_hoststack.so.
 const library = "beeline-hoststack"
 
-// metadata is what `cargo metadata` says of the workspace.
+// metadata is what `cargo metadata` says of hoststack/.
 type metadata struct {
 	Packages []struct {
 		ID, Name, Version string
-		Source            *string // nil: of the workspace
+		Source            *string // nil: a crate of hoststack/
 		ManifestPath      string  `json:"manifest_path"`
 	}
 	Resolve struct {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command licences writes the licences of what others have written in the program and in the library of the host stack:
-// of each Go package and each Rust crate that is linked, and of both standard libraries. `make generate` runs it, and the
-// image contains its output.
+// Command licences writes the licences of what others have written in the program and in the library of the host
+// stack: of each Go package and each Rust crate that is linked, and of both standard libraries. `make generate` runs
+// it, and the image contains its output.
 package main
 
 import (

@@ -24,8 +24,9 @@ type goPackage struct {
 	}
 }
 
-// goParts returns the modules of the packages that are linked into the program, and Go's standard library. The licences
-// of a module are those of its folder, and of the folders between it and a linked package: it may contain code of others.
+// goParts returns the modules of the packages that are linked into the program, and Go's standard library. The
+// licences of a module are those of its folder, and of the folders between it and a linked package: it may contain
+// code of others.
 func goParts(root string) ([]part, error) {
 	list := exec.Command("go", "list", "-C", root, "-deps", "-json=Dir,Standard,Module", "./cmd/beeline")
 	list.Env = append(os.Environ(), "CGO_ENABLED=0")

@@ -51,7 +51,7 @@ authenticated or encrypted.
 | ` + "`/debug/flags/v`" + ` | with ` + "`--profiling`" + `, PUT of a number sets the log level: ` + "`debug`" + ` from 4 on, else ` + "`info`" + ` |
 
 [deploy/prometheus/alerts.yaml](../../deploy/prometheus/alerts.yaml) has alert rules, [deploy/grafana/beeline.json](../../deploy/grafana/beeline.json) a dashboard.
-Both expect the label ` + "`instance`" + ` to name the node.
+Both expect the label ` + "`instance`" + ` to name the node. For the Prometheus Operator [deploy/prometheus/servicemonitor.yaml](../../deploy/prometheus/servicemonitor.yaml) sets it.
 
 ## Size
 Each metric has at most ` + "`--metrics-max-series`" + ` series (10000). Series beyond that are left out and counted in ` + "`beeline_metrics_dropped_series`" + `; those that were

@@ -18,8 +18,8 @@ const (
 	skipped = "skip"
 )
 
-// documented are the commands in README.md and install.md, by the first pattern that matches. A command that none matches
-// fails the test: whoever documents it decides here how it is tested.
+// documented are the commands in README.md and install.md, by the first pattern that matches. A command that none
+// matches fails the test: whoever documents it decides here how it is tested.
 var documented = []struct{ pattern, do, why string }{
 	{`^make test$`, skipped, "this test is a part of it"},
 	{`^make( |$)`, runs, ""},
@@ -30,8 +30,8 @@ var documented = []struct{ pattern, do, why string }{
 	{`^(ip|sysctl) `, skipped, "it changes the machine: tests of the edge do the same in network namespaces"},
 }
 
-// The commands of README.md and install.md work in a fresh clone, in their order, as far as they need neither a registry
-// nor a cluster.
+// The commands of README.md and install.md work in a fresh clone, in their order, as far as they need neither a
+// registry nor a cluster.
 func TestDocumentedCommands(t *testing.T) {
 	commands := append(documentedIn(t, "README.md"), documentedIn(t, "docs/operate/install.md")...)
 	if len(commands) < 20 {

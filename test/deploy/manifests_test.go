@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"maps"
 	"os/exec"
 	"path/filepath"
 	"regexp"
@@ -16,7 +17,10 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/util/yaml"
 	"sigs.k8s.io/kustomize/api/krusty"
 	"sigs.k8s.io/kustomize/kyaml/filesys"
@@ -149,24 +153,24 @@ func removeHashes(t *testing.T, all []*unstructured.Unstructured) {
 // Other settings give the ConfigMap another name, and the DaemonSet another template: changed settings reach a node
 // with the DaemonSet's update and not by a restart of the agent.
 func TestSettingsAreUpdates(t *testing.T) {
-	names := func(apiServer string) (maps []string, template string) {
+	names := func(apiServer string) (configs []string, template string) {
 		all := manifests(t, testImage, apiServer)
 		for _, o := range all {
 			if o.GetKind() == "ConfigMap" {
-				maps = append(maps, o.GetName())
+				configs = append(configs, o.GetName())
 			}
 		}
 		text, err := json.Marshal(find[appsv1.DaemonSet](t, all, "DaemonSet", "beeline").Spec.Template)
 		must(t, err)
-		return maps, string(text)
+		return configs, string(text)
 	}
-	maps, template := names("192.0.2.1")
-	if again, same := names("192.0.2.1"); !slices.Equal(maps, again) || template != same {
-		t.Errorf("the same settings have other names: %v, %v", maps, again)
+	configs, template := names("192.0.2.1")
+	if again, same := names("192.0.2.1"); !slices.Equal(configs, again) || template != same {
+		t.Errorf("the same settings have other names: %v, %v", configs, again)
 	}
 	other, changed := names("192.0.2.2")
-	if maps[0] == other[0] || maps[1] != other[1] || template == changed {
-		t.Errorf("with another API server the ConfigMaps are %v, before %v", other, maps)
+	if configs[0] == other[0] || configs[1] != other[1] || template == changed {
+		t.Errorf("with another API server the ConfigMaps are %v, before %v", other, configs)
 	}
 }
 
@@ -220,3 +224,45 @@ func TestManifestsNeedArguments(t *testing.T) {
 		}
 	}
 }
+
+// The ServiceMonitor finds the Service, that finds the DaemonSet's pods, and they serve the metrics at its port. Alerts
+// and dashboard select the job and the instance that it sets.
+func TestServiceMonitor(t *testing.T) {
+	all := decode(t, read(t, sources(t, "deploy/prometheus/servicemonitor.yaml")))
+	service := find[corev1.Service](t, all, "Service", "beeline-metrics")
+	monitor := find[struct {
+		Spec struct {
+			Selector  metav1.LabelSelector
+			Endpoints []struct {
+				Port        string
+				Relabelings []struct {
+					SourceLabels             []string
+					TargetLabel, Replacement string
+				}
+			}
+		}
+	}](t, all, "ServiceMonitor", "beeline")
+	selects := func(selector map[string]string, set map[string]string) bool {
+		return len(selector) > 0 && labels.SelectorFromSet(selector).Matches(labels.Set(set))
+	}
+	pods := find[appsv1.DaemonSet](t, manifests(t, testImage, "192.0.2.1"), "DaemonSet", "beeline")
+	if !selects(service.Spec.Selector, pods.Spec.Template.Labels) || pods.Namespace != service.Namespace {
+		t.Errorf("the Service in %s selects %v, and pods of %s have %v", service.Namespace, service.Spec.Selector, pods.Namespace, pods.Spec.Template.Labels)
+	}
+	if !selects(monitor.Spec.Selector.MatchLabels, service.Labels) {
+		t.Errorf("the ServiceMonitor selects %v, and the Service has %v", monitor.Spec.Selector.MatchLabels, service.Labels)
+	}
+	if len(monitor.Spec.Endpoints) != 1 || monitor.Spec.Endpoints[0].Port != service.Spec.Ports[0].Name || service.Spec.Ports[0].Port != metricsPort {
+		t.Errorf("it scrapes %+v of the ports %+v, want %d", monitor.Spec.Endpoints, service.Spec.Ports, metricsPort)
+	}
+	set := map[string]string{}
+	for _, r := range monitor.Spec.Endpoints[0].Relabelings {
+		set[r.TargetLabel] = strings.Join(r.SourceLabels, ",") + r.Replacement
+	}
+	if want := map[string]string{"instance": "__meta_kubernetes_pod_node_name", "job": "beeline"}; !maps.Equal(set, want) {
+		t.Errorf("it sets the labels %v, want %v", set, want)
+	}
+}
+
+// metricsPort is that of --metrics-bind-address.
+const metricsPort = 10249
