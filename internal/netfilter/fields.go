@@ -44,12 +44,20 @@ func (v value) testPorts(r ranges) test {
 	return testPort(v.field == destinationPort, merged(all))
 }
 
-// testUntranslated: the shortcut of pods takes only flows that the kernel does not translate.
+// testUntranslated: the shortcut of pods takes only flows that the kernel does not translate. For the edge, flows have
+// been translated by DNAT (IPS_DST_NAT), and perhaps their sources, too.
 func (v value) testUntranslated(r ranges) test {
-	t := v.testZeros(r)
+	const dstNAT = 1 << 5
+	t, translated := v.testZeros(r), test(uncertain)
+	if zero(v.xor) && len(v.mask) == 4 && binary.NativeEndian.Uint32(v.mask)&^dstNAT == 0 {
+		translated = certainly(r.has(v.apply(nativeBytes(dstNAT))))
+	}
 	return func(w *walk, c *class) (yes, no *class) {
-		if w.offload {
+		switch {
+		case w.offload:
 			return c, c
+		case w.translated:
+			return translated(w, c)
 		}
 		return t(w, c)
 	}

@@ -26,13 +26,13 @@ type Finder struct {
 	dirty      named  // what of nft has changed
 	programs   programs
 	others     []base // of iptables-legacy, and functions at hooks
-	// legacyLosses: it is read which chains of iptables-legacy may drop packets.
-	legacyLosses bool
-	othersTime   time.Time
-	subject      Subject
-	found        []Finding
-	upToDate     bool
-	haveNFT      bool
+	// legacyRules: the rules of iptables-legacy are read.
+	legacyRules bool
+	othersTime  time.Time
+	subject     Subject
+	found       []Finding
+	upToDate    bool
+	haveNFT     bool
 }
 
 // findAttempts is how often Find tries while rules change.
@@ -151,7 +151,7 @@ func (f *Finder) readOthers() (changed bool, err error) {
 	if time.Since(f.othersTime) < othersAge {
 		return false, nil
 	}
-	others, err := readLegacy(f.legacyLosses)
+	others, err := readLegacy(f.legacyRules)
 	if err != nil {
 		return false, err
 	}

@@ -47,7 +47,7 @@ func (w *Watcher) Proxies() (names []string, err error) {
 		return err
 	})
 	for _, b := range w.finder.all() {
-		if c, ok := b.table.(*legacyChain); ok && c.proxy {
+		if c, ok := b.table.(*legacyChain); ok && c.hasProxy() {
 			names = append(names, fmt.Sprintf("chains KUBE-* of table %s (%s)", c.table, c.program))
 		}
 	}

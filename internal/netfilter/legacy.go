@@ -7,15 +7,14 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"slices"
 	"strings"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
 
-// Rules of iptables-legacy are not read: that a chain has one, or a policy other than ACCEPT, is a filter. Only for the
-// edge, which packets pass without them, it is read whether any may drop packets. The kernel says so by getsockopt
+// Rules of iptables-legacy are read only for the edge (legacy_rules.go), which packets pass without them. Otherwise, that
+// a chain has one, or a policy other than ACCEPT, is a filter. The kernel says so by getsockopt
 // (linux/netfilter_ipv4/ip_tables.h, linux/netfilter_ipv6/ip6_tables.h). Chains of users are reached only by rules of
 // the chains at hooks, so alone they do not count: the kubelet has such (KUBE-KUBELET-CANARY).
 
@@ -64,8 +63,9 @@ type legacyChain struct {
 	*legacyFamily
 	table string
 	any   bool // it has rules
-	loses bool // some may drop packets; read only for the edge
-	proxy bool // the table has chains of kube-proxy; the same
+	// Only for the edge: the entries of the table, with counters of 0, and where those of the chain begin and end.
+	entries     []byte
+	first, last int
 }
 
 // rules implements table.
@@ -73,7 +73,7 @@ func (c *legacyChain) rules(string) ([]rule, error) {
 	if !c.any {
 		return nil, nil
 	}
-	return []rule{{steps: []step{effect{what: "they are not searched, those of iptables-nft are", unknown: c.loses}}}}, nil
+	return []rule{{steps: []step{effect{what: "they are not searched, those of iptables-nft are", unknown: true}}}}, nil
 }
 
 // title implements table.
@@ -85,8 +85,9 @@ func (c *legacyChain) title(part, chain string) string {
 }
 
 // readLegacy returns the chains of iptables-legacy in this network namespace that forwarded packets meet, and that
-// have rules, or a policy other than ACCEPT. With losses it reads which may drop packets, except in tables of NAT.
-func readLegacy(losses bool) (all []base, err error) {
+// have rules, or a policy other than ACCEPT. With rules it also returns their rules, except
+// in tables of NAT, where kube-proxy has one for each endpoint.
+func readLegacy(rules bool) (all []base, err error) {
 	for _, f := range legacyFamilies {
 		text, err := os.ReadFile(f.names)
 		if errors.Is(err, os.ErrNotExist) {
@@ -96,7 +97,7 @@ func readLegacy(losses bool) (all []base, err error) {
 			return nil, fmt.Errorf("list the tables of %s: %w", f.program, err)
 		}
 		for _, name := range strings.Fields(string(text)) {
-			chains, err := f.read(name, losses && name != "nat")
+			chains, err := f.read(name, rules && name != "nat")
 			if errors.Is(err, unix.ENOENT) {
 				continue // the table is gone
 			}
@@ -110,22 +111,22 @@ func readLegacy(losses bool) (all []base, err error) {
 }
 
 // read reads a table. The kernel answers EAGAIN if its size changes meanwhile.
-func (f *legacyFamily) read(name string, losses bool) (chains []base, err error) {
+func (f *legacyFamily) read(name string, rules bool) (chains []base, err error) {
 	fd, err := unix.Socket(f.domain, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return nil, err
 	}
 	defer unix.Close(fd)
 	for range legacyAttempts {
-		if chains, err = f.chains(fd, name, losses); !errors.Is(err, unix.EAGAIN) {
+		if chains, err = f.chains(fd, name, rules); !errors.Is(err, unix.EAGAIN) {
 			break
 		}
 	}
 	return chains, err
 }
 
-// chains reads the entries of a table only if chains without rules need their policies, or for losses.
-func (f *legacyFamily) chains(fd int, name string, losses bool) (chains []base, err error) {
+// chains reads the entries of a table only if chains without rules need their policies, or for rules.
+func (f *legacyFamily) chains(fd int, name string, rules bool) (chains []base, err error) {
 	info, entries := make([]byte, infoSize), []byte(nil)
 	copy(info, name)
 	if err := getsockopt(fd, f.level, getInfo, info); err != nil {
@@ -139,18 +140,18 @@ func (f *legacyFamily) chains(fd int, name string, losses bool) (chains []base, 
 		first, policy := at(1+h.number), at(1+legacyHookCount+h.number) // hook_entry, underflow
 		c := &legacyChain{legacyFamily: f, table: name, any: first != policy}
 		b := base{table: c, family: f.family, chain: h.name, hook: h.hook, priority: legacyPriority[name], nat: name == "nat", legacy: true}
-		if !c.any || losses {
+		if !c.any || rules {
 			if entries == nil {
 				if entries, err = f.entries(fd, name, at(2+2*legacyHookCount)); err != nil {
 					return nil, err
 				}
+				f.clearCounters(entries)
 			}
 			if b.drop, err = f.drops(entries, policy); err != nil {
 				return nil, err
 			}
-			if losses {
-				w := f.walk(entries)
-				c.loses, c.proxy = w == nil || w.loses(int(first), int(policy)), w.hasProxy()
+			if rules {
+				c.entries, c.first, c.last = entries, int(first), int(policy)
 			}
 		}
 		if c.any || b.drop {
@@ -179,109 +180,6 @@ func (f *legacyFamily) drops(entries []byte, at uint32) (bool, error) {
 		return false, errors.New("unexpected layout")
 	}
 	return int32(binary.NativeEndian.Uint32(entries[place:])) != accept, nil
-}
-
-// A legacyEntry is a rule, a policy, or what is before a chain of users. The offsets of its target and of the next
-// entry are 8 and 6 bytes before its counters. A target (struct xt_entry_target) has its size, name and revision; then
-// the verdict, if it has no name: an offset, or a negative number. The target ERROR has the name of the chain that
-// begins after it.
-type legacyEntry struct {
-	target  string
-	verdict int
-	chain   string
-	next    int // offset
-}
-
-const (
-	targetHeader, targetNameAt, targetNameSize = 32, 2, 29
-	countersSize, chainNameSize                = 16, 30
-	legacyDrop, legacyQueue                    = -1, -4 // -NF_DROP-1, -NF_QUEUE-1
-)
-
-// entry returns the entry at an offset.
-func (f *legacyFamily) entry(entries []byte, at int) (e legacyEntry, ok bool) {
-	counters := at + f.verdict - targetHeader - countersSize
-	if at < 0 || counters > len(entries) {
-		return e, false
-	}
-	target := at + int(binary.NativeEndian.Uint16(entries[counters-8:]))
-	e.next = at + int(binary.NativeEndian.Uint16(entries[counters-6:]))
-	if e.next > len(entries) || target+targetHeader > e.next {
-		return e, false
-	}
-	data := entries[target+targetHeader : e.next]
-	e.target = cString(entries[target+targetNameAt:][:targetNameSize])
-	if len(data) >= 4 {
-		e.verdict = int(int32(binary.NativeEndian.Uint32(data)))
-	}
-	if e.target == "ERROR" && len(data) >= chainNameSize {
-		e.chain = cString(data[:chainNameSize])
-	}
-	return e, true
-}
-
-func cString(b []byte) string {
-	text, _, _ := strings.Cut(string(b), "\x00")
-	return text
-}
-
-// A legacyWalk finds entries that may drop packets.
-type legacyWalk struct {
-	*legacyFamily
-	entries []byte
-	names   map[int]string // of chains of users, by the offset of their first entry
-	seen    map[int]bool
-}
-
-// walk reads the names of chains; nil: the layout is not known.
-func (f *legacyFamily) walk(entries []byte) *legacyWalk {
-	w := &legacyWalk{legacyFamily: f, entries: entries, names: map[int]string{}, seen: map[int]bool{}}
-	for at := 0; at < len(entries); {
-		e, ok := f.entry(entries, at)
-		if !ok {
-			return nil
-		}
-		if e.chain != "" {
-			w.names[e.next] = e.chain
-		}
-		at = e.next
-	}
-	return w
-}
-
-// hasProxy reports whether the table has chains that kube-proxy alone makes.
-func (w *legacyWalk) hasProxy() bool {
-	if w == nil {
-		return false
-	}
-	for _, name := range w.names {
-		if slices.Contains(kubeProxyOnly, name) {
-			return true
-		}
-	}
-	return false
-}
-
-// loses reports whether an entry from an offset on and before another may drop or divert packets, whatever it matches.
-// Chains of kube-proxy do not count.
-func (w *legacyWalk) loses(from, to int) bool {
-	for at := from; at < to && !w.seen[at]; {
-		w.seen[at] = true
-		e, ok := w.entry(w.entries, at)
-		switch {
-		case !ok, e.target == "REJECT", contains(xtEndings, e.target):
-			return true
-		case e.target == "ERROR":
-			return false
-		case e.target != "":
-		case e.verdict == legacyDrop, e.verdict == legacyQueue:
-			return true
-		case e.verdict >= 0 && !isKubeProxyChain(w.names[e.verdict]) && w.loses(e.verdict, len(w.entries)):
-			return true
-		}
-		at = e.next
-	}
-	return false
 }
 
 func getsockopt(fd, level, option int, buffer []byte) error {

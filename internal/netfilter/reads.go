@@ -155,7 +155,7 @@ func fibValue(a attributes) value {
 	case result == unix.NFT_FIB_RESULT_ADDRTYPE:
 		// With a device IPv6 looks up a route by it, of which there may be none (__nft_fib6_eval_type).
 		return value{field: addressType, size: 4, route: true, byDevice: flags&(unix.NFTA_FIB_F_IIF|unix.NFTA_FIB_F_OIF) != 0}
-	case flags&unix.NFTA_FIB_F_SADDR != 0 && flags&unix.NFTA_FIB_F_IIF != 0 && flags&unix.NFTA_FIB_F_PRESENT == 0:
+	case flags&unix.NFTA_FIB_F_SADDR != 0 && flags&unix.NFTA_FIB_F_IIF != 0: // with PRESENT, 0 or 1
 		return value{field: reversePath, size: 4, route: true}
 	}
 	return value{route: true}

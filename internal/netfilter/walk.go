@@ -63,6 +63,8 @@ type Finding struct {
 	Marks uint32
 	// Invalid: it drops packets that conntrack finds invalid, and is no filter of others.
 	Invalid bool
+	// Kind is where the edge bypasses it, such as "forward"; only for the edge.
+	Kind string
 	// areas are which flows of flow offload it concerns.
 	areas []area
 }
@@ -72,6 +74,8 @@ type walk struct {
 	subject *Subject
 	offload bool // the rules are searched for flow offload
 	edge    bool // the rules are searched for the edge
+	// translated: conntrack has the flow of the packets as translated by DNAT; only for the edge.
+	translated bool
 	// onlyLosses: only rules that drop packets are reported.
 	onlyLosses bool
 	// invalid: the walk follows packets that conntrack finds invalid.
@@ -371,6 +375,9 @@ func (w *walk) verdict(chain string, v verdict, c *class, depth int) (next, back
 	case drop:
 		w.report(w.lost(c), w.title(chain)+": "+v.what)
 	case jump, goTo:
+		if w.edge && w.base.nat && publishesHostPorts(v.chain) {
+			return c, nil
+		}
 		rest := w.chain(v.chain, c, depth+1)
 		if v.kind == goTo {
 			return nil, rest
@@ -431,7 +438,10 @@ func (w *walk) report(c *class, what string) {
 		w.reportFlows(c, what)
 		return
 	case w.edge:
-		devices = w.indexes(c.out)
+		if devices = w.indexes(c.out); len(devices) > 0 {
+			w.add(Finding{Devices: devices, What: what, Kind: w.base.kind()})
+		}
+		return
 	default:
 		l := w.local[c.v6]
 		devices = w.subject.concerned(c, &l)
@@ -445,7 +455,7 @@ func (w *walk) report(c *class, what string) {
 // add adds a finding. One that only marks packets is another one than a filter.
 func (w *walk) add(found Finding) {
 	for i := range w.found {
-		if f := &w.found[i]; f.What == found.What && (f.Marks == 0) == (found.Marks == 0) {
+		if f := &w.found[i]; f.What == found.What && f.Kind == found.Kind && (f.Marks == 0) == (found.Marks == 0) {
 			f.Devices, f.Marks = joined(f.Devices, found.Devices), f.Marks|found.Marks
 			return
 		}

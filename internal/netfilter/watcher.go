@@ -36,7 +36,7 @@ func NewWatcher(own ...string) (*Watcher, error) {
 func NewEdgeWatcher() (*Watcher, error) {
 	w, err := NewWatcher()
 	if err == nil {
-		w.finder.legacyLosses = true
+		w.finder.legacyRules = true
 	}
 	return w, err
 }

@@ -67,9 +67,12 @@ func xtStates(mask uint32) ctStates {
 
 // xtStateTest is a test of states by the mask of xt_conntrack. Whether a flow is translated is not known.
 func xtStateTest(mask uint32) test {
-	const translated = 1<<6 | 1<<7 // XT_CONNTRACK_STATE_SNAT, XT_CONNTRACK_STATE_DNAT
+	const dnat, translated = 1 << 7, 1<<6 | 1<<7 // XT_CONNTRACK_STATE_DNAT, XT_CONNTRACK_STATE_SNAT
 	t := testStates(xtStates(mask))
 	return func(w *walk, c *class) (yes, no *class) {
+		if w.translated && mask&dnat != 0 {
+			return c, nil
+		}
 		yes, no = t(w, c)
 		if w.offload && mask&translated != 0 {
 			yes = c
