@@ -203,8 +203,8 @@ var (
 			"What is dropped elsewhere is not seen here: a backend that is dead behind a working route gets its share of clients, as with kube-proxy, unless a health check finds out (docs/operate/health.md). Connections of this node's programs that fail at it are counted (docs/operate/debug.md#connections-at-sockets).",
 		"see the reason in the message: `ip route get ADDRESS` shows the route; restore it, give the device an address, or widen --snat-ports").ofNode()
 	EdgeBypassesFilter = register("EdgeBypassesFilter", Warning,
-		"A packet filter of this node may drop packets that the edge forwards for Services, and they do not meet it: the edge sends them past it. They are served.",
-		"remove the rule; or do what it does where the packets arrive, such as by loadBalancerSourceRanges of the Service, or on the hosts of clients and backends").ofNode()
+		"Packet filters of this node would drop, reject, queue or redirect packets that the edge forwards for Services, and the packets do not meet them: the edge sends them past. They are served. There is one condition for each place, which quotes the first rules.",
+		"remove the rule; or do what it does where the packets arrive, such as by loadBalancerSourceRanges of the Service, or on the hosts of clients and backends (docs/operate/firewalls.md)").ofNode()
 	EdgeWithheldByXFRM = register("EdgeWithheldByXFRM", Info,
 		"XFRM policies (IPsec) of this node concern packets that the edge would send or accept in clear. Clients and backends that they match are not served by the edge. None of their packets was dropped in the last ten minutes; otherwise the condition is EdgeDropsByXFRM.",
 		"nothing if these clients and backends need no Services from outside; else use an overlay that encrypts by itself (WireGuard), an xfrm interface, whose policies have an if_id, or delete the policies").ofNode()

@@ -46,6 +46,8 @@ type Config struct {
 	Destinations Destinations
 	// SetSysctls enables setting the sysctls that the kernel needs to forward packets.
 	SetSysctls bool
+	// SNATPorts are those from which packets are sent to backends on other nodes.
+	SNATPorts []datapath.PortRange
 	// Counters reads the edge's counters of packets by reason (datapath.ReadEdgeCounters).
 	Counters func() (map[string]uint64, error)
 	Log      *slog.Logger
@@ -55,6 +57,8 @@ type Config struct {
 type Destinations interface {
 	// RemoteBackends returns the addresses of backends on other nodes and of those nodes, sorted.
 	RemoteBackends() []netip.Addr
+	// RemotePorts returns the ports of backends on other nodes, each once.
+	RemotePorts() []uint16
 	// DSRDestinations returns the addresses that packets are sent to by DSR, of backends on other nodes
 	// or of those nodes, by the kind of DSR.
 	DSRDestinations() map[service.DSR][]netip.Addr
@@ -98,7 +102,7 @@ type Edge struct {
 	ready          bool // the tables are complete
 	node           []netip.Addr
 	pods           []netip.Prefix
-	served         []netip.Addr       // addresses of Services, sorted
+	served         []netip.AddrPort   // addresses and ports of Services, sorted
 	remoteBackends refSet[netip.Addr] // backends on other nodes: of Services, and of existing flows
 	entered        refSet[int]        // devices of clients and pods: those selected, and those of existing flows
 	devices        map[int]*attached
@@ -183,11 +187,11 @@ func (e *Edge) SetPods(networks []netip.Prefix) {
 	e.changed.Send()
 }
 
-// SetServed sets the addresses of Services, in order. They are not changed.
-func (e *Edge) SetServed(addresses []netip.Addr) {
+// SetServed sets the addresses and ports of Services, in order. They are not changed.
+func (e *Edge) SetServed(all []netip.AddrPort) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.served = addresses
+	e.served = all
 }
 
 // Repair attaches what another program has detached, and returns what that was.

@@ -178,6 +178,8 @@ func (d *destinations) RemoteBackends() []netip.Addr {
 
 func (d *destinations) DSRDestinations() map[service.DSR][]netip.Addr { return d.dsr }
 
+func (d *destinations) RemotePorts() []uint16 { return nil }
+
 func (d *destinations) ServicesOf(backend netip.Addr) []service.Ref { return d.services[backend] }
 
 func newWorld(t *testing.T, c Config, devices ...Device) *world {

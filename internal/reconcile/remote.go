@@ -18,6 +18,19 @@ func (s *Syncer) RemoteBackends() []netip.Addr {
 	return slices.Compact(all)
 }
 
+// RemotePorts returns the ports of backends on other nodes, each once, in no order.
+func (s *Syncer) RemotePorts() []uint16 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	all := map[uint16]struct{}{}
+	for key := range s.backends {
+		if !key.Local() {
+			all[key.AddrPort().Port()] = struct{}{}
+		}
+	}
+	return slices.Collect(maps.Keys(all))
+}
+
 // ServicesOf returns the objects that have a backend at an address, in order. It looks at the sets of all frontends.
 func (s *Syncer) ServicesOf(address netip.Addr) []service.Ref {
 	s.mu.Lock()

@@ -43,21 +43,21 @@ func (f forwarded) families() (all []service.Family) {
 	return all
 }
 
-// served holds the addresses of each object's frontends at which packets arrive, sorted.
-type served map[service.Ref][]netip.Addr
+// served holds the addresses and ports of each object's frontends at which packets arrive, sorted.
+type served map[service.Ref][]netip.AddrPort
 
 // note adds the frontends of a change, and reports whether addresses have changed.
 func (s served) note(d service.Delta) (changed bool) {
 	for ref, plan := range d.Plans {
-		var now []netip.Addr
+		var now []netip.AddrPort
 		if plan != nil {
 			for _, f := range plan.Frontends {
 				if a := f.Key.Addr; !a.IsLoopback() {
-					now = append(now, a)
+					now = append(now, netip.AddrPortFrom(a, f.Key.Port))
 				}
 			}
 		}
-		slices.SortFunc(now, netip.Addr.Compare)
+		slices.SortFunc(now, netip.AddrPort.Compare)
 		now = slices.Compact(now)
 		if slices.Equal(now, s[ref]) {
 			continue
@@ -70,12 +70,12 @@ func (s served) note(d service.Delta) (changed bool) {
 	return changed
 }
 
-// addresses returns all addresses, sorted.
-func (s served) addresses() (all []netip.Addr) {
+// addresses returns all addresses and ports, sorted.
+func (s served) addresses() (all []netip.AddrPort) {
 	for _, some := range s {
 		all = append(all, some...)
 	}
-	slices.SortFunc(all, netip.Addr.Compare)
+	slices.SortFunc(all, netip.AddrPort.Compare)
 	return slices.Compact(all)
 }
 

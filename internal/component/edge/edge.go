@@ -77,7 +77,7 @@ func (c *config) run(env component.Env) (*component.Instance, error) {
 		return r.instanceOff(), nil
 	}
 	config := c.edge
-	config.Destinations, config.Log = env.Syncer, env.Log
+	config.Destinations, config.SNATPorts, config.Log = env.Syncer, c.ports, env.Log
 	counters := func() (map[string]uint64, error) { return datapath.ReadEdgeCounters(env.BPFFS) }
 	config.Counters = counters
 	tables := conntrack.TablesOf(env.Datapath.ConntrackMaps())
