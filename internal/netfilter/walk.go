@@ -69,6 +69,12 @@ type Finding struct {
 	areas []area
 }
 
+// A findingKey is what findings of the same filter share.
+type findingKey struct {
+	what, kind string
+	filters    bool // not only marks
+}
+
 // A walk follows the packets of classes through rules.
 type walk struct {
 	subject *Subject
@@ -86,6 +92,7 @@ type walk struct {
 	base       *base
 	at         string // the name of the rule
 	found      []Finding
+	places     map[findingKey]int // in found
 	// marked are the bits of marks that rules may have set. connectionsMarked: rules may have marked connections.
 	marked            uint32
 	markedBefore      uint32 // the same before the base chain
@@ -454,12 +461,16 @@ func (w *walk) report(c *class, what string) {
 
 // add adds a finding. One that only marks packets is another one than a filter.
 func (w *walk) add(found Finding) {
-	for i := range w.found {
-		if f := &w.found[i]; f.What == found.What && f.Kind == found.Kind && (f.Marks == 0) == (found.Marks == 0) {
-			f.Devices, f.Marks = joined(f.Devices, found.Devices), f.Marks|found.Marks
-			return
-		}
+	key := findingKey{found.What, found.Kind, found.Marks == 0}
+	if i, known := w.places[key]; known {
+		f := &w.found[i]
+		f.Devices, f.Marks = joined(f.Devices, found.Devices), f.Marks|found.Marks
+		return
 	}
+	if w.places == nil {
+		w.places = map[findingKey]int{}
+	}
+	w.places[key] = len(w.found)
 	w.found = append(w.found, found)
 }
 
