@@ -24,10 +24,15 @@ import (
 )
 
 var (
-	mishapCount  = flag.Int("mishaps", 60, "how many mishaps TestMishaps draws")
-	mishapSeed   = flag.Uint64("mishap-seed", 0, "seed of TestMishaps; 0: the time of day")
-	mishapOnly   = flag.String("mishap", "", "the one mishap of TestMishaps; empty: all")
-	mishapNotice = 75 * time.Second // how long the status may take to name what loses traffic
+	mishapCount = flag.Int("mishaps", 60, "how many mishaps TestMishaps draws")
+	mishapSeed  = flag.Uint64("mishap-seed", 0, "seed of TestMishaps; 0: the time of day")
+	mishapOnly  = flag.String("mishap", "", "the one mishap of TestMishaps; empty: all")
+)
+
+// How long the status may take to name what loses traffic, and how long nothing must be lost, or named.
+const (
+	mishapNotice = 75 * time.Second
+	mishapQuiet  = 15 * time.Second
 )
 
 // A mishap is what happens to node-a, to its file, or to what is around it. Either do or change is set.
@@ -362,15 +367,18 @@ func TestMishaps(t *testing.T) {
 func (w *world) happens(m *mishap, life string, apply func(change func(*corev1.Service, []*discoveryv1.EndpointSlice))) (loses bool) {
 	w.t.Helper()
 	undo := m.begin(w, apply)
-	begun := time.Now()
+	begun, notice := time.Now(), mishapNotice
+	if m.unseen != "" {
+		notice = mishapQuiet
+	}
 	var lost []string
 	said, code := "", 0
 	for {
 		lost = w.lost()
-		if said, code = w.headline(); code != 0 || time.Since(begun) > mishapNotice {
+		if said, code = w.headline(); code != 0 || time.Since(begun) > notice {
 			break
 		}
-		if len(lost) == 0 && time.Since(begun) > 15*time.Second {
+		if len(lost) == 0 && time.Since(begun) > mishapQuiet {
 			break
 		}
 	}
