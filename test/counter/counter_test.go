@@ -328,7 +328,10 @@ func TestRemoval(t *testing.T) {
 	w.send(w.client, w.node, 1)
 	w.wantState(1, 1, 1)
 	must(t, w.agent.Stop())
-	must(t, w.node.Do(func() error { return agent.Cleanup(w.agent.BPFFS(), w.agent.Socket(), components()) }))
+	must(t, w.node.Do(func() error {
+		_, err := agent.Cleanup(w.agent.BPFFS(), w.agent.Socket(), components())
+		return err
+	}))
 	w.wantNothing("after cleanup")
 	if exists(w.agent.BPFFS()) {
 		t.Errorf("after cleanup, the directory of pins is there")
