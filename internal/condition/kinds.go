@@ -202,6 +202,9 @@ var (
 		"In the last minute, the edge dropped packets of clients on their way to a backend on another node: the node has no route to it or none that the edge can send by, the route's device has no address to send from, or no SNAT port is free. The condition ends when that is there again, or after a minute without such packets. "+
 			"What is dropped elsewhere is not seen here: a backend that is dead behind a working route gets its share of clients, as with kube-proxy, unless a health check finds out (docs/operate/health.md). Connections of this node's programs that fail at it are counted (docs/operate/debug.md#connections-at-sockets).",
 		"see the reason in the message: `ip route get ADDRESS` shows the route; restore it, give the device an address, or widen --snat-ports").ofNode()
+	EdgeDropsToClients = register("EdgeDropsToClients", Warning,
+		"In the last minute, the edge dropped replies of backends, or could not refuse packets of clients, because the node has no route to these clients, or one of type blackhole, unreachable or prohibit. The condition ends a minute after the last such packet. Clients are not named: anybody may forge a source.",
+		"`beeline monitor --reason drop_no_route` shows clients, `ip route get ADDRESS` the route: restore it, or the default route").ofNode()
 	EdgeBypassesFilter = register("EdgeBypassesFilter", Warning,
 		"Packet filters of this node would drop, reject, queue or redirect packets that the edge forwards for Services, and the packets do not meet them: the edge sends them past. They are served. There is one condition for each place, which quotes the first rules.",
 		"remove the rule; or do what it does where the packets arrive, such as by loadBalancerSourceRanges of the Service, or on the hosts of clients and backends (docs/operate/firewalls.md)").ofNode()

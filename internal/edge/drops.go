@@ -31,6 +31,7 @@ const maxDropsNamed = 3
 type drops struct {
 	known      bool // the counters have been read: what they have grown by since is new
 	backends   map[datapath.BackendLossKey]*backendDrops
+	clients    backendDrops // all packets without a route that are not in backends: replies, and refusals
 	conditions condition.List
 }
 
@@ -69,6 +70,10 @@ func (e *Edge) followDrops(ctx context.Context) {
 // countDrops reads the counters, and makes conditions of those that have grown in the last minute. Counters that cannot
 // be read count as unchanged; status reports missing tables.
 func (e *Edge) countDrops(now time.Time) {
+	all, err := e.withoutRoute() // before the rows: these may have more, not fewer
+	if err != nil {
+		return
+	}
 	rows, err := e.datapath.BackendLosses().All()
 	if err != nil {
 		return
@@ -76,6 +81,7 @@ func (e *Edge) countDrops(now time.Time) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	d := &e.drops
+	toBackends := uint64(0)
 	before := d.backends
 	d.backends = map[datapath.BackendLossKey]*backendDrops{}
 	for key, row := range rows {
@@ -87,18 +93,34 @@ func (e *Edge) countDrops(now time.Time) {
 			}
 		}
 		d.backends[key] = b
-		if grown := b.grow(row.Packets); grown > 0 || len(b.samples) > 0 {
+		grown := b.grow(row.Packets)
+		if key.Reason == datapath.LostWithoutRoute {
+			toBackends += grown
+		}
+		if grown > 0 || len(b.samples) > 0 {
 			b.note(now, grown, e.causeOf(key, &row))
 		}
+	}
+	if grown := d.clients.grow(all); d.known {
+		d.clients.note(now, grown-min(grown, toBackends), dropCause{})
 	}
 	d.known = true
 	conditions := e.dropConditions()
 	for _, c := range conditions {
-		if !d.conditions.Has(condition.EdgeDropsToBackend) {
+		if !d.conditions.HasCode(c.Code) {
 			e.config.Log.Error("the edge: "+c.Message, "code", string(c.Code), "remedy", c.Remedy)
 		}
 	}
 	d.conditions = conditions
+}
+
+// withoutRoute returns how many packets of any kind have had no route.
+func (e *Edge) withoutRoute() (uint64, error) {
+	if e.config.Counters == nil {
+		return 0, nil
+	}
+	counters, err := e.config.Counters()
+	return counters[datapath.ReasonName(uint8(datapath.LostWithoutRoute))], err
 }
 
 // grow returns what a counter has grown by. One that is smaller than before had been removed for others.
@@ -211,6 +233,9 @@ func (e *Edge) dropConditions() (all condition.List) {
 			names = append(names, fmt.Sprintf("and %d more", more))
 		}
 		all = append(all, condition.EdgeDropsToBackend.New("%d packets of clients in the last minute did not reach %s: %s", lost, strings.Join(names, ", "), cause.what))
+	}
+	if lost := e.drops.clients.lost(); lost > 0 {
+		all = append(all, condition.EdgeDropsToClients.New("%d packets of Services in the last minute had a client to which the node has no route", lost))
 	}
 	return all.Sort()
 }

@@ -16,8 +16,8 @@ import (
 	"beeline.io/beeline/internal/service"
 )
 
-// Packets that did not reach a backend are a condition with backend, reason and number, until what they lacked is there
-// or none was dropped for a minute. What was counted before the agent began is none.
+// Packets that did not reach a backend are a condition with backend, reason and number, until what they lacked is
+// there or none was dropped for a minute. What was counted before the agent began is none.
 func TestDropsToBackends(t *testing.T) {
 	const noRoute, noAddress, noPort = datapath.LostWithoutRoute, datapath.LostWithoutAddress, datapath.LostWithoutPort
 	type reading struct {
@@ -117,5 +117,38 @@ func TestDropsToBackends(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// Packets without a route that none of the backends has lost are those of clients. What the agent has not seen happen
+// is older than it.
+func TestDropsToClients(t *testing.T) {
+	counters := map[string]uint64{}
+	w := newWorld(t, Config{Mode: TC, Counters: func() (map[string]uint64, error) { return counters, nil }})
+	w.deviceTo = func(netip.Addr) (int, error) { return 0, unix.ENETUNREACH }
+	key := datapath.BackendLossKey{Backend: datapath.AddressFrom(netip.MustParseAddr("10.10.2.2")), Reason: datapath.LostWithoutRoute}
+	for _, r := range []struct {
+		at             int // in seconds
+		all, toBackend uint64
+		want           string
+	}{
+		{0, 9, 2, ""},
+		{5, 12, 5, "EdgeDropsToBackend 3 "},
+		{10, 19, 6, "EdgeDropsToBackend 4 EdgeDropsToClients 6 "},
+		{15, 19, 8, "EdgeDropsToBackend 6 EdgeDropsToClients 6 "}, // answered with an ICMP error that exceeded the rate
+		{69, 20, 8, "EdgeDropsToBackend 3 EdgeDropsToClients 7 "},
+		{130, 20, 8, ""},
+	} {
+		counters["drop_no_route"] = r.all
+		w.kernel.losses[key] = datapath.BackendLoss{Packets: r.toBackend, Asked: key.Backend}
+		w.countDrops(time.Unix(int64(r.at), 0))
+		got := ""
+		for _, one := range w.CompleteStatus(nil).Conditions() {
+			n, _, _ := strings.Cut(one.Message, " ")
+			got += fmt.Sprintf("%s %s ", one.Code, n)
+		}
+		if got != r.want {
+			t.Errorf("after %d s: %q, want %q", r.at, got, r.want)
+		}
 	}
 }

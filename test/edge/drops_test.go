@@ -57,6 +57,17 @@ func TestLostRouteToBackend(t *testing.T) {
 			})
 		}
 		w.wantServed("tcp", addresses(node, nodePort)[0], "b1")
+		// A route by which packets of the client arrive, and replies do not leave.
+		client := w.Host("client").Addr6.String()
+		w.runOn("node-a", "ip", "-6", "route", "add", "blackhole", client)
+		w.eventually("status names packets without a route to the client", func() bool {
+			w.loses(addresses(node, nodePort)[1])
+			text, _ := w.agent.CLI("status")
+			return strings.HasPrefix(text, "1 warning.\nwarning  EdgeDropsToClients: ")
+		})
+		w.wantExit(4)
+		w.runOn("node-a", "ip", "-6", "route", "del", "blackhole", client)
+		w.wantServed("tcp", addresses(node, nodePort)[1], "b1")
 	})
 }
 
