@@ -25,6 +25,7 @@ type cleanupOptions struct {
 	pins, socket                    string
 	daemonSet, nodeName, kubeconfig string
 	stopAgent                       bool
+	drain                           time.Duration
 }
 
 func newCleanupCommand() *cobra.Command {
@@ -36,7 +37,12 @@ func newCleanupCommand() *cobra.Command {
 Refused while an agent is running. Services are no longer translated
 afterwards. TCP connections that a socket hook has translated continue; UDP
 sockets that it has connected to a backend are ended with ECONNABORTED, because
-nothing would tell them when their backend goes.`,
+nothing would tell them when their backend goes.
+
+With --drain new connections and flows pass at once to another proxy of the
+node, such as kube-proxy, which has to run. Flows of clients outside the
+cluster that Beeline has translated are served until they end, or for the
+given time; those that are left then are listed, and end.`,
 		Args: usage(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := o.check(); err != nil {
@@ -54,6 +60,7 @@ nothing would tell them when their backend goes.`,
 	fs.Lookup("node-name").DefValue = "the host name"
 	fs.StringVar(&o.kubeconfig, "kubeconfig", "", "kubeconfig file of the API server, for --daemonset (default: the service account of the pod)")
 	fs.BoolVar(&o.stopAgent, "stop-agent", false, "stop an agent that is running on --pins, instead of refusing")
+	fs.DurationVar(&o.drain, "drain", 0, "before anything is detached, leave new flows to another proxy and wait for this long until those of clients outside the cluster have ended; 0 for not at all")
 	return cmd
 }
 
@@ -64,6 +71,8 @@ func (o *cleanupOptions) check() error {
 		return fmt.Errorf("--pins %q: not an absolute path", o.pins)
 	case o.daemonSet != "" && o.nodeName == "":
 		return errors.New("--node-name is empty: --daemonset needs it")
+	case o.drain < 0:
+		return errors.New("--drain is negative: give a duration such as 10m, or 0 for none")
 	case o.daemonSet == "" && o.kubeconfig != "":
 		return errors.New("--kubeconfig has no effect without --daemonset")
 	}
@@ -85,7 +94,35 @@ func (o *cleanupOptions) run(ctx context.Context, out io.Writer) error {
 			return err
 		}
 	}
+	if o.drain > 0 {
+		if err := drain(ctx, out, o.pins, o.drain); err != nil {
+			return err
+		}
+	}
 	return cleanup(out, o.pins, o.socket)
+}
+
+// maxListed is how many of the remaining flows are listed.
+const maxListed = 50
+
+// drain waits until the flows of clients have ended, and lists those that have not.
+func drain(ctx context.Context, out io.Writer, pins string, limit time.Duration) error {
+	left, err := agent.Drain(ctx, pins, limit, func(text string) { fmt.Fprintln(out, text) })
+	if err != nil {
+		return fmt.Errorf("--drain: %w; nothing is detached, and new flows may pass to another proxy already: repeat the command, or start the agent", err)
+	}
+	if len(left) == 0 {
+		_, err := fmt.Fprintln(out, "no flow of a client is left")
+		return err
+	}
+	fmt.Fprintf(out, "%d flows of clients are left after %v, and end now:\n", len(left), limit)
+	for _, f := range left[:min(len(left), maxListed)] {
+		fmt.Fprintf(out, "  %s %s to %s (%s), backend %s: %s, idle for %.0f s\n", f.Protocol, f.Client, f.Address, f.Service, f.Backend, f.State, f.IdleSeconds)
+	}
+	if more := len(left) - maxListed; more > 0 {
+		fmt.Fprintf(out, "  and %d more\n", more)
+	}
+	return nil
 }
 
 // stopTimeout is how long an agent may take to stop. It needs less than a second.

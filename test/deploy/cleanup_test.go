@@ -72,6 +72,7 @@ func (n *labNode) cleanup(t *testing.T) {
 		must(t, n.start())
 	}
 	run := n.job()
+	n.label("kubernetes.io/os", "linux") // as the kubelet does
 	n.label("beeline", "true")
 	if out, err := run(); err == nil || !strings.Contains(out, fmt.Sprintf("kubectl label node %s beeline-\n", n.host.Name)) {
 		t.Errorf("while the DaemonSet selects the node: %v: %s", err, out)
