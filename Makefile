@@ -118,7 +118,7 @@ NODES = labelled
 manifests: ## write build/beeline.yaml, and build/beeline-hoststack.yaml for the host stack in pods, for `kubectl apply -f`, and build/beeline-cleanup.yaml: IMAGE=REGISTRY/NAME:TAG API_SERVER=ADDRESS[:PORT] NODES=labelled|all
 	@mkdir -p build
 	@scripts/manifests '$(if $(filter-out file,$(origin IMAGE)),$(IMAGE))' '$(API_SERVER)' '$(NODES)' >build/beeline.yaml.tmp
-	@scripts/manifests --cleanup '$(IMAGE)' >build/beeline-cleanup.yaml.tmp
+	@scripts/manifests --cleanup '$(IMAGE)' '$(API_SERVER)' >build/beeline-cleanup.yaml.tmp
 	@scripts/manifests --hoststack '$(IMAGE)' >build/beeline-hoststack.yaml.tmp
 	@mv build/beeline.yaml.tmp build/beeline.yaml
 	@mv build/beeline-hoststack.yaml.tmp build/beeline-hoststack.yaml

@@ -47,8 +47,9 @@ type Config struct {
 	// IgnoreAnnotations disables the beeline.io/... annotations of Services, EndpointSlices and Pods.
 	IgnoreAnnotations bool
 	AuditInterval     time.Duration
-	// HealthzAddress and MetricsAddress are those of the HTTP endpoints, IP:PORT; empty for none.
+	// HealthzAddress, ProbeAddress and MetricsAddress are those of the HTTP endpoints, IP:PORT; empty for none.
 	HealthzAddress string
+	ProbeAddress   string
 	MetricsAddress string
 	// SelfProbe enables the self-probe.
 	SelfProbe bool
@@ -108,6 +109,7 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 	fs.BoolVar(&c.Service.RefuseForeignExternalIPs, "refuse-foreign-external-ips", false, "ignore external IPs for pods and the node, and for all clients if one is an address of a Node or of the API server; otherwise anyone who may create a Service can intercept traffic to any address")
 	fs.BoolVar(&c.Service.RefuseOutsideClusterIP, "refuse-outside-cluster-ips", false, "reject clients outside the cluster at ClusterIPs; otherwise clients with a route to this node reach them, as with kube-proxy")
 	fs.StringVar(&c.HealthzAddress, "healthz-bind-address", DefaultHealthzAddress, "IP:PORT at which /healthz and /livez are served; \"\" for none")
+	fs.StringVar(&c.ProbeAddress, "probe-bind-address", "", "IP:PORT at which /healthz and /livez are served, too, for probes of the kubelet: where kube-proxy runs, it answers at the port of --healthz-bind-address; \"\" for none")
 	fs.BoolVar(&c.SelfProbe, "self-probe", false, "connect once a second to a Service of the agent itself, through the tables and the socket hooks; /healthz answers 503 while that fails. Off by default: the agent has to run below --cgroup-root, and its connections count in \"beeline status\"")
 	fs.StringVar(&c.MetricsAddress, "metrics-bind-address", DefaultMetricsAddress, "IP:PORT at which /metrics, /statusz, /flagz, /configz and /proxyMode are served; \"\" for none")
 	fs.BoolVar(&c.Profiling, "profiling", false, "serve profiles of the agent at /debug/pprof of --metrics-bind-address, and set the log level at /debug/flags/v; anyone who reaches that address can use them")
@@ -152,7 +154,7 @@ func (c *Config) Complete(fs *pflag.FlagSet) error {
 	case !slices.Contains([]string{"text", "json"}, c.LogFormat):
 		return fmt.Errorf("--log-format %q: text or json", c.LogFormat)
 	}
-	if err := errors.Join(checkAddress("healthz-bind-address", c.HealthzAddress), checkAddress("metrics-bind-address", c.MetricsAddress)); err != nil {
+	if err := errors.Join(checkAddress("healthz-bind-address", c.HealthzAddress), checkAddress("probe-bind-address", c.ProbeAddress), checkAddress("metrics-bind-address", c.MetricsAddress)); err != nil {
 		return err
 	}
 	if err := maglev.CheckSize(c.Service.TableSize); err != nil {

@@ -49,8 +49,9 @@ func openFiles() int {
 	return int(min(limit.Cur, math.MaxInt32))
 }
 
-// maxConnections returns how many connections each group of the agent's HTTP servers may have open. The three groups
-// (/healthz, /metrics, healthCheckNodePorts) and half of the open files for listeners leave enough for the datapath.
+// maxConnections returns how many connections each group of the agent's HTTP servers may have open. The four groups
+// (/healthz at two addresses, /metrics, healthCheckNodePorts) and half of the open files for listeners leave enough for
+// the datapath.
 func maxConnections() int { return min(max(openFiles()/16, 32), 1024) }
 
 // probeTasks returns the self-probe's task, if it is enabled.

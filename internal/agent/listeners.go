@@ -31,6 +31,7 @@ func (a *Agent) newListeners() (all listeners) {
 		}
 	}
 	add("health", a.config.HealthzAddress, a.metrics.Proxy.CountProbes(a.health.Handler()))
+	add("health for probes", a.config.ProbeAddress, a.health.Handler())
 	add("metrics", a.config.MetricsAddress, a.metricsHandler())
 	return all
 }

@@ -18,9 +18,9 @@ import (
 )
 
 // cleanupManifest is the object of build/beeline-cleanup.yaml, for a node as the documentation has it.
-func cleanupManifest(t *testing.T, image, node string) *unstructured.Unstructured {
+func cleanupManifest(t *testing.T, image, apiServer, node string) *unstructured.Unstructured {
 	t.Helper()
-	out, err := exec.Command(sources(t, "scripts/manifests"), "--cleanup", image).Output()
+	out, err := exec.Command(sources(t, "scripts/manifests"), "--cleanup", image, apiServer).Output()
 	must(t, err)
 	all := decode(t, bytes.ReplaceAll(out, []byte("node.invalid"), []byte(node)))
 	if len(all) != 1 {
@@ -46,7 +46,7 @@ func (n *labNode) label(key string, value any) {
 func (n *labNode) job() (run func() (output string, err error)) {
 	n.t.Helper()
 	created, err := n.server.resource(newObject("batch/v1", "Job", "")).
-		Create(n.t.Context(), cleanupManifest(n.t, testImage, n.host.Name), metav1.CreateOptions{FieldValidation: "Strict"})
+		Create(n.t.Context(), cleanupManifest(n.t, testImage, n.server.Address().String(), n.host.Name), metav1.CreateOptions{FieldValidation: "Strict"})
 	must(n.t, err)
 	var job batchv1.Job
 	text, err := created.MarshalJSON()

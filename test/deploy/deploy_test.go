@@ -103,8 +103,7 @@ func (n *labNode) serves(t *testing.T) {
 	}
 	c := n.pod.Containers[0]
 	for _, probe := range []*corev1.Probe{c.StartupProbe, c.LivenessProbe, c.ReadinessProbe} {
-		at := fmt.Sprintf("%s:%d", n.host.Addr4, probe.HTTPGet.Port.IntValue())
-		eventually(t, probe.HTTPGet.Path+" succeeds", func() error { return n.probe(at, probe.HTTPGet.Path) })
+		eventually(t, probe.HTTPGet.Path+" succeeds", func() error { return n.asKubelet(probe) })
 	}
 	out, err := n.runc("exec", n.id, "beeline", "status", "--output", "json")
 	must(t, err)

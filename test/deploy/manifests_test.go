@@ -217,7 +217,7 @@ func wantSame(t *testing.T, want, got []*unstructured.Unstructured) {
 
 // Arguments that would change the meaning of the manifests, or are missing, are refused.
 func TestManifestsNeedArguments(t *testing.T) {
-	for _, arguments := range [][]string{{}, {"image"}, {"", "192.0.2.1"}, {"image", ""}, {"im|age", "192.0.2.1"}, {"image", "192.0.2.1:x"}, {"image", "a\nb: c"}, {"image", "10.96.0.1"}, {"image", "10.96.0.1:443"}, {"image", "kubernetes.default.svc"}, {"image", "10.0.0.1:443"}, {"image", "192.0.2.1", "some"}, {"image", "192.0.2.1", "all", "x"}, {"--cleanup", ""}, {"--hoststack", ""}, {"--hoststack", "im|age"}, {"--hoststack", "image", "192.0.2.1"}} {
+	for _, arguments := range [][]string{{}, {"image"}, {"", "192.0.2.1"}, {"image", ""}, {"im|age", "192.0.2.1"}, {"image", "192.0.2.1:x"}, {"image", "a\nb: c"}, {"image", "10.96.0.1"}, {"image", "10.96.0.1:443"}, {"image", "kubernetes.default.svc"}, {"image", "10.0.0.1:443"}, {"image", "192.0.2.1", "some"}, {"image", "192.0.2.1", "all", "x"}, {"--cleanup", "image"}, {"--cleanup", "image", "10.96.0.1"}, {"--hoststack", ""}, {"--hoststack", "im|age"}, {"--hoststack", "image", "192.0.2.1"}} {
 		out, err := exec.Command(sources(t, "scripts/manifests"), arguments...).Output()
 		if exit := (*exec.ExitError)(nil); !errors.As(err, &exit) || exit.ExitCode() != 2 || len(out) > 0 {
 			t.Errorf("%q: %v, and %d bytes of output", arguments, err, len(out))

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 
+	corev1 "k8s.io/api/core/v1"
+
 	"beeline.io/beeline/internal/condition"
 	"beeline.io/beeline/internal/inspect"
 	"beeline.io/beeline/test/controlplane"
@@ -26,6 +28,7 @@ func (n *labNode) migrates(t *testing.T) {
 	must(t, n.agent.WaitFor("without its ports", func(s *inspect.Status) bool { return notServed(s) == 2 }))
 	n.wantAnswer("a1", clusterIP(30), "b1")
 	n.wantAnswer("client", n.nodePort(30), "b1")
+	n.answersItsProbes(t)
 
 	must(t, proxy.Stop())
 	program, err := controlplane.Program()
@@ -46,6 +49,26 @@ func (n *labNode) migrates(t *testing.T) {
 		t.Errorf("the status has %q", errs)
 	}
 	n.stop()
+}
+
+// answersItsProbes: the kubelet's probes succeed because of the agent, not of kube-proxy, which has port 10256. So an
+// update to a version that does not start stops.
+func (n *labNode) answersItsProbes(t *testing.T) {
+	if err := n.probe("127.0.0.1:10256", "/healthz"); err != nil {
+		t.Fatalf("kube-proxy does not answer at its port: %v", err)
+	}
+	c := n.pod.Containers[0]
+	probes := []*corev1.Probe{c.StartupProbe, c.LivenessProbe, c.ReadinessProbe}
+	for _, probe := range probes {
+		eventually(t, probe.HTTPGet.Path+" succeeds", func() error { return n.asKubelet(probe) })
+	}
+	n.stop()
+	for _, probe := range probes {
+		if err := n.asKubelet(probe); err == nil {
+			t.Errorf("without an agent, the probe of %s succeeds beside kube-proxy", probe.HTTPGet.Path)
+		}
+	}
+	must(t, n.start())
 }
 
 // notServed is the number of ports that another program has.

@@ -3,6 +3,7 @@
 package deploy
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -133,7 +134,13 @@ func (n *labNode) wantNoPins() {
 	}
 }
 
-// probe does what the kubelet does for a probe: it asks the node's address.
+// asKubelet asks as a probe of the DaemonSet does: its host, or the node's address.
+func (n *labNode) asKubelet(probe *corev1.Probe) error {
+	get := probe.HTTPGet
+	return n.probe(fmt.Sprintf("%s:%d", cmp.Or(get.Host, n.host.Addr4.String()), get.Port.IntValue()), get.Path)
+}
+
+// probe asks on the node, and returns an error for an answer other than 200.
 func (n *labNode) probe(at, path string) error {
 	ctx, cancel := context.WithTimeout(n.t.Context(), 5*time.Second)
 	defer cancel()

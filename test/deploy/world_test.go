@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -75,10 +76,15 @@ func (n *labNode) configure() {
 	n.t.Helper()
 	config, err := n.image.ConfigFile()
 	must(n.t, err)
-	apiServer := find[corev1.ConfigMap](n.t, n.server.manifests, "ConfigMap", "beeline-api-server")
 	env := map[string]string{"NODE_NAME": n.host.Name}
-	for name, value := range apiServer.Data {
-		env[name] = value
+	if c := &n.pod.Containers[0]; len(c.EnvFrom) > 0 {
+		maps.Copy(env, find[corev1.ConfigMap](n.t, n.server.manifests, "ConfigMap", "beeline-api-server").Data)
+	} else {
+		for _, e := range c.Env {
+			if e.ValueFrom == nil {
+				env[e.Name] = e.Value
+			}
+		}
 	}
 	account := filepath.Join(n.bundle, "account")
 	n.write(filepath.Join(n.bundle, "config", "beeline.yaml"), n.settings)
