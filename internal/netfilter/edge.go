@@ -34,9 +34,8 @@ type Ports struct{ First, Last uint16 }
 // backends on other nodes; at forward and postrouting, for packets to these backends; and at egress of netdev, for
 // these and for replies, which the kernel skips for what a program at tc ingress redirects, and which XDP never meets.
 // Packets to backends have been translated by kube-proxy when they meet these rules (ct status dnat). Rules that
-// translate sources do not count, nor those of kube-proxy, those of iptables-legacy in table nat, and those of CNI plugins
-// that publish HostPorts. The caller
-// is in the network namespace of NewEdgeWatcher.
+// translate sources do not count, nor those of kube-proxy, those of iptables-legacy in table nat, and those of CNI
+// plugins that publish HostPorts. The caller is in the network namespace of NewEdgeWatcher.
 func (w *Watcher) FindForEdge(s EdgeSubject) (found []Finding, err error) {
 	err = w.finder.retry(func() error {
 		if err := w.read(); err != nil {

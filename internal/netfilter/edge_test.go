@@ -87,8 +87,8 @@ func TestRulesForTheEdge(t *testing.T) {
 	}
 }
 
-// Rules of iptables-legacy and the same in iptables-nft count where they concern the edge's packets; not rules that only
-// accept, mark or translate, and none of kube-proxy.
+// Rules of iptables-legacy and the same in iptables-nft count where they concern the edge's packets; not rules that
+// only accept, mark or translate, and none of kube-proxy.
 func TestIPTablesForTheEdge(t *testing.T) {
 	subject := EdgeSubject{
 		Devices: []Device{{Index: 101, Name: "eth0"}}, Served: []netip.Addr{netip.MustParseAddr("192.0.2.1")}, Backends: []netip.Addr{netip.MustParseAddr("10.10.2.2")},

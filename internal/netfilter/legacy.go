@@ -13,8 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Rules of iptables-legacy are read only for the edge (legacy_rules.go), which packets pass without them. Otherwise, that
-// a chain has one, or a policy other than ACCEPT, is a filter. The kernel says so by getsockopt
+// Rules of iptables-legacy are read only for the edge (legacy_rules.go), which packets pass without them. Otherwise,
+// that a chain has one, or a policy other than ACCEPT, is a filter. The kernel says so by getsockopt
 // (linux/netfilter_ipv4/ip_tables.h, linux/netfilter_ipv6/ip6_tables.h). Chains of users are reached only by rules of
 // the chains at hooks, so alone they do not count: the kubelet has such (KUBE-KUBELET-CANARY).
 
