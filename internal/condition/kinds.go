@@ -127,9 +127,9 @@ var (
 		"The last endpoint of a Service that takes new connections is gone, and clients are refused. This is an Event of the Service, and never in `beeline status`: a Service without endpoints is as its objects ask.",
 		"see why its pods are not ready")
 	ServiceRefuses = register("ServiceRefuses", Warning,
-		"In the last minute, all that clients outside sent to a port of a Service was refused (TCP reset, or port unreachable), and nothing was served: the Service has no endpoint that is ready, or none that its traffic policy allows. The condition ends with the refusals, a minute after the last. "+
+		"In the last minute, all that clients outside sent to a port of a Service was refused (TCP reset, or port unreachable) or dropped, and nothing was served: the Service has no endpoint that is ready, or, with traffic policy Local, none on this node. Load balancers and routers must send such a Service only to nodes whose healthCheckNodePort answers 200. The condition ends a minute after the last such packet. "+
 			"Refused connections of this node's own programs are not counted by Service: `connect` tells the program (docs/operate/debug.md#calls-of-sockets).",
-		"`beeline service show NAME` lists the endpoints: make one ready, or remove the Service, or stop who asks for it")
+		"`beeline service show NAME` lists the endpoints: make one ready, or remove the Service, or stop who sends to this node")
 	HealthCheckUnlikely = register("HealthCheckUnlikely", Warning,
 		"A port that is usually served with TLS (443, or named https) is checked by http, or one without it (80, http) by https. Its backends fail such a check, or it says nothing of them.",
 		"set the annotation beeline.io/health-check-port to the port that the check is for, or beeline.io/health-check to tcp, or make two Services")

@@ -213,6 +213,7 @@ var mishaps = []mishap{
 func (w *world) keepNetwork() (restore func()) {
 	w.t.Helper()
 	var again strings.Builder
+	var defaults strings.Builder // their gateways have routes of their own
 	for _, family := range []string{"-4", "-6"} {
 		for _, line := range strings.Split(w.output("node-a", "ip", family, "-o", "addr", "show", "dev", "eth0", "scope", "global"), "\n") {
 			if f := strings.Fields(line); len(f) > 3 {
@@ -221,11 +222,15 @@ func (w *world) keepNetwork() (restore func()) {
 		}
 		for _, line := range strings.Split(w.output("node-a", "ip", family, "route", "show", "table", "main"), "\n") {
 			if line = strings.ReplaceAll(line, "pref medium", ""); line != "" && !strings.Contains(line, "proto kernel") {
-				fmt.Fprintf(&again, "ip %s route replace %s\n", family, line)
+				to := &again
+				if strings.HasPrefix(line, "default") {
+					to = &defaults
+				}
+				fmt.Fprintf(to, "ip %s route replace %s\n", family, line)
 			}
 		}
 	}
-	return func() { w.t.Helper(); w.runOn("node-a", "sh", "-ec", again.String()) }
+	return func() { w.t.Helper(); w.runOn("node-a", "sh", "-ec", again.String()+defaults.String()) }
 }
 
 // begin has the mishap happen.
@@ -268,7 +273,7 @@ type way struct {
 func (w *world) ways() (all []way) {
 	for family := range 2 {
 		for _, network := range []string{"tcp", "udp"} {
-			for _, kind := range kinds {
+			for _, kind := range []string{"NodePort", "ExternalIP", "LoadBalancer"} {
 				all = append(all, way{"client", network, w.address(kind, 1, family)})
 			}
 			all = append(all, way{"a1", network, w.address("ClusterIP", 1, family)})

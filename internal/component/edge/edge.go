@@ -118,6 +118,7 @@ func (r *running) apply(change component.Change) {
 		r.edge.SetServed(r.served.addresses())
 	}
 	r.edge.DSRChanged(goesByDSR(change.Delta))
+	r.traffic.change(change.Delta)
 }
 
 func (r *running) start() {

@@ -17,7 +17,11 @@ import (
 const refusalsShown = time.Minute
 
 // refusals are what clients outside were refused and given in the last minute.
-type refusals struct{ passes []refusalPass }
+type refusals struct {
+	passes []refusalPass
+	// local are the ports that drop what clients outside send to some address: policy Local, and no endpoint here.
+	local map[service.Ref]map[service.Port]bool
+}
 
 // refusalPass is what one GC pass has found, by port.
 type refusalPass struct {
@@ -25,7 +29,7 @@ type refusalPass struct {
 	ports map[service.Port]portUse
 }
 
-type portUse struct{ refused, served uint64 } // packets
+type portUse struct{ refused, dropped, served uint64 } // packets
 
 // note adds a pass. Ports that no Service has any more are forgotten.
 func (r *refusals) note(at time.Time, ports map[service.Port]portUse, exists func(service.Port) bool) {
@@ -42,7 +46,29 @@ func (r *refusals) note(at time.Time, ports map[service.Port]portUse, exists fun
 
 // useOf is what counters say that a port has done.
 func useOf(c datapath.ServiceCounters) portUse {
-	return portUse{refused: c.Refused, served: c.Flows + c.SentPackets + c.ReceivedPackets}
+	return portUse{refused: c.Refused, dropped: c.Dropped, served: c.Flows + c.SentPackets + c.ReceivedPackets}
+}
+
+// change notes which ports drop packets.
+func (r *refusals) change(d service.Delta) {
+	for ref, plan := range d.Plans {
+		delete(r.local, ref)
+		if plan == nil {
+			continue
+		}
+		ports := map[service.Port]bool{}
+		for _, f := range plan.Frontends {
+			if f.Decisions[service.FromOutside].Verdict == service.Drop {
+				ports[f.Port] = true
+			}
+		}
+		if len(ports) > 0 {
+			if r.local == nil {
+				r.local = map[service.Ref]map[service.Port]bool{}
+			}
+			r.local[ref] = ports
+		}
+	}
 }
 
 // conditions names the Services with a port that has refused all of its packets.
@@ -51,18 +77,30 @@ func (r *refusals) conditions() (all condition.List) {
 	for _, p := range r.passes {
 		for port, use := range p.ports {
 			sum := sums[port]
-			sums[port] = portUse{sum.refused + use.refused, sum.served + use.served}
+			sums[port] = portUse{sum.refused + use.refused, sum.dropped + use.dropped, sum.served + use.served}
 		}
 	}
-	byOwner := map[service.Ref][]string{}
+	refused, dropped := map[service.Ref][]string{}, map[service.Ref][]string{}
 	for port, use := range sums {
-		if use.refused > 0 && use.served == 0 {
-			byOwner[port.Owner] = append(byOwner[port.Owner], fmt.Sprintf("%d packets to port %s", use.refused, strings.TrimPrefix(port.Name+"/"+port.Protocol.String(), "/")))
+		if use.served > 0 {
+			continue
+		}
+		text := func(packets uint64) string {
+			return fmt.Sprintf("%d packets to port %s", packets, strings.TrimPrefix(port.Name+"/"+port.Protocol.String(), "/"))
+		}
+		if use.refused > 0 {
+			refused[port.Owner] = append(refused[port.Owner], text(use.refused))
+		} else if use.dropped > 0 && r.local[port.Owner][port] {
+			dropped[port.Owner] = append(dropped[port.Owner], text(use.dropped))
 		}
 	}
-	for owner, ports := range byOwner {
+	for owner, ports := range refused {
 		slices.Sort(ports)
 		all = append(all, condition.ServiceRefuses.New("all that clients outside sent in the last minute was refused: %s", strings.Join(ports, ", ")).At(owner.String()))
+	}
+	for owner, ports := range dropped {
+		slices.Sort(ports)
+		all = append(all, condition.ServiceRefuses.New("all that clients outside sent in the last minute was dropped, because its traffic policy is Local and this node has no endpoint: %s", strings.Join(ports, ", ")).At(owner.String()))
 	}
 	return all
 }

@@ -54,6 +54,13 @@ type backendRef struct {
 	backend netip.AddrPort
 }
 
+// change notes which ports drop packets of clients.
+func (t *traffic) change(d service.Delta) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.refusals.change(d)
+}
+
 // Begin reads the counters of flows that are gone. Flows that this pass deletes are seen by Entry before.
 func (t *traffic) Begin() {
 	t.sums, t.err = t.counters()
