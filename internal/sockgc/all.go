@@ -20,8 +20,8 @@ import (
 // without an error. unseen says whose sockets it could not see; empty: it has seen all.
 //
 // Errors: os.ErrNotExist if no socket storage is pinned there.
-func EndAll(bpffs string) (ended int, unseen string, err error) {
-	method, finder, _, err := choose(Auto, datapath.HaveSockDestroy(), func(end bool) (finder, error) {
+func EndAll(bpffs string, by Method) (ended int, unseen string, err error) {
+	method, finder, _, err := choose(by, datapath.HaveSockDestroy(), func(end bool) (finder, error) {
 		s, err := datapath.OpenServiceSockets(bpffs, end)
 		if err != nil {
 			return nil, err

@@ -200,7 +200,7 @@ func (b *beside) flows(each int) (all []*besideFlows) {
 	return all
 }
 
-// use asks by every second group of flows, and opens new ones in all groups, until stop. A handshake that is half open
+// use asks by the groups of flows and opens new ones in them, in turn, until stop. A handshake that is half open
 // when programs are attached may cost a retransmission.
 func (b *beside) use(all []*besideFlows) (stop func()) {
 	ended := make(chan struct{})
@@ -213,7 +213,7 @@ func (b *beside) use(all []*besideFlows) (stop func()) {
 			default:
 			}
 			f := all[n%len(all)]
-			if n%2 == 0 {
+			if (n+n/len(all))%2 == 0 {
 				if lost, err := f.ask(20 * time.Second); lost > 0 {
 					b.t.Errorf("%s: %d of %d flows are lost while the agent starts: %v", f.what, lost, len(f.conns), err)
 				}

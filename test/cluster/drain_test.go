@@ -3,9 +3,11 @@
 package cluster
 
 import (
+	"bytes"
 	"fmt"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -31,6 +33,18 @@ func TestDrain(t *testing.T) {
 		t.Errorf("while the agent runs, cleanup prints %q", out)
 	}
 	must(t, agent.Stop())
+	b.interruptsDrain(agent)
+	must(t, agent.Start())
+	b.atMark(t, agent)
+	must(t, ours[0].open(within(t, patience), b.Cluster, 1)) // a second one, which an agent serves again
+	for _, f := range ours {
+		if lost, err := f.ask(10 * time.Second); lost > 0 {
+			t.Errorf("%s: lost by a drain that was interrupted: %v", f.what, err)
+		}
+	}
+	ours[0].conns[1].Close()
+	ours[0].conns = ours[0].conns[:1]
+	must(t, agent.Stop())
 	type result struct {
 		out string
 		err error
@@ -40,13 +54,7 @@ func TestDrain(t *testing.T) {
 		out, err := agent.CLI("cleanup", "--drain="+limit.String())
 		ended <- result{out, err}
 	}()
-	eventually(t, "no Service is in the tables", func() error {
-		out, err := agent.CLI("service", "list", "--pins")
-		if err == nil && strings.Contains(out, besideServices[0].name) {
-			err = fmt.Errorf("beeline service list prints:\n%s", out)
-		}
-		return err
-	})
+	b.awaitWithdrawn(agent)
 	theirs := b.flows(1)
 	for _, f := range ours {
 		if lost, err := f.ask(10 * time.Second); lost > 0 {
@@ -65,5 +73,31 @@ func TestDrain(t *testing.T) {
 		if lost, err := f.ask(10 * time.Second); lost > 0 {
 			t.Errorf("%s: opened in the drain, lost by the cleanup: %v", f.what, err)
 		}
+	}
+}
+
+// awaitWithdrawn waits until no Service is in the tables.
+func (b *beside) awaitWithdrawn(agent *node.Agent) {
+	b.t.Helper()
+	eventually(b.t, "no Service is in the tables", func() error {
+		out, err := agent.CLI("service", "list", "--pins")
+		if err == nil && strings.Contains(out, besideServices[0].name) {
+			err = fmt.Errorf("beeline service list prints:\n%s", out)
+		}
+		return err
+	})
+}
+
+// interruptsDrain starts a drain, and interrupts it: nothing is detached.
+func (b *beside) interruptsDrain(agent *node.Agent) {
+	b.t.Helper()
+	cmd := agent.Host.Command(b.t.Context(), beeline, "cleanup", "--drain=10m", "--pins", agent.BPFFS(), "--agent-socket", agent.Socket())
+	var out bytes.Buffer
+	cmd.Stderr = &out
+	must(b.t, cmd.Start())
+	b.awaitWithdrawn(agent)
+	must(b.t, cmd.Process.Signal(syscall.SIGTERM))
+	if err := cmd.Wait(); err == nil || !strings.Contains(out.String(), "nothing is detached") {
+		b.t.Errorf("an interrupted drain ends with %v: %s", err, &out)
 	}
 }

@@ -45,6 +45,28 @@ func needs(t *testing.T, method sockgc.Method) {
 // askers are the hosts with sockets: two pods and the node itself.
 const askers = "a1 a3 node-a"
 
+// What cleanup does before it removes the tables: by each method, all UDP sockets that are connected by a Service end,
+// and others stay.
+func TestUDPSocketsOfServicesEndAtOnce(t *testing.T) {
+	withEachMethod(t, func(t *testing.T, w *world) {
+		w.start()
+		w.apply("dns", objects(w.udp("dns", 1, "a2 b1"))...)
+		var byService, direct []*connectedSocket
+		for _, f := range families {
+			for _, host := range w.hosts(askers) {
+				byService = append(byService, w.connectUDP(t, f, host, f.clusterIP(1)))
+				direct = append(direct, w.connectUDP(t, f, host, f.pod(w.Host("b1"))))
+			}
+		}
+		ended, _, err := sockgc.EndAll(w.agent().BPFFS(), w.sockets().Method)
+		if err != nil || ended != len(byService) {
+			t.Errorf("%d sockets were ended (%v), want %d", ended, err, len(byService))
+		}
+		wantAllEnded(byService)
+		wantUntouched(direct)
+	})
+}
+
 // R29, K7: when a backend is removed, every connected UDP socket with it ends at once, in pods and on the node.
 // Sockets of other backends, and those connected to the same pod by its own address, are not affected.
 func TestUDPSocketEndsWithItsBackend(t *testing.T) {

@@ -46,7 +46,7 @@ func New() *component.Component {
 // endServiceSockets ends the UDP sockets that the detached hooks have connected to backends.
 func endServiceSockets(bpffs string) (note string, err error) {
 	const remedy = "some may stay connected to backends that go: restart programs that send to Services by connected UDP sockets"
-	ended, unseen, err := sockgc.EndAll(bpffs)
+	ended, unseen, err := sockgc.EndAll(bpffs, sockgc.Auto)
 	if errors.Is(err, os.ErrNotExist) { // no agent has run
 		return "", nil
 	}
