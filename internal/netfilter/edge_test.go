@@ -110,6 +110,8 @@ func TestIPTablesForTheEdge(t *testing.T) {
 		{"inverted", "*raw\n-A PREROUTING ! -s 203.0.113.0/24 -d 192.0.2.1 -p tcp -m tcp --dport 80 -j DROP\nCOMMIT\n*filter\n-A FORWARD ! -d 10.10.0.0/16 -j DROP\nCOMMIT\n*mangle\n-A FORWARD ! -i lo -p tcp -j DROP\nCOMMIT\n", []string{"raw", "mangle"}, []string{"raw", "mangle"}},
 		{"accepted before", "*filter\n:FORWARD DROP [0:0]\n:pods - [0:0]\n-A FORWARD -j pods\n-A FORWARD -d 10.10.0.0/16 -j ACCEPT\n-A pods -s 10.10.0.0/16 -j RETURN\n-A pods -m conntrack --ctstate DNAT -j ACCEPT\nCOMMIT\n", nil, nil},
 		{"policy after a goto", "*filter\n:FORWARD DROP [0:0]\n:pods - [0:0]\n-A FORWARD -g pods\n-A FORWARD -d 10.10.0.0/16 -j ACCEPT\n-A pods -s 10.10.0.0/16 -j RETURN\n-A pods -m conntrack --ctstate DNAT -j ACCEPT\nCOMMIT\n", []string{"filter"}, []string{"filter"}},
+		{"accepted as translated", "*filter\n:FORWARD DROP [0:0]\n-A FORWARD -m conntrack --ctstate RELATED,ESTABLISHED,DNAT -j ACCEPT\nCOMMIT\n", nil, nil},
+		{"an inverted source of which the rest is accepted", "*raw\n-A PREROUTING -s 0.0.0.0/1 -j ACCEPT\n-A PREROUTING ! -s 128.0.0.0/1 -j DROP\nCOMMIT\n", nil, nil},
 		{"returns", "*filter\n:pods - [0:0]\n-A FORWARD -j pods\n-A FORWARD -j DROP\n-A pods -d 10.10.3.0/24 -j ACCEPT\n-A pods -j RETURN\n-A pods -j ACCEPT\nCOMMIT\n", []string{"filter"}, []string{"filter"}},
 		{"Docker", dockerRules, []string{"filter"}, []string{"filter"}},
 		{"Docker beside flannel", strings.ReplaceAll(dockerRules, ":FORWARD DROP", ":FLANNEL-FWD - [0:0]\n:FORWARD DROP") +

@@ -261,16 +261,13 @@ func (v value) testDevice(r ranges) test {
 }
 
 // testReversePath: packets of pods on the shortcut arrive by the device that leads to their source, and so do those of
-// clients of the edge. Of others that is not known.
+// clients of the edge. Of flow offload that is not known.
 func (v value) testReversePath(r ranges) test {
 	if missing := r.has(make([]byte, nameSize)); !missing || v.mask != nil || v.xor != nil || len(r) != 1 {
 		return uncertain
 	}
 	return func(w *walk, c *class) (yes, no *class) {
-		switch {
-		case w.edge:
-			return nil, c
-		case w.offload:
+		if w.offload {
 			return c, c
 		}
 		y := *c
