@@ -320,7 +320,7 @@ var (
 		"Programs could not be detached from a device that is no longer served.",
 		"see the reason in the message; the agent retries").ofNode()
 	ForwardingOff = register("ForwardingOff", Error,
-		"The kernel does not forward packets of one address family. Clients outside the cluster reach no backend except the node itself.",
+		"The kernel does not forward packets of one address family. Clients outside the cluster reach no backend except the node itself. A node that is itself a backend of Services with DSR, and has none of their pods, needs no forwarding for them: there it is a condition only once a client's packet was dropped for that, for ten minutes.",
 		"set the sysctl that the message names, or start the agent with --set-sysctls")
 	SysctlNotSet = register("SysctlNotSet", Error,
 		"--set-sysctls is given, but the kernel rejects a setting.",

@@ -117,13 +117,16 @@ type Edge struct {
 	tables         map[uint32]datapath.EdgeDevice
 	nextHops       map[datapath.NextHopKey]uint32
 	dsr            []DSRStatus
-	// forwards are the families whose packets the kernel must forward, and forwarding are the
-	// conditions that were logged of sysctls that prevent it, last for the families notForwarded.
-	// sysctls is the directory of these.
+	// forwards are the families whose packets the kernel must forward, decapsulates those of which it must if
+	// packets were dropped for that. forwarding are the conditions that were logged of sysctls that prevent it,
+	// last for the families notForwarded. sysctls is the directory of these.
 	forwards     []service.Family
+	decapsulates []service.Family
 	forwarding   condition.List
 	notForwarded []service.Family
 	sysctls      string
+	// forwardingDrops are the packets that were dropped for them.
+	forwardingDrops condition.Growth
 }
 
 // attached is a device and how the edge is attached to it.

@@ -173,7 +173,7 @@ func TestNoDeviceWithClients(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			w := newWorld(t, c.config, c.devices...)
 			w.sysctls = netdevtest.Sysctls(t, "ipv4/ip_forward=1", "ipv4/conf/eth0/forwarding=1", "ipv4/conf/eth1/forwarding=1")
-			w.Forward(c.families)
+			w.Forward(c.families, nil)
 			w.Start()
 			w.want(c.want...)
 		})

@@ -6,21 +6,45 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"beeline.io/beeline/internal/condition"
 	"beeline.io/beeline/internal/netdev"
 	"beeline.io/beeline/internal/service"
 )
 
-// Forward sets the families of which packets must be forwarded now, to backends other than the node itself;
-// sorted.
-func (e *Edge) Forward(families []service.Family) {
+// Forward sets the families of which packets must be forwarded now, to backends other than the node itself; sorted.
+// Of those in decapsulates that is so only if clients' packets arrive here: all such backends are other machines' of
+// Services of which this node itself decapsulates what balancers send.
+func (e *Edge) Forward(families, decapsulates []service.Family) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if !slices.Equal(e.forwards, families) {
-		e.forwards = slices.Clone(families)
+	if !slices.Equal(e.forwards, families) || !slices.Equal(e.decapsulates, decapsulates) {
+		e.forwards, e.decapsulates = slices.Clone(families), slices.Clone(decapsulates)
 		e.changed.Send()
 	}
+}
+
+// droppedForForwarding is the counter of packets that the kernel does not forward (enum edge_reason).
+const droppedForForwarding = "drop_forwarding"
+
+// noteForwardingDrops handles a reading of that counter.
+func (e *Edge) noteForwardingDrops(count uint64, now time.Time) {
+	before := e.forwardingDrops.Recent(now)
+	e.forwardingDrops.Note(count, now)
+	if len(e.decapsulates) > 0 && e.forwardingDrops.Recent(now) != before {
+		e.changed.Send()
+	}
+}
+
+// forwardsNow returns the families of which packets must be forwarded.
+func (e *Edge) forwardsNow(now time.Time) []service.Family {
+	if !e.forwardingDrops.Recent(now) {
+		return e.forwards
+	}
+	all := slices.Concat(e.forwards, e.decapsulates)
+	slices.Sort(all)
+	return slices.Compact(all)
 }
 
 // forwardingDevices returns the names of the devices that clients and backends are behind, sorted.
@@ -36,7 +60,8 @@ func (e *Edge) forwardingDevices() (names []string) {
 
 // noteForwarding sets the sysctls that are off, if it may, and logs the others once.
 func (e *Edge) noteForwarding() {
-	for _, family := range e.forwards {
+	families := e.forwardsNow(time.Now())
+	for _, family := range families {
 		off := netdev.ForwardingOff(e.sysctls, family == service.IPv6, e.forwardingDevices())
 		if len(off) == 0 || !e.config.SetSysctls {
 			continue
@@ -47,7 +72,7 @@ func (e *Edge) noteForwarding() {
 		}
 		e.config.Log.Warn("set sysctls, so that the kernel forwards packets", "set", fmt.Sprint(off))
 	}
-	problems := e.forwardingProblems(e.forwards)
+	problems := e.forwardingProblems(families)
 	for _, p := range problems {
 		if !slices.Contains(e.forwarding, p) {
 			e.config.Log.Error("the edge: " + p.Text())
@@ -57,7 +82,7 @@ func (e *Edge) noteForwarding() {
 		e.config.Log.Info("the edge: " + e.whyForwardingEnded())
 	}
 	if len(problems) > 0 {
-		e.notForwarded = e.forwards
+		e.notForwarded = families
 	}
 	e.forwarding = problems
 }

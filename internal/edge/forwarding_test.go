@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"strings"
 	"testing"
+	"time"
 
 	"beeline.io/beeline/internal/netdev"
 	"beeline.io/beeline/internal/netdev/netdevtest"
@@ -22,12 +23,12 @@ func TestForwardingIsReportedOrSet(t *testing.T) {
 		w.sysctls = netdevtest.Sysctls(t, off...)
 		w.Start()
 		w.want("eth0 tc")
-		w.Forward([]service.Family{service.IPv4})
+		w.Forward([]service.Family{service.IPv4}, nil)
 		w.rescan()
 		if set {
 			w.want("eth0 tc")
 			netdevtest.WantSysctls(t, w.sysctls, "ipv4/ip_forward=1", "ipv6/conf/all/forwarding=0", "ipv6/conf/eth0/accept_ra=1")
-			w.Forward([]service.Family{service.IPv6})
+			w.Forward([]service.Family{service.IPv6}, nil)
 			w.rescan()
 			netdevtest.WantSysctls(t, w.sysctls, "ipv6/conf/all/forwarding=1", "ipv6/conf/eth0/accept_ra=2", "ipv6/conf/eth1/accept_ra=0")
 			continue
@@ -50,7 +51,7 @@ func TestForwardingIsReadAgain(t *testing.T) {
 	w.config.Log = slog.New(slog.NewTextHandler(&log, nil))
 	w.sysctls = netdevtest.Sysctls(t, "ipv4/ip_forward=0", "ipv4/conf/eth0/forwarding=ipv4/ip_forward")
 	w.Start()
-	w.Forward([]service.Family{service.IPv4})
+	w.Forward([]service.Family{service.IPv4}, nil)
 	step := func(what string, complains bool) {
 		t.Helper()
 		if w.failing() { // as followDevices asks each retryInterval
@@ -76,11 +77,29 @@ func TestForwardingIsReadAgain(t *testing.T) {
 	set("0")
 	w.rescan() // a device has changed
 	step("off again", true)
-	w.Forward(nil)
+	w.Forward(nil, nil)
 	w.want("eth0 tc")
 	w.rescan() // Forward asks for it
 	step("not needed", false)
 	if still := "forwarding is still off in the kernel"; strings.Count(log.String(), still) != 1 || strings.Count(log.String(), "again") != 1 {
 		t.Errorf("it has not logged %q:\n%s", still, &log)
 	}
+}
+
+// Forwarding that is off concerns a DSR backend's machine only once it drops a client's packet for that: then it is a
+// balancer as well.
+func TestForwardingOfDSRBackend(t *testing.T) {
+	w := newWorld(t, Config{Mode: TC}, veth)
+	w.sysctls = netdevtest.Sysctls(t, "ipv4/ip_forward=0", "ipv4/conf/eth0/forwarding=ipv4/ip_forward")
+	w.Start()
+	w.Forward(nil, []service.Family{service.IPv4})
+	w.rescan()
+	w.noteForwardingDrops(7, time.Now()) // of before this agent
+	w.want("eth0 tc")
+	w.noteForwardingDrops(8, time.Now())
+	w.want("eth0 tc", "! ForwardingOff: IPv4 is not forwarded")
+	w.Forward([]service.Family{service.IPv4}, []service.Family{service.IPv4}) // another Service, once
+	w.want("eth0 tc", "! ForwardingOff: IPv4 is not forwarded")
+	w.Forward(nil, nil)
+	w.want("eth0 tc")
 }

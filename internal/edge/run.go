@@ -85,6 +85,7 @@ func (e *Edge) countAll(now time.Time) {
 	e.countLosses(now)
 	if err == nil {
 		e.withheldDrops.Note(counters[droppedForXFRM], now)
+		e.noteForwardingDrops(counters[droppedForForwarding], now)
 	}
 }
 

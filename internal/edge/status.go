@@ -60,7 +60,6 @@ func (e *Edge) CompleteStatus(s *Status) *Status {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	s.Mode, s.Devices, s.Problems = e.config.Mode, []DeviceStatus{}, slices.Clone(e.problems)
-	s.Problems = append(s.Problems, e.forwardingProblems(e.forwards)...)
 	s.Problems = append(s.Problems, e.bypassed...)
 	s.Problems = append(s.Problems, e.routed...)
 	s.Problems = append(s.Problems, e.drops.conditions...)
@@ -69,7 +68,9 @@ func (e *Edge) CompleteStatus(s *Status) *Status {
 	e.countLosses(now)
 	if s.Counters != nil {
 		e.withheldDrops.Note(s.Counters[droppedForXFRM], now)
+		e.noteForwardingDrops(s.Counters[droppedForForwarding], now)
 	}
+	s.Problems = append(s.Problems, e.forwardingProblems(e.forwardsNow(now))...)
 	s.Problems = append(s.Problems, e.withheldNow(now)...)
 	for _, a := range e.devices {
 		device := a.status()

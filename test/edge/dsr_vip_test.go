@@ -3,6 +3,7 @@
 package edge
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"os"
@@ -44,7 +45,8 @@ endpoints:
 `, family, kind, lab.PortTCP, lab.PortUDP)
 		for _, pod := range pods {
 			host := w.Host(pod)
-			fmt.Fprintf(&text, "- {addresses: [\"%s\"], nodeName: %s}\n", addresses(host, 0)[family].Addr(), host.Node.Name)
+			machine := cmp.Or(host.Node, host)
+			fmt.Fprintf(&text, "- {addresses: [\"%s\"], nodeName: %s}\n", addresses(host, 0)[family].Addr(), machine.Name)
 		}
 	}
 	file := filepath.Join(w.t.TempDir(), "vips.yaml")
@@ -112,4 +114,32 @@ func standAloneDSR(t *testing.T, kind, mode string) {
 		w.datagram(netip.AddrPortFrom(vips[0], 80))
 	}
 	w.eventually("node-b drops packets of strangers", func() bool { return w.countAt(b, "drop_spoofed") > before })
+}
+
+// A backend's machine that decapsulates for a program of its own forwards nothing, and its status asks for no
+// forwarding.
+func TestBackendMachineForwardsNothing(t *testing.T) {
+	w := newWorldOf(t, threeNodes, "--edge-mode=tc", "--dsr=ipip")
+	vips := []netip.Addr{netip.MustParseAddr("203.0.113.10"), netip.MustParseAddr("2001:db8:f::10")}
+	own, file := addresses(w.agent.Host, 0), w.standAlone(vips, "node-b", "c1")
+	for _, node := range []string{"node-b", "node-c"} {
+		w.agentOn(node, "--edge-mode=tc", "--dsr=ipip", fmt.Sprintf("--dsr-balancers=%s/32,%s/128", own[0].Addr(), own[1].Addr()))
+	}
+	for _, a := range w.agents {
+		a.Manifests = file
+	}
+	b := w.agents["node-b"]
+	w.must(b.Host.StartServer(lab.ServerOptions{}))
+	w.setForwardingOf(b.Host, "0")
+	w.startAgents()
+	for family, vip := range vips {
+		w.must(addRoute(w.Host("fabric"), "node-a", &netlink.Route{Dst: netlink.NewIPNet(vip.AsSlice()), Gw: own[family].Addr().AsSlice()}))
+		for _, network := range []string{"tcp", "udp"} {
+			w.wantServed(network, netip.AddrPortFrom(vip, 80), "c1", "node-b")
+		}
+	}
+	if out, err := b.CLI("status"); err != nil || !strings.HasPrefix(out, "All is well.") {
+		t.Errorf("the status of a backend's machine: %v\n%s", err, out)
+	}
+	w.wantNoDropsAnywhere()
 }

@@ -12,12 +12,18 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 
 	"beeline.io/beeline/internal/service"
+	"beeline.io/beeline/test/lab"
 )
 
 // setForwarding sets whether node-a forwards packets, as sysctl(8) does.
 func (w *world) setForwarding(value string) {
 	w.t.Helper()
-	w.must(w.agent.Host.Do(func() error {
+	w.setForwardingOf(w.agent.Host, value)
+}
+
+func (w *world) setForwardingOf(host *lab.Host, value string) {
+	w.t.Helper()
+	w.must(host.Do(func() error {
 		for _, name := range []string{"ipv4/ip_forward", "ipv6/conf/all/forwarding"} {
 			if err := os.WriteFile("/proc/sys/net/"+name, []byte(value), 0); err != nil {
 				return err

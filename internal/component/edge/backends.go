@@ -9,34 +9,66 @@ import (
 	"beeline.io/beeline/internal/service"
 )
 
-// forwarded holds, by address family, the objects with backends other than this node itself.
-type forwarded map[service.Family]map[service.Ref]struct{}
+// forwarded holds, by address family, the objects with backends other than this node itself. Of those in decapsulated
+// this node is a DSR backend's machine, and needs to forward only if it is a balancer as well.
+type forwarded struct{ all, decapsulated objectsByFamily }
+
+type objectsByFamily map[service.Family]map[service.Ref]struct{}
+
+func newForwarded() forwarded { return forwarded{objectsByFamily{}, objectsByFamily{}} }
 
 // note adds the backends of a change.
 func (f forwarded) note(d service.Delta, own []netip.Addr) {
 	for ref, plan := range d.Plans {
 		for _, family := range service.Families {
-			delete(f[family], ref)
+			delete(f.all[family], ref)
+			delete(f.decapsulated[family], ref)
 		}
 		if plan == nil {
 			continue
 		}
 		for _, set := range plan.Sets {
+			family := set.Key.Family
 			if !slices.ContainsFunc(set.Backends, func(b service.Backend) bool { return !slices.Contains(own, b.Addr.Addr()) }) {
 				continue
 			}
-			if f[set.Key.Family] == nil {
-				f[set.Key.Family] = map[service.Ref]struct{}{}
+			if onlyDecapsulates(plan, &set, own) {
+				f.decapsulated.add(family, ref)
+			} else {
+				f.all.add(family, ref)
 			}
-			f[set.Key.Family][ref] = struct{}{}
 		}
 	}
 }
 
+// onlyDecapsulates reports whether this node may be no more to a set's clients than the machine of one of its backends:
+// the node itself is a backend, the others are other machines', and all clients outside come by DSR.
+func onlyDecapsulates(plan *service.Plan, set *service.BackendSet, own []netip.Addr) bool {
+	itself := false
+	for _, b := range set.Backends {
+		here := slices.Contains(own, b.Addr.Addr())
+		if b.Local && !here {
+			return false // a pod, to which the node forwards what it has decapsulated
+		}
+		itself = itself || here
+	}
+	return itself && !slices.ContainsFunc(plan.Frontends, func(f service.Frontend) bool {
+		return f.Port == set.Key.Port && service.FamilyOf(f.Key.Addr) == set.Key.Family && f.DSR == "" && !f.Key.Addr.IsLoopback() &&
+			f.Decisions[service.FromOutside].Verdict == service.Balance
+	})
+}
+
+func (o objectsByFamily) add(family service.Family, ref service.Ref) {
+	if o[family] == nil {
+		o[family] = map[service.Ref]struct{}{}
+	}
+	o[family][ref] = struct{}{}
+}
+
 // families returns the families that have such backends, sorted.
-func (f forwarded) families() (all []service.Family) {
+func (o objectsByFamily) families() (all []service.Family) {
 	for _, family := range service.Families {
-		if len(f[family]) > 0 {
+		if len(o[family]) > 0 {
 			all = append(all, family)
 		}
 	}

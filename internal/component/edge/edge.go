@@ -72,7 +72,7 @@ func (c *config) run(env component.Env) (*component.Instance, error) {
 	if err := env.Syncer.AcceptTunnels(c.acceptsTunnels() != ""); err != nil {
 		return nil, err
 	}
-	r := &running{config: c, env: env, forwarded: forwarded{}, served: served{}, udpRemoved: wakeup.NewSignal()}
+	r := &running{config: c, env: env, forwarded: newForwarded(), served: served{}, udpRemoved: wakeup.NewSignal()}
 	if c.off() {
 		return r.instanceOff(), nil
 	}
@@ -113,7 +113,7 @@ func (r *running) prepare(change component.Change) {
 
 func (r *running) apply(change component.Change) {
 	r.forwarded.note(change.Delta, change.Addresses)
-	r.edge.Forward(r.forwarded.families())
+	r.edge.Forward(r.forwarded.all.families(), r.forwarded.decapsulated.families())
 	if r.served.note(change.Delta) {
 		r.edge.SetServed(r.served.addresses())
 	}
