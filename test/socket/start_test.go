@@ -333,6 +333,25 @@ func TestCleanupTakesEffectAtOnce(t *testing.T) {
 	}
 }
 
+// K6: in a cgroup namespace, as in a system container, an agent serves the programs of its own cgroup, if told so.
+func TestCgroupNamespace(t *testing.T) {
+	w := newWorld(t, "node-a")
+	w.write("web", objects(w.web("web", 1, "b1"))...)
+	own := t.TempDir() // as /sys/fs/cgroup of the container
+	w.agent().Wrap = []string{"unshare", "--cgroup", "--mount", "sh", "-c", `mount -t cgroup2 none "$0" && exec "$@"`, own}
+	w.agent().Flags = []string{"--cgroup-root="}
+	w.must(w.agent().StartOnly())
+	if err := w.agent().Wait(); err == nil || !strings.Contains(err.Error(), "(LXC, systemd-nspawn)") {
+		t.Errorf("without --cgroup-root: %v", err)
+	}
+	w.agent().Flags = []string{"--cgroup-root", own}
+	w.start()
+	for _, f := range []family{ipv4, ipv6} {
+		w.wantMeet(t, "node-a", f, f.clusterIP(1), "b1")
+		w.wantMeet(t, "a1", f, f.clusterIP(1), alone)
+	}
+}
+
 // K6: the shortcut is for the processes below --cgroup-root. A restart with another one moves it; connections
 // are looked up once, not by both.
 func TestCgroupRootIsChangedByARestart(t *testing.T) {
