@@ -115,7 +115,7 @@ func TestKustomizationIsTheSame(t *testing.T) {
 }
 
 // hashed is the name of a ConfigMap with a hash of its contents.
-var hashed = regexp.MustCompile(`^(beeline|beeline-api-server)-[0-9a-z]{10}$`)
+var hashed = regexp.MustCompile(`^(beeline-settings|beeline-api-server)-[0-9a-z]{10}$`)
 
 // removeHashes removes the hashes from the names of ConfigMaps, which kustomize computes in another way, and from the
 // DaemonSet, which has to name exactly these.

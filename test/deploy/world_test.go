@@ -54,7 +54,7 @@ func (s *server) container(t *testing.T, host *lab.Host, image v1.Image) *labNod
 	daemonSet := find[appsv1.DaemonSet](t, s.manifests, "DaemonSet", "beeline")
 	n := &labNode{
 		t: t, host: host, server: s, bundle: filepath.Join(host.Dir, "container"), id: "beeline", image: image,
-		pod: &daemonSet.Spec.Template.Spec, settings: find[corev1.ConfigMap](t, s.manifests, "ConfigMap", "beeline").Data["beeline.yaml"],
+		pod: &daemonSet.Spec.Template.Spec, settings: find[corev1.ConfigMap](t, s.manifests, "ConfigMap", "beeline-settings").Data["beeline.yaml"],
 		token: s.token(t, "beeline"), log: &node.Log{},
 	}
 	n.unpack(t)
