@@ -60,6 +60,7 @@ pub fn name(error: i32) -> String {
         (libc::EINPROGRESS, "EINPROGRESS"),
         (libc::ECONNREFUSED, "ECONNREFUSED"),
         (libc::EINVAL, "EINVAL"),
+        (libc::EMSGSIZE, "EMSGSIZE"),
         (libc::EEXIST, "EEXIST"),
         (libc::ENOENT, "ENOENT"),
         (libc::ENOTCONN, "ENOTCONN"),

@@ -125,7 +125,10 @@ pub fn one(buffer: *mut c_void, length: usize) -> iovec {
     iovec { iov_base: buffer, iov_len: length }
 }
 
+/// The most buffers of a call, and messages of sendmmsg(2): UIO_MAXIOV of linux/uio.h.
+pub const MOST: usize = 1024;
+
 /// valid_count checks the number of buffers as the kernel does.
 pub fn valid_count(count: c_int) -> Result<usize, i32> {
-    usize::try_from(count).ok().filter(|&n| n <= 1024).ok_or(libc::EINVAL)
+    usize::try_from(count).ok().filter(|&n| n <= MOST).ok_or(libc::EINVAL)
 }

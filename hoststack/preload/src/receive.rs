@@ -179,11 +179,14 @@ fn by_kernel(session: &Session, fd: c_int, sink: &impl Sink) -> Outcome {
     Ok(n)
 }
 
-/// after_ring is by_kernel for what follows the ring, or if there is none.
+/// after_ring is by_kernel for what follows the ring, or if there is none. As on the kernel octets come before an error.
 fn after_ring(session: &Session, fd: c_int, sink: &impl Sink) -> Outcome {
-    match kept_for_receive(session).map_or_else(|| by_kernel(session, fd, sink), Err) {
-        Ok(0) if sink.length() > 0 => peer_ended(session, fd),
-        other => other,
+    let result = by_kernel(session, fd, sink);
+    match result {
+        Ok(n) if n > 0 || sink.length() == 0 => result,
+        Ok(_) => kept_for_receive(session).map_or_else(|| peer_ended(session, fd), Err),
+        Err(EAGAIN) => Err(kept_for_receive(session).unwrap_or(EAGAIN)),
+        Err(_) => result,
     }
 }
 

@@ -25,6 +25,33 @@ pub const STUCK: i32 = i32::MAX - 1;
 /// receive is recv(2) on a session.
 pub fn receive(session: &'static Session, fd: c_int, parts: Parts, flags: c_int) -> Outcome {
     offer::before(session, fd);
+    if flags & MSG_PEEK != 0 {
+        return peek(session, fd, Buffers { parts, flags });
+    }
+    take(session, fd, parts, flags)
+}
+
+/// peek receives octets that stay where they are. It waits for as many as a receive that takes them.
+fn peek(session: &'static Session, fd: c_int, sink: Buffers) -> Outcome {
+    let (parts, flags) = (sink.parts, sink.flags);
+    let least = least(session, parts.length(), flags);
+    if least <= 1 || !blocks(session, fd, flags) {
+        return take(session, fd, parts, flags);
+    }
+    let deadline = wait::limit_of_receive(fd);
+    let mut few = take(session, fd, parts, flags)?;
+    while few > 0 && few < least && wait::further(session, fd, few, deadline) == Ok(true) {
+        let more = take(session, fd, parts, flags | MSG_DONTWAIT).unwrap_or(few);
+        // Octets that the kernel has behind the ring cannot be seen before the others are taken.
+        if more <= few && queued(session, fd) > few {
+            break;
+        }
+        few = more;
+    }
+    Ok(few)
+}
+
+fn take(session: &'static Session, fd: c_int, parts: Parts, flags: c_int) -> Outcome {
     let wanted = parts.length();
     let mut done = 0;
     loop {
@@ -43,7 +70,8 @@ pub fn receive(session: &'static Session, fd: c_int, parts: Parts, flags: c_int)
         match result {
             Ok(n) => {
                 done += n;
-                let goes_on = n > 0 && done < least(session, wanted, flags) && blocks(session, fd, flags);
+                let is_short = done < least(session, wanted, flags) && flags & MSG_PEEK == 0;
+                let goes_on = n > 0 && is_short && blocks(session, fd, flags);
                 if !goes_on {
                     return Ok(done).inspect(|_| offer::after(session, fd));
                 }
@@ -80,12 +108,11 @@ fn ended_by_kernel(session: &'static Session, fd: c_int, sink: &Buffers, result:
     }
 }
 
-/// least is how many octets a receive waits for: all, or SO_RCVLOWAT. One that takes none returns what there is.
+/// least is how many octets a receive waits for: all, or SO_RCVLOWAT.
 fn least(session: &Session, wanted: usize, flags: c_int) -> usize {
-    match flags & (MSG_PEEK | MSG_WAITALL) {
+    match flags & MSG_WAITALL {
         0 => wanted.min(session.side().low_mark.load(Ordering::Relaxed) as usize),
-        MSG_WAITALL => wanted,
-        _ => 0,
+        _ => wanted,
     }
 }
 

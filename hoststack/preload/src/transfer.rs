@@ -5,7 +5,7 @@
 use crate::parts::{one, Parts};
 use crate::real;
 use crate::session::Session;
-use crate::stream::{self, Outcome};
+use crate::stream::{self, some, Outcome};
 use libc::{c_int, off_t};
 
 const BUFFER: usize = 65536;
@@ -22,6 +22,8 @@ pub fn from_file(
         Some(offset) => **offset,
         // SAFETY: lseek of a descriptor.
         None => match unsafe { libc::lseek(file, 0, libc::SEEK_CUR) } {
+            // As the kernel says of a pipe or socket to which none can be spliced.
+            -1 if real::errno() == libc::ESPIPE => return Err(libc::EINVAL),
             -1 => return Err(real::errno()),
             position => position,
         },
@@ -44,6 +46,8 @@ fn copy_file(session: &'static Session, fd: c_int, file: c_int, position: &mut o
         let n = match real::outcome(unsafe { libc::pread(file, buffer.as_mut_ptr().cast(), most, *position) }) {
             Ok(0) => break,
             Ok(n) => n,
+            // A folder.
+            Err(libc::EISDIR) => return Err(libc::EINVAL),
             Err(error) => return some(done, error),
         };
         match send(session, fd, &mut buffer[..n], 0) {
@@ -58,14 +62,6 @@ fn copy_file(session: &'static Session, fd: c_int, file: c_int, position: &mut o
         }
     }
     Ok(done)
-}
-
-fn some(done: usize, error: i32) -> Outcome {
-    if done > 0 {
-        Ok(done)
-    } else {
-        Err(error)
-    }
 }
 
 fn send(session: &'static Session, fd: c_int, octets: &mut [u8], flags: c_int) -> Outcome {

@@ -19,6 +19,38 @@ pub fn readable(session: &'static Session, fd: c_int) -> Result<(), i32> {
     })
 }
 
+/// How long the kernel's connection may have more octets before that is noticed, if it has some already.
+const GLANCE: Duration = Duration::from_millis(4);
+
+/// further waits until a receive that takes nothing may get more than `seen` octets, for SO_RCVTIMEO at most. False if
+/// nothing further can come.
+pub fn further(session: &'static Session, fd: c_int, seen: usize, deadline: Deadline) -> Result<bool, i32> {
+    let ring = || session.rings().filter(|_| session.side().receive.phase() == Phase::Ring);
+    let is_full = || ring().is_some_and(|rings| seen as u64 >= rings.capacity);
+    if is_full() || real::poll_or_suspect(fd, POLLRDHUP) != 0 {
+        return Ok(false);
+    }
+    let has_more = || {
+        ring().inspect(|rings| rings.receive().consumer_waits());
+        stream::queued(session, fd) > seen
+    };
+    // In the ring's phase the peer wakes this end. Before it the kernel's octets may become more.
+    let glance = if ring().is_some() { None } else { Some(GLANCE) };
+    let limit = match (deadline.left(), glance) {
+        (Some(left), Some(glance)) => Some(left.min(glance)),
+        (left, glance) => left.or(glance),
+    };
+    match sleep_for(session, fd, Deadline::after(limit), limit.is_none(), POLLRDHUP, has_more) {
+        Err(libc::EAGAIN) if !deadline.is_over() => Ok(true),
+        result => result.map(|()| true),
+    }
+}
+
+/// limit_of_receive is SO_RCVTIMEO from now on.
+pub fn limit_of_receive(fd: c_int) -> Deadline {
+    Deadline::after(time_limit(fd, libc::SO_RCVTIMEO))
+}
+
 /// writable waits until the session may be writable, for SO_SNDTIMEO at most.
 pub fn writable(session: &'static Session, fd: c_int) -> Result<(), i32> {
     let in_ring = session.side().send.phase() == Phase::Ring;
@@ -43,7 +75,18 @@ fn sleep(
     is_ready: impl Fn() -> bool,
 ) -> Result<(), i32> {
     let limit = time_limit(fd, option);
-    let deadline = Deadline::after(limit);
+    sleep_for(session, fd, Deadline::after(limit), limit.is_none(), events, is_ready)
+}
+
+/// sleep_for is sleep with a time limit of its own. A signal may not end a call that restarts.
+fn sleep_for(
+    session: &'static Session,
+    fd: c_int,
+    deadline: Deadline,
+    may_restart: bool,
+    events: i16,
+    is_ready: impl Fn() -> bool,
+) -> Result<(), i32> {
     loop {
         let event = session.event();
         let was_attached = session.is_attached();
@@ -71,7 +114,7 @@ fn sleep(
             other => other,
         };
         match result {
-            Err(libc::EINTR) if limit.is_none() && restarts() => continue,
+            Err(libc::EINTR) if may_restart && restarts() => continue,
             Err(error) => return Err(error),
             Ok(0) => return Err(libc::EAGAIN),
             Ok(_) => {}

@@ -214,6 +214,41 @@ pub fn shared_memory() {
     q.close();
 }
 
+extern "C" {
+    fn vfork() -> i32;
+}
+
+/// vfork_to_close is vfork(2), whose child closes a descriptor and ends.
+///
+/// # Safety
+/// It has no preconditions. The child returns from vfork(2) on the stack of its parent, so that no compiler may see it.
+#[unsafe(naked)]
+unsafe extern "C" fn vfork_to_close(fd: i32) -> i32 {
+    #[cfg(target_arch = "x86_64")]
+    core::arch::naked_asm!(
+        "push rbx", "mov ebx, edi", "call {vfork}", "test eax, eax", "jne 2f", "mov edi, ebx", "call {close}",
+        "xor edi, edi", "call {exit}", "2: pop rbx", "ret",
+        vfork = sym vfork, close = sym libc::close, exit = sym libc::_exit
+    );
+    #[cfg(target_arch = "aarch64")]
+    core::arch::naked_asm!(
+        "stp x29, x30, [sp, #-32]!", "str x19, [sp, #16]", "mov w19, w0", "bl {vfork}", "cbnz w0, 2f", "mov w0, w19",
+        "bl {close}", "mov w0, #0", "bl {exit}", "2: ldr x19, [sp, #16]", "ldp x29, x30, [sp], #32", "ret",
+        vfork = sym vfork, close = sym libc::close, exit = sym libc::_exit
+    );
+}
+
+/// What a child of vfork(2) closes is its own, each time that there is one.
+pub fn closed_by_vfork() {
+    let p = pair();
+    for _ in 0..3 {
+        // SAFETY: no preconditions.
+        note("child", end_of(unsafe { vfork_to_close(p.connector) }));
+        exchange(p, "here");
+    }
+    p.close();
+}
+
 /// A child that shares the memory, beside its parent: it has other connections by the same numbers.
 pub fn shared_memory_beside() {
     let (p, q) = (pair(), pair());

@@ -250,3 +250,47 @@ pub fn error_after_octets() {
     }
     close(p.acceptor);
 }
+
+/// A receive that takes nothing waits for as many octets as one that does.
+pub fn peek_of_all() {
+    let whole = libc::MSG_PEEK | libc::MSG_WAITALL;
+    for on_rings in [true, false] {
+        let p = if on_rings { pair() } else { fresh() };
+        send(p.connector, b"few", 0);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for part in [&b", and"[..], b" more"] {
+                    std::thread::sleep(std::time::Duration::from_millis(20));
+                    send(p.connector, part, 0);
+                }
+            });
+            note("all", recv(p.acceptor, 13, whole));
+        });
+        time_limit(p.acceptor);
+        note("within the time limit", recv(p.acceptor, 20, whole));
+        note("without waiting", recv(p.acceptor, 20, whole | MSG_DONTWAIT));
+        set_option(p.acceptor, libc::SO_RCVLOWAT, 20 as c_int);
+        note("fewer than the mark", recv(p.acceptor, 30, libc::MSG_PEEK));
+        set_option(p.acceptor, libc::SO_RCVTIMEO, libc::timeval { tv_sec: 5, tv_usec: 0 });
+        shut_down(p.connector, libc::SHUT_WR);
+        note("at the end", recv(p.acceptor, 20, whole));
+        note("taken", recv(p.acceptor, 20, libc::MSG_WAITALL));
+        note("the end", recv(p.acceptor, 20, whole));
+        p.close();
+    }
+}
+
+/// What the socket has is received before the error of a reset.
+pub fn octets_before_reset() {
+    let p = pair();
+    send(p.connector, b"unread", 0);
+    shut_down(p.connector, libc::SHUT_WR);
+    send(p.acceptor, b"octets", 0);
+    shut_down(p.connector, libc::SHUT_RDWR);
+    send(p.acceptor, b"more", MSG_NOSIGNAL);
+    note("poll", poll(p.connector, POLLIN, 1000));
+    note("recv", recv(p.connector, 20, 0));
+    note("recv", recv(p.connector, 20, 0));
+    note("recv", recv(p.connector, 20, 0));
+    p.close();
+}

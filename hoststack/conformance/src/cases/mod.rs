@@ -85,13 +85,13 @@ macro_rules! cases {
 }
 
 cases! {
-    streams { all_calls, by_number, printed, flags, empty_and_full, message_lists, files_and_pipes, queue_lengths }
+    streams { all_calls, by_number, printed, flags, empty_and_full, message_lists, message_lists_that_wait, too_many_buffers, message_sent_in_part, files_and_pipes, queue_lengths }
     connections { families }
     ends { half_close, close_with_data, close_unread, linger_reset, shutdown_of_reading, peer_killed, writer_of_killed_peer }
     events { level, edge, oneshot, exclusive, modify, two_instances, nested, moved_between_instances, copied_descriptor, copies_added_in_turn, closed_while_copied, closed_in_child, awake_beside_asleep, awake_in_another_instance, nested_later, awake_in_child, poll_and_select, events_before_rings, added_before_connect, writable, full_after_the_end, many }
     copies { duplicates, forked, forked_and_killed, forked_and_ended, forked_before_rings, closed_ranges, listed, executed, standard_output }
     exec { executed_functions, spawned, shells, executed_beside_waits, streams_of_the_c_library, passed, taken_by_pidfd }
-    clones { copied_memory, served_by_child, grandchildren, cloned_on_a_stack, shared_memory, shared_memory_beside, without_descriptors, threads_without_descriptors }
+    clones { copied_memory, served_by_child, grandchildren, cloned_on_a_stack, shared_memory, closed_by_vfork, shared_memory_beside, without_descriptors, threads_without_descriptors }
     handlers { sends_in_handler, receives_in_handler, waits_in_handler, left_by_handler, handlers_as_set, stopped_in_a_call, real_time }
     numbers { reconnected, reconnected_in_epoll, reconnected_before_rings, reconnected_by_others, connected_again, disconnected_unseen, number_used_again, number_added_again, number_replaced, number_passed, taken_before_rings, closed_by_io_uring, connected_with_data }
     waits { receive_time_limit, interrupted, restarted, threads_on_one_socket, wakes_from_other_thread }
@@ -101,7 +101,7 @@ cases! {
     kills { killed_then_received, killed_then_sent, killed_then_polled, killed_then_asked, killed_under_epoll, killed_while_waiting, killed_beside_another }
     shortages { epoll_without_watches, sleeper_without_watches, nested_without_watches, waits_without_descriptors, closed_without_descriptors }
     sockmaps { in_a_sockmap, past_tcp, offered_in_a_sockmap, ring_after_sockmap }
-    found { no_octets, whole_events, one_edge, edge_behind_kernel, no_edge_of_room, after_shutdown, full_but_not_ended, shut_down_with_octets_under_way, low_mark, error_after_octets }
+    found { no_octets, whole_events, one_edge, edge_behind_kernel, no_edge_of_room, after_shutdown, full_but_not_ended, shut_down_with_octets_under_way, low_mark, error_after_octets, peek_of_all, octets_before_reset }
     forks { forked_server, forked_bulk, forked_while_asking, forked_and_shared }
     recalls { passed_unread, executed_unread, streams_unread, peer_stopped, peer_dead, peer_without_room, recalled_in_part, recalled_and_killed }
     earning { earned_by_octets, earned_by_age, earned_beside_readers, earned_by_unequal_operations, earned_by_late_acceptors, earned_by_two_readers }

@@ -194,6 +194,81 @@ pub fn message_lists() {
     p.close();
 }
 
+/// recvmmsg(2) waits for each message, or for the first one alone.
+pub fn message_lists_that_wait() {
+    let p = pair();
+    let mut octets = [[0u8; 4]; 3];
+    let mut parts: Vec<_> = octets.iter_mut().map(|octets| parts(&mut [octets])).collect();
+    // SAFETY: zero is a valid list.
+    let mut list: [libc::mmsghdr; 3] = unsafe { std::mem::zeroed() };
+    list.iter_mut().zip(&mut parts).for_each(|(one, parts)| one.msg_hdr = message(parts));
+    let mut receive = |what: &str, flags, timeout: Option<(i64, i64)>| {
+        let mut timeout = timeout.map(|(tv_sec, tv_nsec)| libc::timespec { tv_sec, tv_nsec });
+        let place = timeout.as_mut().map_or(std::ptr::null_mut(), std::ptr::from_mut);
+        // SAFETY: a list of three messages, whose buffers live as long as this function.
+        let n = outcome(unsafe { libc::recvmmsg(p.acceptor, list.as_mut_ptr(), 3, flags, place) } as isize);
+        let lengths: Vec<_> = list.iter_mut().map(|one| std::mem::take(&mut one.msg_len)).collect();
+        note(what, format!("{n}, of {lengths:?}, left {:?}", timeout.map(|left| left.tv_sec)));
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for text in [b"aaaa", b"bbbb", b"cccc"] {
+                std::thread::sleep(std::time::Duration::from_millis(20));
+                send(p.connector, text, 0);
+            }
+        });
+        receive("each", 0, None);
+    });
+    send(p.connector, b"ddddee", 0);
+    receive("the first", libc::MSG_WAITFORONE, Some((5, 0)));
+    send(p.connector, b"ffffgg", 0);
+    receive("until the limit", 0, Some((0, 1)));
+    receive("what was left", MSG_DONTWAIT, None);
+    receive("an impossible limit", 0, Some((0, -1)));
+    close(p.connector);
+    receive("the end", 0, None);
+    close(p.acceptor);
+}
+
+/// More buffers than the kernel takes are refused as a whole.
+pub fn too_many_buffers() {
+    let p = pair();
+    let mut octet = [b'x'];
+    for count in [1024, 1025] {
+        let mut list = vec![libc::iovec { iov_base: octet.as_mut_ptr().cast(), iov_len: 1 }; count];
+        // SAFETY: buffers of this function, with their lengths.
+        unsafe {
+            note("sendmsg", outcome(libc::sendmsg(p.connector, &message(&mut list), 0)));
+            note("recvmsg", outcome(libc::recvmsg(p.acceptor, &mut message(&mut list), MSG_WAITALL)));
+        }
+    }
+    p.close();
+}
+
+/// What follows a message that was sent in part is not sent: it would come before the rest of that.
+pub fn message_sent_in_part() {
+    const TIMES: usize = 400;
+    let p = pair();
+    set_nonblocking(p.connector, true);
+    let reader = std::thread::spawn(move || while !recv(p.acceptor, 30_000, 0).starts_with("0 ") {});
+    let (mut a, mut b) = (vec![b'a'; 200_000], *b"bbbb");
+    let (mut x, mut y) = (parts(&mut [&mut a]), parts(&mut [&mut b]));
+    // SAFETY: zero is a valid list.
+    let mut list: [libc::mmsghdr; 2] = unsafe { std::mem::zeroed() };
+    (list[0].msg_hdr, list[1].msg_hdr) = (message(&mut x), message(&mut y));
+    let mut right = true;
+    for _ in 0..TIMES {
+        // SAFETY: a list of two messages, whose buffers live as long as this function.
+        let n = unsafe { libc::sendmmsg(p.connector, list.as_mut_ptr(), 2, 0) };
+        right &= n < 2 || list[0].msg_len == 200_000;
+        poll(p.connector, POLLOUT, 1000);
+    }
+    note("in order", right);
+    close(p.connector);
+    reader.join().unwrap();
+    close(p.acceptor);
+}
+
 pub fn files_and_pipes() {
     let p = pair();
     // SAFETY: descriptors and buffers of this function.
@@ -207,10 +282,14 @@ pub fn files_and_pipes() {
         note("sendfile to its end", outcome(libc::sendfile(p.connector, file, std::ptr::null_mut(), 100)));
         note("position", libc::lseek(file, 0, libc::SEEK_CUR));
         note("received", recv(p.acceptor, 20, 0));
+        let folder = libc::open(c"/".as_ptr(), libc::O_RDONLY);
+        note("sendfile of a folder", outcome(libc::sendfile(p.connector, folder, std::ptr::null_mut(), 100)));
 
         let mut pipe: [c_int; 2] = [0; 2];
         libc::pipe(pipe.as_mut_ptr());
         libc::write(pipe[1], b"through a pipe".as_ptr().cast(), 14);
+        note("sendfile of a pipe", outcome(libc::sendfile(p.connector, pipe[0], std::ptr::null_mut(), 100)));
+        note("with offset", outcome(libc::sendfile(p.connector, pipe[0], &mut 0, 100)));
         let none = std::ptr::null_mut();
         note("splice in", outcome(libc::splice(pipe[0], none, p.connector, none, 100, 0)));
         note("splice out", outcome(libc::splice(p.acceptor, none, pipe[1], none, 100, 0)));

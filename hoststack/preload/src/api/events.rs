@@ -107,7 +107,8 @@ exported! {
     }
 }
 
-fn duration(timeout: Option<&timespec>) -> Result<Option<Duration>, i32> {
+/// duration is a time limit of a program, which the kernel would take.
+pub fn duration(timeout: Option<&timespec>) -> Result<Option<Duration>, i32> {
     match timeout {
         None => Ok(None),
         Some(t) if t.tv_sec < 0 || !(0..1_000_000_000).contains(&t.tv_nsec) => Err(libc::EINVAL),

@@ -3,7 +3,9 @@
 //! Calls that receive and send.
 
 use super::{answer, answer_int, checked};
-use crate::parts::{one, valid_count, Parts};
+use crate::clock::Deadline;
+use crate::ends::keep;
+use crate::parts::{one, valid_count, Parts, MOST};
 use crate::{descriptors, earn, identity, offer, real, splice, stream, table, transfer};
 use libc::{c_int, c_uint, c_void, iovec, mmsghdr, msghdr, off_t, size_t, sockaddr, socklen_t, ssize_t, timespec};
 
@@ -80,7 +82,7 @@ exported! {
         if let Some(direct) = earn::direct(session.forever(), fd) {
             return direct.received(fd, real::recvmsg(fd, message, flags), flags);
         }
-        let parts = Parts::new(message.msg_iov, message.msg_iovlen as usize);
+        let Some(parts) = parts_of(message) else { return answer(Err(libc::EMSGSIZE)) };
         let result = stream::receive(session.forever(), fd, parts, flags);
         if result.is_ok() {
             (message.msg_namelen, message.msg_controllen, message.msg_flags) = (0, 0, 0);
@@ -89,18 +91,57 @@ exported! {
     }
 
     fn recvmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int, timeout: *mut timespec) -> c_int {
-        if table::session(fd).is_none() {
+        let Some(session) = table::session(fd) else {
             let n = real::recvmmsg(fd, messages, count, flags, timeout);
             (0..n.max(0) as usize).for_each(|i| received(&(*messages.add(i)).msg_hdr));
             return n;
-        }
+        };
+        let deadline = match super::events::duration(timeout.as_ref()) {
+            Ok(limit) => Deadline::after(limit),
+            Err(error) => return answer_int(Err(error)),
+        };
         // The kernel reports an error of the socket before it looks for octets.
         if let Some(error) = pending_error(fd) {
             return answer_int(Err(error));
         }
-        // A stream fills one message after the other; the first one waits, as with MSG_WAITFORONE.
-        each_message(messages, count, |message, i| recvmsg(fd, message, if i > 0 { flags | libc::MSG_DONTWAIT } else { flags & !libc::MSG_WAITFORONE }))
+        let mut n = 0;
+        while n < count {
+            let waits = n == 0 || flags & libc::MSG_WAITFORONE == 0;
+            let how = flags & !libc::MSG_WAITFORONE | if waits { 0 } else { libc::MSG_DONTWAIT };
+            let message = &mut *messages.add(n as usize);
+            let octets = recvmsg(fd, &mut message.msg_hdr, how);
+            if octets < 0 {
+                break;
+            }
+            message.msg_len = octets as c_uint;
+            n += 1;
+            // As on the kernel the limit is looked at after each message, and ends no wait.
+            if let (Some(timeout), Some(left)) = (timeout.as_mut(), deadline.left()) {
+                *timeout = crate::wait::to_timespec(left);
+            }
+            if deadline.is_over() {
+                return n as c_int;
+            }
+        }
+        match n {
+            0 if count > 0 => -1,
+            _ if n < count => {
+                keep(&session, real::errno());
+                n as c_int
+            }
+            _ => n as c_int,
+        }
     }
+}
+
+/// parts_of are the buffers of a message; None if it has more than the kernel takes.
+///
+/// # Safety
+/// The message is the program's, for this call.
+unsafe fn parts_of(message: &msghdr) -> Option<Parts> {
+    let count = Some(message.msg_iovlen as usize).filter(|&count| count <= MOST)?;
+    // SAFETY: as the caller's.
+    Some(unsafe { Parts::new(message.msg_iov, count) })
 }
 
 /// pending_error takes the error of a socket, if it has one.
@@ -111,26 +152,6 @@ fn pending_error(fd: c_int) -> Option<i32> {
     // SAFETY: SO_ERROR stores a number.
     let result = unsafe { super::connections::getsockopt(fd, libc::SOL_SOCKET, libc::SO_ERROR, place, &mut length) };
     (result == 0 && error != 0).then_some(error)
-}
-
-/// each_message calls `f` for each message until one fails or transfers nothing.
-///
-/// # Safety
-/// `messages` leads to `count` messages.
-unsafe fn each_message(messages: *mut mmsghdr, count: c_uint, f: impl Fn(*mut msghdr, c_uint) -> ssize_t) -> c_int {
-    for i in 0..count {
-        // SAFETY: the caller has `count` messages.
-        let message = unsafe { &mut *messages.add(i as usize) };
-        let n = f(&mut message.msg_hdr, i);
-        if n < 0 {
-            return if i > 0 { i as c_int } else { -1 };
-        }
-        message.msg_len = n as c_uint;
-        if n == 0 {
-            return i as c_int + 1;
-        }
-    }
-    count as c_int
 }
 
 // Sending.
@@ -188,7 +209,7 @@ exported! {
     fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
         match (table::session(fd), message.as_ref()) {
             (Some(session), Some(message)) => {
-                let list = Parts::new(message.msg_iov, message.msg_iovlen as usize);
+                let Some(list) = parts_of(message) else { return answer(Err(libc::EMSGSIZE)) };
                 match earn::direct_send(session.forever(), fd, list.length()) {
                     Some(direct) => direct.sent(fd, real::sendmsg(fd, message, flags), flags),
                     None => answer(stream::send(session.forever(), fd, list, flags)),
@@ -200,11 +221,26 @@ exported! {
     }
 
     fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int {
-        match table::session(fd) {
-            Some(_) => each_message(messages, count, |message, _| sendmsg(fd, message, flags)),
-            None if any_passes_session(messages, count) => answer_int(Err(libc::EBUSY)),
-            None => real::sendmmsg(fd, messages, count, flags),
+        if table::session(fd).is_none() {
+            return match any_passes_session(messages, count) {
+                true => answer_int(Err(libc::EBUSY)),
+                false => real::sendmmsg(fd, messages, count, flags),
+            };
         }
+        let count = count.min(MOST as c_uint);
+        for i in 0..count {
+            let message = &mut *messages.add(i as usize);
+            let n = sendmsg(fd, &message.msg_hdr, flags);
+            if n < 0 {
+                return if i > 0 { i as c_int } else { -1 };
+            }
+            message.msg_len = n as c_uint;
+            // What follows a message that was sent in part would come before its rest.
+            if parts_of(&message.msg_hdr).is_some_and(|parts| (n as usize) < parts.length()) {
+                return i as c_int + 1;
+            }
+        }
+        count as c_int
     }
 
     fn sendfile(to: c_int, from: c_int, offset: *mut off_t, count: size_t) -> ssize_t {
