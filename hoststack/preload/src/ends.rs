@@ -48,8 +48,10 @@ pub fn notice(session: &Session, fd: c_int) -> bool {
         return false;
     }
     let info = tcp_info(fd);
-    // A shutdown of this end's own reading looks like the end of the peer, but for the state.
-    if !ENDED.contains(&info.state) || side.reset.swap(1, Relaxed) != 0 {
+    // A shutdown of this end's own reading looks like the end of the peer, but for the state. An error that the kernel has
+    // to report is its own RST.
+    let has_error = || real::poll_one(fd, 0) & libc::POLLERR != 0;
+    if !ENDED.contains(&info.state) || has_error() || side.reset.swap(1, Relaxed) != 0 {
         return false;
     }
     let end = ticks().saturating_sub(info.last_ack.into());

@@ -279,6 +279,10 @@ impl Session {
         self.length.store(Layout::bytes(memory.layout.capacity), Ordering::Relaxed);
         self.memory.store(memory.into_raw(), Ordering::SeqCst);
         page::counters().attached.add(1);
+        if let Some(rings) = self.rings().filter(|_| self.side().send.phase() == Phase::After) {
+            // It has shut down sending before.
+            rings.header.leave(rings.role);
+        }
         let watches = self.watches.lock().clone();
         for (epoll, slot) in watches {
             epoll.attach(slot);

@@ -294,3 +294,36 @@ pub fn octets_before_reset() {
     note("recv", recv(p.connector, 20, 0));
     p.close();
 }
+
+/// shutdown(2) of sending before the connection has rings is no end of the peer, although it leaves octets unread.
+pub fn shut_down_before_rings() {
+    let other = pair();
+    send(other.connector, b"by the ring", 0);
+    note("another connection", recv(other.acceptor, 20, 0));
+    other.close();
+    let p = fresh();
+    shut_down(p.acceptor, libc::SHUT_WR);
+    for _ in 0..8 {
+        send(p.connector, b"w", 0);
+        recv(p.acceptor, 1, 0);
+    }
+    send(p.connector, b"unread", 0);
+    note("poll", poll(p.connector, POLLIN | libc::POLLRDHUP, 0));
+    note("send", outcome(send(p.connector, b" and more", 0)));
+    note("recv", recv(p.acceptor, 20, 0));
+    note("the end", recv(p.connector, 20, 0));
+    p.close();
+}
+
+/// The error of a RST is there until it is taken, once.
+pub fn reset_once() {
+    let p = pair();
+    send(p.connector, b"unread", 0);
+    shut_down(p.connector, libc::SHUT_RDWR);
+    send(p.acceptor, b"octets", MSG_NOSIGNAL);
+    note("poll", poll(p.connector, POLLIN, 1000));
+    note("send", outcome(send(p.connector, b"x", MSG_NOSIGNAL)));
+    note("poll", poll(p.connector, POLLOUT, 1000));
+    note("send", outcome(send(p.connector, b"x", MSG_NOSIGNAL)));
+    p.close();
+}
