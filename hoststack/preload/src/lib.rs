@@ -30,6 +30,7 @@ mod owners;
 mod page;
 mod parts;
 mod poll;
+mod readiness;
 mod real;
 mod recall;
 mod receive;

@@ -4,7 +4,8 @@
 
 use crate::ends::{self, keep, kept_for_receive};
 use crate::epoll::READ_BITS;
-use crate::session::{enough, Rings, Session};
+use crate::readiness::enough;
+use crate::session::{Rings, Session};
 use crate::side::{Phase, SHORT};
 use crate::sink::Sink;
 use crate::stream::{break_off, is_kernels, octets, resync, Outcome, OTHER_FILE, STUCK};

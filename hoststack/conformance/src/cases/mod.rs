@@ -15,6 +15,7 @@ mod forks;
 mod found;
 mod handlers;
 mod hostile;
+mod instances;
 mod kills;
 mod numbers;
 mod offers;
@@ -88,7 +89,8 @@ cases! {
     streams { all_calls, by_number, printed, flags, empty_and_full, message_lists, message_lists_that_wait, too_many_buffers, message_sent_in_part, files_and_pipes, queue_lengths }
     connections { families }
     ends { half_close, close_with_data, close_unread, linger_reset, shutdown_of_reading, peer_killed, writer_of_killed_peer }
-    events { level, edge, oneshot, exclusive, modify, two_instances, nested, moved_between_instances, copied_descriptor, copies_added_in_turn, closed_while_copied, closed_in_child, awake_beside_asleep, awake_in_another_instance, nested_later, awake_in_child, poll_and_select, events_before_rings, added_before_connect, writable, full_after_the_end, many }
+    events { level, edge, oneshot, exclusive, modify, copied_descriptor, copies_added_in_turn, closed_while_copied, closed_in_child, poll_and_select, events_before_rings, added_before_connect, writable, full_after_the_end, many }
+    instances { two_instances, nested, moved_between_instances, awake_beside_asleep, awake_in_another_instance, nested_later, awake_in_child }
     copies { duplicates, forked, forked_and_killed, forked_and_ended, forked_before_rings, closed_ranges, listed, executed, standard_output }
     exec { executed_functions, spawned, shells, executed_beside_waits, streams_of_the_c_library, passed, taken_by_pidfd }
     clones { copied_memory, served_by_child, grandchildren, cloned_on_a_stack, shared_memory, closed_by_vfork, shared_memory_beside, without_descriptors, threads_without_descriptors }
