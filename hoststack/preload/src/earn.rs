@@ -24,6 +24,9 @@ const LOOK: u64 = 512 << 10;
 /// What is sent in one piece while an offer is awaited.
 const STEP: u64 = 64 << 10;
 
+/// Milliseconds after which sends are not divided any more although the session asks: its peer has not answered.
+const DIVIDES: u64 = 100;
+
 /// Operations, and age in milliseconds, after which a connection with few octets asks. The connector is first, so that
 /// the offer finds its mailbox.
 const CONNECTOR: (u32, u64) = (8, 8);
@@ -191,6 +194,9 @@ fn is_stream(session: &Session, fd: c_int) -> bool {
 /// portion is how many of the octets that are left are sent in one piece, so that a large send can go on by rings.
 pub fn portion(session: &Session, fd: c_int, left: usize) -> usize {
     if session.is_attached() || session.merits.is_settled() || config::get().after.is_some() {
+        return left;
+    }
+    if session.merits.asks() && session.merits.waited() > DIVIDES {
         return left;
     }
     let moved = octets(session);
