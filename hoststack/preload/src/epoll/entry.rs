@@ -162,6 +162,16 @@ impl Entry {
         reads || self.room_waits != self.session.room_waits.load(Ordering::Relaxed)
     }
 
+    /// asks_again has the peer wake this end again after a wake-up for octets that were reported already: they came between
+    /// the wish to be woken and the look at the ring. It reports whether there are others by then.
+    pub fn asks_again(&self) -> bool {
+        if self.hot || self.disabled {
+            return false;
+        }
+        self.publish_waits();
+        self.is_of_event()
+    }
+
     pub fn merge(&self, mut kernel: u32, ring: u32) -> u32 {
         if kernel != 0 && ends::has_error(self.session) {
             kernel |= EPOLLERR as u32;

@@ -163,7 +163,7 @@ impl Inner {
         let Some(session) = self.entry(slot).map(|entry| entry.session) else { return };
         for &(_, slot) in session.watches.lock().iter().filter(|(e, _)| core::ptr::eq(*e, epoll)) {
             if let Some(entry) = self.entries[slot].as_mut() {
-                entry.fresh |= entry.is_of_event();
+                entry.fresh |= entry.is_of_event() || entry.asks_again();
             }
             self.enqueue(slot);
         }
