@@ -104,6 +104,7 @@ cases! {
     shortages { epoll_without_watches, sleeper_without_watches, nested_without_watches, waits_without_descriptors, closed_without_descriptors }
     sockmaps { in_a_sockmap, past_tcp, offered_in_a_sockmap, ring_after_sockmap }
     found { no_octets, whole_events, one_edge, edge_behind_kernel, no_edge_of_room, after_shutdown, full_but_not_ended, shut_down_with_octets_under_way, low_mark, error_after_octets, peek_of_all, octets_before_reset, shut_down_before_rings, reset_once }
+    hostile { wake_up_after_its_octets }
     forks { forked_server, forked_bulk, forked_while_asking, forked_and_shared }
     recalls { passed_unread, executed_unread, streams_unread, peer_stopped, peer_dead, peer_without_room, recalled_in_part, recalled_and_killed }
     earning { earned_by_octets, earned_by_age, earned_beside_readers, earned_by_unequal_operations, earned_by_late_acceptors, earned_by_two_readers }
