@@ -65,8 +65,12 @@ pub fn wake_up_after_its_octets() {
 
 /// wake_all makes all events of this process readable.
 fn wake_all() {
-    // They have numbers from half of RLIMIT_NOFILE on, which counts up to 2^19.
-    for fd in 0..(1 << 18) + 1000 {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the structure is this function's.
+    unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) };
+    // The library's own have numbers from half of the limit on.
+    let first = (limit.rlim_cur.min(1 << 19) / 2) as i32;
+    for fd in first..first + 1000 {
         let Ok(target) = std::fs::read_link(format!("/proc/self/fd/{fd}")) else { continue };
         if target.to_string_lossy() == "anon_inode:[eventfd]" {
             let one = 1u64;
