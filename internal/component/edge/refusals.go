@@ -21,6 +21,8 @@ type refusals struct {
 	passes []refusalPass
 	// local are the ports that drop what clients outside send to some address: policy Local, and no endpoint here.
 	local map[service.Ref]map[service.Port]bool
+	// turned are those among them that have begun to since the last pass, which may have been served in it.
+	turned map[service.Port]bool
 }
 
 // refusalPass is what one GC pass has found, by port.
@@ -42,6 +44,12 @@ func (r *refusals) note(at time.Time, ports map[service.Port]portUse, exists fun
 		}
 	}
 	r.passes = append(r.passes, refusalPass{at, ports})
+	for _, p := range r.passes {
+		for port := range r.turned {
+			delete(p.ports, port)
+		}
+	}
+	r.turned = nil
 }
 
 // useOf is what counters say that a port has done.
@@ -52,6 +60,7 @@ func useOf(c datapath.ServiceCounters) portUse {
 // change notes which ports drop packets.
 func (r *refusals) change(d service.Delta) {
 	for ref, plan := range d.Plans {
+		before := r.local[ref]
 		delete(r.local, ref)
 		if plan == nil {
 			continue
@@ -60,6 +69,12 @@ func (r *refusals) change(d service.Delta) {
 		for _, f := range plan.Frontends {
 			if f.Decisions[service.FromOutside].Verdict == service.Drop {
 				ports[f.Port] = true
+				if !before[f.Port] {
+					if r.turned == nil {
+						r.turned = map[service.Port]bool{}
+					}
+					r.turned[f.Port] = true
+				}
 			}
 		}
 		if len(ports) > 0 {

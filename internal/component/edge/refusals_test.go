@@ -40,6 +40,7 @@ func TestRefusingServices(t *testing.T) {
 	} {
 		var r refusals
 		r.change(service.Delta{Plans: map[service.Ref]*service.Plan{web: {Frontends: []service.Frontend{{Port: dns, Decisions: [service.SourceClasses]service.Decision{service.FromOutside: {Verdict: service.Drop}}}}}}})
+		r.note(time.Unix(-1, 0), map[service.Port]portUse{dns: {0, 9, 9}}, func(service.Port) bool { return true }) // before the policy
 		for _, p := range c.passes {
 			r.note(time.Unix(int64(p.at), 0), p.ports, func(port service.Port) bool { return !c.gone || port != http })
 		}
