@@ -118,6 +118,15 @@ func newFreshClone(t *testing.T) *freshClone {
 	if out, err := exec.Command("git", "clone", "--quiet", sources(t, "."), c.folder).CombinedOutput(); err != nil {
 		t.Fatalf("git clone: %v: %s", err, out)
 	}
+	t.Cleanup(func() { // `make demo` leaves its lab
+		lab := exec.Command("bin/beeline-lab", "down")
+		lab.Dir = c.folder
+		if _, err := os.Stat(filepath.Join(c.folder, "bin/beeline-lab")); err == nil {
+			if out, err := lab.CombinedOutput(); err != nil {
+				t.Errorf("beeline-lab down: %v: %s", err, out)
+			}
+		}
+	})
 	return c
 }
 
