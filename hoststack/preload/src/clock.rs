@@ -40,6 +40,14 @@ pub fn ticks() -> u64 {
     time.as_secs() * 1000 + u64::from(time.subsec_millis())
 }
 
+/// tick is by how much ticks() grows at a time, in milliseconds rounded up: 1 to 10, by CONFIG_HZ.
+pub fn tick() -> u64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 10_000_000 };
+    // SAFETY: the structure is this function's.
+    unsafe { libc::clock_getres(libc::CLOCK_MONOTONIC_COARSE, &mut time) };
+    (time.tv_nsec as u64).div_ceil(1_000_000)
+}
+
 /// milliseconds rounds up, for calls that take them.
 pub fn milliseconds(time: Duration) -> libc::c_int {
     let whole = time.as_secs().saturating_mul(1000).saturating_add(time.subsec_nanos().div_ceil(1_000_000).into());

@@ -3,7 +3,7 @@
 //! A peer that has ended without closing, because it was killed or its program has ended. The kernel would have reset the
 //! connection if it had known that the peer has not read all of the ring. So this end behaves as after a reset.
 
-use crate::clock::ticks;
+use crate::clock::{tick, ticks};
 use crate::real;
 use crate::session::Session;
 use crate::side::Way;
@@ -55,7 +55,8 @@ pub fn notice(session: &Session, fd: c_int) -> bool {
         return false;
     }
     let end = ticks().saturating_sub(info.last_ack.into());
-    let was_unread = side.send.oldest.load(Relaxed) <= end;
+    // The clock that the kernel's timestamps are read by may be a tick behind theirs.
+    let was_unread = side.send.oldest.load(Relaxed) <= end + tick();
     side.error.store(if was_unread { ECONNRESET } else { EPIPE }, Relaxed);
     session.close_rings();
     session.suspect.store(true, Relaxed);
