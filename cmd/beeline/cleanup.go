@@ -17,6 +17,7 @@ import (
 
 	"beeline.io/beeline/internal/agent"
 	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/pinfs"
 	"beeline.io/beeline/internal/source/kube"
 )
 
@@ -108,6 +109,9 @@ const maxListed = 50
 // drain waits until the flows of clients have ended, and lists those that have not.
 func drain(ctx context.Context, out io.Writer, pins string, limit time.Duration) error {
 	left, err := agent.Drain(ctx, pins, limit, func(text string) { fmt.Fprintln(out, text) })
+	if errors.As(err, new(*pinfs.LockedError)) {
+		return fmt.Errorf("%w; or let cleanup stop it, with --stop-agent", err)
+	}
 	if err != nil {
 		return fmt.Errorf("--drain: %w; nothing is detached, and new flows may pass to another proxy already: repeat the command, or start the agent", err)
 	}
@@ -149,7 +153,7 @@ func stopAgent(ctx context.Context, out io.Writer, pins string) error {
 		return fmt.Errorf("stop the agent with pid %d: %w", pid, err)
 	}
 	if err := awaitExit(ctx, process); err != nil {
-		return fmt.Errorf("stop the agent with pid %d: %w", pid, err)
+		return fmt.Errorf("stop the agent with pid %d: %w; if it hangs, kill -9 %d ends it, and the attached programs keep serving", pid, err, pid)
 	}
 	_, err = fmt.Fprintf(out, "stopped the agent with pid %d\n", pid)
 	return err
@@ -179,6 +183,9 @@ func cleanup(out io.Writer, pins, socket string) error {
 	notes, err := agent.Cleanup(pins, socket, agent.Components())
 	for _, note := range notes {
 		fmt.Fprintln(out, note)
+	}
+	if errors.As(err, new(*pinfs.LockedError)) {
+		return fmt.Errorf("%w; or let cleanup stop it, with --stop-agent", err)
 	}
 	if err != nil {
 		return err

@@ -103,8 +103,8 @@ var (
 		"All endpoints of a port of a Service in manifests have weight 0, or are not ready. Clients are rejected.",
 		"give an endpoint another weight, or make it ready; remove the Service if nobody is to reach it")
 	EndpointSliceUnused = register("EndpointSliceUnused", Error,
-		"An EndpointSlice in manifests belongs to a Service that does not exist. It has no effect.",
-		"correct the label kubernetes.io/service-name or the namespace")
+		"An EndpointSlice in manifests belongs to a Service that does not exist, or that has none of its ports. It has no effect.",
+		"correct the label kubernetes.io/service-name, the namespace, or the names and protocols of the ports")
 	EndpointsIndistinct = register("EndpointsIndistinct", Warning,
 		"Two endpoints on another node differ only in their ports, and the Service uses DSR with ipip, which carries no port. One of them gets the packets of both.",
 		"set the annotation beeline.io/dsr to geneve or opt, or give the endpoints the same port")

@@ -142,11 +142,12 @@ func noneUsable(all []candidate) string {
 	return fmt.Sprintf("none of %d endpoints is usable: %s", len(all), strings.Join(parts, ", "))
 }
 
-// OrphanSlices returns the EndpointSlices whose Service does not exist, sorted. With an API server that is
-// normal for a moment; in manifests it is a mistake.
+// OrphanSlices returns the EndpointSlices whose Service does not exist, or has none of their ports, sorted. With an API
+// server that is normal for a moment; in manifests it is a mistake.
 func (t *Cluster) OrphanSlices() (all []ObjectProblem) {
 	for ref, list := range t.byService {
-		if t.services[ref] != nil {
+		if svc := t.services[ref]; svc != nil {
+			all = append(all, otherPorts(svc, list)...)
 			continue
 		}
 		problem := condition.EndpointSliceUnused.New("metadata.labels[kubernetes.io/service-name]: there is no %s%s", ref, t.likelyService(ref))
@@ -155,6 +156,26 @@ func (t *Cluster) OrphanSlices() (all []ObjectProblem) {
 		}
 	}
 	slices.SortFunc(all, func(a, b ObjectProblem) int { return a.Object.Compare(b.Object) })
+	return all
+}
+
+// otherPorts returns the slices with ports of which a Service has none.
+func otherPorts(svc *Service, list []*EndpointSlice) (all []ObjectProblem) {
+	has, names := map[string]bool{}, []string{}
+	for _, p := range svc.Ports {
+		name := shownPort(p.Name, p.Protocol)
+		has[name], names = true, append(names, name)
+	}
+	for _, s := range list {
+		var others []string
+		for _, p := range s.Ports {
+			others = append(others, shownPort(p.Name, p.Protocol))
+		}
+		if len(names) > 0 && len(others) > 0 && !slices.ContainsFunc(others, func(p string) bool { return has[p] }) {
+			all = append(all, ObjectProblem{s.Ref(), condition.EndpointSliceUnused.New("ports: %s has no port %s, but %s; a port of a slice belongs to the Service's port of the same name and protocol",
+				svc.Ref(), strings.Join(others, ", "), strings.Join(names, ", "))})
+		}
+	}
 	return all
 }
 

@@ -139,7 +139,7 @@ var mishaps = []mishap{
 		w.must(err)
 		w.must(w.folder.Write("web", nil))
 		return func() { w.must(w.folder.Write("web", text)) }
-	}, unseen: "the file of a Service becomes empty"},
+	}},
 	{name: "the agent is killed", act: func(w *world) func() {
 		w.must(w.agent.Kill())
 		return func() { w.must(w.agent.Start()) }

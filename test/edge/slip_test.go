@@ -35,6 +35,7 @@ func TestSlipsAreNamed(t *testing.T) {
 		{"a slice of no Service", replace("kubernetes.io/service-name: web", "kubernetes.io/service-name: wbe"),
 			"EndpointSliceUnused: EndpointSlice default/", "no EndpointSlice of addressType IPv4 has the label"},
 		{"a port of no slice", replace("- name: http\n", "- name: htpp\n"), "EndpointsMissing: Service default/web", "have no port of this name"},
+		{"a port of no slice, in one of two", strings.Replace(good, "- name: http\n    port: 8081\n", "- name: htpp\n    port: 8081\n", 1), "EndpointSliceUnused: EndpointSlice default/web-", ""},
 		{"a misspelt weight", replace("beeline.io/weight: \"3\"", "beeline.io/weigth: \"0\""), "AnnotationUnknown: EndpointSlice default/web-1: annotation beeline.io/weigth: there is no such annotation, did you mean", ""},
 		{"a misspelt health check", replace("beeline.io/health-check: ", "beeline.io/healthcheck: "), "AnnotationInvalid: Service default/web: annotation beeline.io/healthcheck: there is no such annotation, did you mean", ""},
 		{"a weight at a Service", replace("beeline.io/health-check-rise: \"2\"", "beeline.io/weight: \"0\""), "AnnotationUnknown: Service default/web: annotation beeline.io/weight: objects of kind Service do not have it", ""},
