@@ -95,12 +95,17 @@ func (o *cleanupOptions) run(ctx context.Context, out io.Writer) error {
 			return err
 		}
 	}
+	var err error
 	if o.drain > 0 {
-		if err := drain(ctx, out, o.pins, o.drain); err != nil {
-			return err
-		}
+		err = drain(ctx, out, o.pins, o.drain)
 	}
-	return cleanup(out, o.pins, o.socket)
+	if err == nil {
+		err = cleanup(out, o.pins, o.socket)
+	}
+	if errors.As(err, new(*pinfs.LockedError)) {
+		return fmt.Errorf("%w; or let cleanup stop it, with --stop-agent", err)
+	}
+	return err
 }
 
 // maxListed is how many of the remaining flows are listed.
@@ -109,8 +114,8 @@ const maxListed = 50
 // drain waits until the flows of clients have ended, and lists those that have not.
 func drain(ctx context.Context, out io.Writer, pins string, limit time.Duration) error {
 	left, err := agent.Drain(ctx, pins, limit, func(text string) { fmt.Fprintln(out, text) })
-	if errors.As(err, new(*pinfs.LockedError)) {
-		return fmt.Errorf("%w; or let cleanup stop it, with --stop-agent", err)
+	if errors.As(err, new(*pinfs.LockedError)) { // nothing has been done
+		return err
 	}
 	if err != nil {
 		return fmt.Errorf("--drain: %w; nothing is detached, and new flows may pass to another proxy already: repeat the command, or start the agent", err)
@@ -183,9 +188,6 @@ func cleanup(out io.Writer, pins, socket string) error {
 	notes, err := agent.Cleanup(pins, socket, agent.Components())
 	for _, note := range notes {
 		fmt.Fprintln(out, note)
-	}
-	if errors.As(err, new(*pinfs.LockedError)) {
-		return fmt.Errorf("%w; or let cleanup stop it, with --stop-agent", err)
 	}
 	if err != nil {
 		return err

@@ -30,13 +30,13 @@ const maxDropsNamed = 3
 // drops are the packets of clients that did not reach a backend on another node.
 type drops struct {
 	known      bool // the counters have been read: what they have grown by since is new
-	backends   map[datapath.BackendLossKey]*backendDrops
-	clients    backendDrops // all packets without a route that are not in backends: replies, and refusals
+	backends   map[datapath.BackendLossKey]*dropCounter
+	clients    dropCounter // all packets without a route that are not in backends: replies, and refusals
 	conditions condition.List
 }
 
-// backendDrops are those of one backend and reason.
-type backendDrops struct {
+// A dropCounter is of one backend and reason, or of all packets to clients.
+type dropCounter struct {
 	packets uint64 // as last read
 	cause   dropCause
 	samples []dropSample // of the last minute, oldest first
@@ -83,11 +83,11 @@ func (e *Edge) countDrops(now time.Time) {
 	d := &e.drops
 	toBackends := uint64(0)
 	before := d.backends
-	d.backends = map[datapath.BackendLossKey]*backendDrops{}
+	d.backends = map[datapath.BackendLossKey]*dropCounter{}
 	for key, row := range rows {
 		b := before[key]
 		if b == nil {
-			b = &backendDrops{}
+			b = &dropCounter{}
 			if !d.known {
 				b.packets = row.Packets
 			}
@@ -124,7 +124,7 @@ func (e *Edge) withoutRoute() (uint64, error) {
 }
 
 // grow returns what a counter has grown by. One that is smaller than before had been removed for others.
-func (b *backendDrops) grow(packets uint64) uint64 {
+func (b *dropCounter) grow(packets uint64) uint64 {
 	before := b.packets
 	b.packets = packets
 	if packets < before {
@@ -135,7 +135,7 @@ func (b *backendDrops) grow(packets uint64) uint64 {
 
 // note adds a reading. When a cause is over, so is the condition; packets of that reading were dropped before it. They
 // count if more follow although nothing seems to be missing.
-func (b *backendDrops) note(now time.Time, grown uint64, cause dropCause) {
+func (b *dropCounter) note(now time.Time, grown uint64, cause dropCause) {
 	if cause != b.cause {
 		b.cause, b.samples = cause, nil
 		if cause.over {
@@ -149,7 +149,7 @@ func (b *backendDrops) note(now time.Time, grown uint64, cause dropCause) {
 }
 
 // lost returns the packets of the last minute.
-func (b *backendDrops) lost() (packets uint64) {
+func (b *dropCounter) lost() (packets uint64) {
 	for _, s := range b.samples {
 		packets += s.packets
 	}

@@ -90,11 +90,6 @@ func (r *remaining) add(track *conntrack.Entry) {
 	r.idle, r.dsr = min(r.idle, idle), r.dsr && track.IsOneSided()
 }
 
-// draining returns the backend as one that drains.
-func (k drainingKey) draining(port string, r *remaining) Draining {
-	return Draining{Address: k.address, Protocol: k.protocol, Port: port, Connections: r.connections, IdleSeconds: r.idle.Seconds(), DSR: r.dsr}
-}
-
 // AddDraining adds the backends that have connections, or may have, but are in no set: to each Service those of its
 // ports or, with scope.Outline, all of them to Tables. Without an edge it adds none.
 func (t *Tables) AddDraining(bpffs string, scope Scope) error {
@@ -165,9 +160,8 @@ func drainingOf(connections map[drainingKey]*remaining, untracked map[drainingKe
 		}
 	}
 	for k, r := range connections {
-		d := k.draining(port(k), r)
-		d.Untracked = untracked[k]
-		all = append(all, d)
+		all = append(all, Draining{Address: k.address, Protocol: k.protocol, Port: port(k),
+			Connections: r.connections, IdleSeconds: r.idle.Seconds(), DSR: r.dsr, Untracked: untracked[k]})
 	}
 	sortDraining(all)
 	return all

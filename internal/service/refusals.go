@@ -161,17 +161,16 @@ func (t *Cluster) OrphanSlices() (all []ObjectProblem) {
 
 // otherPorts returns the slices with ports of which a Service has none.
 func otherPorts(svc *Service, list []*EndpointSlice) (all []ObjectProblem) {
-	has, names := map[string]bool{}, []string{}
+	var names []string
 	for _, p := range svc.Ports {
-		name := shownPort(p.Name, p.Protocol)
-		has[name], names = true, append(names, name)
+		names = append(names, shownPort(p.Name, p.Protocol))
 	}
 	for _, s := range list {
 		var others []string
 		for _, p := range s.Ports {
 			others = append(others, shownPort(p.Name, p.Protocol))
 		}
-		if len(names) > 0 && len(others) > 0 && !slices.ContainsFunc(others, func(p string) bool { return has[p] }) {
+		if len(names) > 0 && len(others) > 0 && !slices.ContainsFunc(others, func(p string) bool { return slices.Contains(names, p) }) {
 			all = append(all, ObjectProblem{s.Ref(), condition.EndpointSliceUnused.New("ports: %s has no port %s, but %s; a port of a slice belongs to the Service's port of the same name and protocol",
 				svc.Ref(), strings.Join(others, ", "), strings.Join(names, ", "))})
 		}

@@ -206,7 +206,6 @@ var mishaps = []mishap{
 		return restore
 	}},
 	{name: "a small MTU", do: "ip link set eth0 mtu 1300", undo: "ip link set eth0 mtu 1500"},
-	{name: "a small conntrack table", do: "sysctl -qw net.netfilter.nf_conntrack_max=1 || true", undo: "sysctl -qw net.netfilter.nf_conntrack_max=65536 || true"},
 }
 
 // keepNetwork notes node-a's addresses and routes; restore adds those that are missing.

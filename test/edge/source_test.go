@@ -83,9 +83,17 @@ func (w *world) wantValidated(conn net.PacketConn, verdicts map[bool]int, source
 // runOn runs a command on a host.
 func (w *world) runOn(host string, argv ...string) {
 	w.t.Helper()
-	if out, err := w.Host(host).Command(w.t.Context(), argv...).CombinedOutput(); err != nil {
+	w.output(host, argv...)
+}
+
+// output runs a command on a host, and returns what it prints.
+func (w *world) output(host string, argv ...string) string {
+	w.t.Helper()
+	out, err := w.Host(host).Command(w.t.Context(), argv...).CombinedOutput()
+	if err != nil {
 		w.t.Fatalf("%s: %v: %v: %s", host, argv, err, out)
 	}
+	return string(out)
 }
 
 // setRPFilter sets rp_filter of all devices of node-a and waits until the edge has it.

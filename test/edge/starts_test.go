@@ -49,7 +49,7 @@ endpoints: [{addresses: ["%[3]s"]}]
 		w.must(w.agent.Start())
 		if i%2 == 1 {
 			for _, host := range []string{"fabric", "node-a", "client"} {
-				w.output(host, "ip", "-6", "neigh", "flush", "all")
+				w.runOn(host, "ip", "-6", "neigh", "flush", "all")
 			}
 		}
 		before := w.synRetransmissions()
@@ -79,14 +79,4 @@ func (w *world) synRetransmissions() uint64 {
 	}
 	w.t.Fatalf("the kernel does not count retransmitted SYNs: %s", lines[0])
 	return 0
-}
-
-// output runs a command on a host, and returns what it prints.
-func (w *world) output(host string, argv ...string) string {
-	w.t.Helper()
-	out, err := w.Host(host).Command(w.t.Context(), argv...).CombinedOutput()
-	if err != nil {
-		w.t.Fatalf("%s: %v: %v: %s", host, argv, err, out)
-	}
-	return string(out)
 }
