@@ -171,16 +171,7 @@ func (w *world) answersItself(pod, server *lab.Host, own netip.Addr) {
 	packets, err := server.ListenPacket("udp", address.String())
 	w.must(err)
 	defer packets.Close()
-	go func() {
-		buffer := make([]byte, 1500)
-		for {
-			n, from, err := packets.ReadFrom(buffer)
-			if err != nil {
-				return
-			}
-			packets.WriteTo(append([]byte("itself: "), buffer[:n]...), from)
-		}
-	}()
+	go answerAs("itself", packets)
 	conn, err := pod.Dial(w.t.Context(), "udp", address.String())
 	w.must(err)
 	defer conn.Close()
@@ -227,16 +218,7 @@ func (w *world) answerDNS(pod *lab.Host) {
 		packets, err := pod.ListenPacket("udp", address)
 		w.must(err)
 		w.t.Cleanup(func() { packets.Close() })
-		go func() {
-			buffer := make([]byte, 1500)
-			for {
-				n, from, err := packets.ReadFrom(buffer)
-				if err != nil {
-					return
-				}
-				packets.WriteTo(append([]byte("proxy: "), buffer[:n]...), from)
-			}
-		}()
+		go answerAs("proxy", packets)
 		listener, err := pod.Listen("tcp", address)
 		w.must(err)
 		w.t.Cleanup(func() { listener.Close() })
@@ -288,5 +270,17 @@ func (w *world) askUnconnected(pod *lab.Host, server netip.AddrPort) {
 	n, from, err := socket.ReadFrom(buffer)
 	if err != nil || !strings.HasPrefix(string(buffer[:n]), "proxy: ") || from.String() != server.String() {
 		w.t.Errorf("the answer to a query by sendto is %q from %v (%v), want the proxy's from %s", buffer[:n], from, err, server)
+	}
+}
+
+// answerAs answers each datagram with a name and its content, until the socket is closed.
+func answerAs(name string, packets net.PacketConn) {
+	buffer := make([]byte, 1500)
+	for {
+		n, from, err := packets.ReadFrom(buffer)
+		if err != nil {
+			return
+		}
+		packets.WriteTo(append([]byte(name+": "), buffer[:n]...), from)
 	}
 }
