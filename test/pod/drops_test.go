@@ -69,6 +69,18 @@ func (w *world) ports(setting string, devices ...string) {
 	}
 }
 
+// awaitForwardDelay waits until no port of node-a's bridge has a running timer: 15 s after a port was set up the kernel
+// forwards for it if it is in state learning, whoever has set that (br_forward_delay_timer_expired).
+func (w *world) awaitForwardDelay() {
+	w.t.Helper()
+	w.eventually("the forward delay of all ports has passed", func() bool {
+		ports := w.run("node-a", "ip", "-details", "link", "show", "master", lab.BridgeDevice)
+		const timer = "forward_delay_timer "
+		all := strings.Count(ports, timer)
+		return all > 0 && strings.Count(ports, timer+"   0.00 ") == all
+	})
+}
+
 // forgetMACs has node-a's bridge forget the addresses that it has learned at a port.
 func (w *world) forgetMACs(port string) {
 	w.t.Helper()
@@ -99,6 +111,9 @@ func TestDropsOfBridges(t *testing.T) { testDrops(t, lab.Shape{Pods: lab.PodsBri
 
 func testDrops(t *testing.T, shape lab.Shape, drops []drop) {
 	w := newWorld(t, shape, "--pod-devices=auto")
+	if shape.Pods == lab.PodsBridge {
+		w.awaitForwardDelay()
+	}
 	for _, d := range drops { // without an agent
 		d.do(w)
 		w.wantAnswer(d, false)
