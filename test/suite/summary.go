@@ -112,6 +112,9 @@ func printFailures(c *console, results []*result) {
 		}
 		for _, t := range r.failed() {
 			c.print("  " + test{cmp.Or(t.pkg, r.name), t.name}.String())
+			for _, line := range r.failure[t] {
+				c.print("    " + strings.TrimPrefix(line, "    "))
+			}
 		}
 		if len(r.failed()) == 0 {
 			c.print(fmt.Sprintf("  %s: %v", r.name, r.err))

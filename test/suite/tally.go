@@ -50,14 +50,15 @@ func (t test) parent() (test, bool) {
 type tally struct {
 	outcome map[test]string // pass, fail, skip
 	took    map[test]float64
-	reasons map[test]string // why skipped
+	reasons map[test]string   // why skipped
+	failure map[test][]string // the first lines of a failed test's output
 	begun   map[test]time.Time
 	output  map[test][]string // of running tests and packages
 	more    int               // passed tests of which only the number is known
 }
 
 func newTally() tally {
-	return tally{outcome: map[test]string{}, took: map[test]float64{}, reasons: map[test]string{},
+	return tally{outcome: map[test]string{}, took: map[test]float64{}, reasons: map[test]string{}, failure: map[test][]string{},
 		begun: map[test]time.Time{}, output: map[test][]string{}}
 }
 
@@ -140,7 +141,10 @@ func (y *tally) unfinished(c *console) {
 	}
 }
 
+// show prints the output of a failed test, and keeps its first lines for the summary.
 func (y *tally) show(t test, c *console) {
+	const most = 20
+	y.failure[t] = y.output[t][:min(len(y.output[t]), most)]
 	for _, line := range y.output[t] {
 		c.print(line)
 	}
