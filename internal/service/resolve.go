@@ -227,9 +227,7 @@ func (p *portPlan) externalIP(own bool) [SourceClasses]Decision {
 	return ds
 }
 
-// addSets appends the sets that the port's frontends use (R14), and the endpoints that keep their existing
-// flows (R29). TCP connections always stay (R30); those without a conntrack entry stay while their endpoint
-// exists, ready or not.
+// addSets appends the sets that the port's frontends use (R14), and the retained endpoints.
 func (p *portPlan) addSets(all []candidate, frontends []Frontend) {
 	var used [ScopeRetained]bool
 	for i := range frontends {
@@ -242,19 +240,23 @@ func (p *portPlan) addSets(all []candidate, frontends []Frontend) {
 			p.plan.Sets = append(p.plan.Sets, BackendSet{SetKey{p.port, p.family, scope}, bs})
 		}
 	}
-	untracked := func(f Frontend) bool { return f.Untracked }
-	if p.outlivesEndpoint() && !slices.ContainsFunc(frontends, untracked) {
-		return
-	}
-	kept := backends(all, p.node, func(c candidate) bool {
-		return (p.outlivesEndpoint() || c.endpoint.Serving && !c.down) && !p.inEveryFrontend(c, frontends)
-	})
+	kept := backends(all, p.node, func(c candidate) bool { return p.retains(c, frontends) && !p.inEveryFrontend(c, frontends) })
 	for i := range kept {
 		kept[i].Weight = 1
 	}
 	if len(kept) > 0 {
 		p.plan.Retained = append(p.plan.Retained, BackendSet{SetKey{p.port, p.family, ScopeRetained}, kept})
 	}
+}
+
+// retains reports whether an endpoint outside the sets keeps its existing flows (R29). TCP connections always stay
+// (R30); those without a conntrack entry stay while their endpoint exists, ready or not. With DSR other balancers choose
+// among the endpoints of this node, ready or not: they send clients of connections that drain, and health checks.
+func (p *portPlan) retains(c candidate, frontends []Frontend) bool {
+	if !p.outlivesEndpoint() {
+		return c.endpoint.Serving && !c.down
+	}
+	return slices.ContainsFunc(frontends, func(f Frontend) bool { return f.Untracked || f.DSR != "" && c.here(p.node) })
 }
 
 // outlivesEndpoint reports whether connections continue when their endpoint no longer serves (R30).

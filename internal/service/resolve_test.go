@@ -239,6 +239,13 @@ func TestR30TCPKeepsNothing(t *testing.T) {
 	if p := cluster(config, objects...).Plan(web); len(p.Retained) != 1 || names(p.Retained[0].Backends) != "b c" {
 		t.Errorf("with untracked connections: %+v", p.Retained)
 	}
+	// Other balancers choose among the endpoints of this node by DSR, ready or not.
+	config = testConfig()
+	config.DSR = DSRIPIP
+	objects = []Object{service("web"), endpoints("a here", "b here notready", "c there notready"), slice("web-2", []string{"d here", "e there"}, weight("0"))}
+	if p := cluster(config, objects...).Plan(web); len(p.Retained) != 1 || names(p.Retained[0].Backends) != "b d" {
+		t.Errorf("with DSR: %+v", p.Retained)
+	}
 }
 
 func TestR31HostNetworkEndpointsAreOrdinary(t *testing.T) {

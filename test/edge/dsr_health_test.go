@@ -52,15 +52,17 @@ func (w *world) checkedManifest(endpoints []netip.AddrPort, node func(netip.Addr
 			if e.Addr().Is6() {
 				kind = "IPv6"
 			}
-			name := strings.NewReplacer(":", "-", ".", "-").Replace(e.Addr().String())
 			fmt.Fprintf(&text, "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {name: %[1]s-%[2]s, labels: {kubernetes.io/service-name: %[1]s}}\naddressType: %[3]s\nports: [{name: p, port: %[4]d}]\nendpoints: [{addresses: [\"%[5]s\"]%[6]s}]\n---\n",
-				s.name, name, kind, port, e.Addr(), node(e.Addr()))
+				s.name, sliceName(e.Addr()), kind, port, e.Addr(), node(e.Addr()))
 		}
 	}
 	file := filepath.Join(w.t.TempDir(), "vips.yaml")
 	w.must(os.WriteFile(file, []byte(strings.ReplaceAll(text.String(), "beeline.io/health-check:", "beeline.io/health-check-interval: 500ms, beeline.io/health-check-timeout: 500ms, beeline.io/health-check:")), 0o644))
 	return file
 }
+
+// sliceName is an address as a part of the name of an object.
+func sliceName(a netip.Addr) string { return strings.NewReplacer(":", "-", ".", "-").Replace(a.String()) }
 
 // wantChecked waits until the endpoints at these addresses fail in all of checkedServices, for a reason with
 // these words, and no others do.
@@ -172,8 +174,19 @@ func TestHealthChecksGoByDSR(t *testing.T) {
 			}
 		}
 		served("c1")
+		// A backend of weight 0 drains: its node has it in no set, and accepts what a balancer sends to it all the same.
+		equal, err := os.ReadFile(file)
+		w.must(err)
+		drained := string(equal)
+		for _, a := range []netip.Addr{w.Host("b1").Addr4, w.Host("b1").Addr6} {
+			slice := sliceName(a) + ", "
+			drained = strings.ReplaceAll(drained, slice, slice+`annotations: {beeline.io/weight: "0"}, `)
+		}
+		w.must(os.WriteFile(file, []byte(drained), 0o644))
 		w.must(b.Start())
 		w.wantChecked(targets, "")
+		served("c1")
+		w.must(os.WriteFile(file, equal, 0o644))
 		served("b1", "c1")
 	})
 }
