@@ -283,18 +283,24 @@ func (s *Shortcut) apply() error {
 	if rows == nil {
 		return nil
 	}
-	return s.write(rows)
+	err := s.write(rows)
+	s.mu.Lock()
+	s.status = rows.status
+	s.mu.Unlock()
+	return err
 }
 
-// rows are what the tables are to have, and the devices of each component of the shortcut, by name.
+// rows are what the tables are to have, the devices of each component of the shortcut, by name, and what the status says
+// of these tables.
 type rows struct {
 	network *network
 	pods    map[datapath.Address]datapath.Pod
 	devices map[uint32]datapath.PodDevice
 	places  map[string][]int
+	status  Status
 }
 
-// wanted returns the rows, and sets the status; nil: they are not known yet.
+// wanted returns the rows; nil: they are not known yet.
 func (s *Shortcut) wanted() *rows {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -305,7 +311,7 @@ func (s *Shortcut) wanted() *rows {
 	if s.schedule.held && !s.config.IgnoreFilters {
 		found = append(found, filter{what: "packet filters that change faster than they can be searched"})
 	}
-	at := s.choose(found)
+	at, status := s.choose(found)
 	uplinks := slices.DeleteFunc(slices.Clone(s.around.uplinks), func(l link) bool {
 		return !s.config.IgnoreFilters && !s.searched.hasUplink(s.around, l)
 	})
@@ -318,7 +324,7 @@ func (s *Shortcut) wanted() *rows {
 			devices[uint32(l.index)] = datapath.PodDevice{Mac: n.gateway(l), Role: datapath.RolePods}
 		}
 	}
-	return &rows{n, pods, devices, n.places(devices, found)}
+	return &rows{n, pods, devices, n.places(devices, found), status}
 }
 
 // places are the devices of each component of the shortcut, by name.

@@ -42,9 +42,9 @@ type DeviceStatus struct {
 	Invalid []string `json:"invalid,omitempty"`
 }
 
-// choose returns the pods whose packets take the shortcut, and sets the status: those whose packets no filter concerns,
-// and for which filters have been searched.
-func (s *Shortcut) choose(filters []filter) map[netip.Addr]place {
+// choose returns the pods whose packets are to take the shortcut: those whose packets no filter concerns, and for which
+// filters have been searched. The status is right when the tables have these pods.
+func (s *Shortcut) choose(filters []filter) (map[netip.Addr]place, Status) {
 	status, at, rows := Status{Devices: []DeviceStatus{}, Uplinks: []string{}}, map[netip.Addr]place{}, map[int]int{}
 	for _, addr := range sortedAddresses(s.around.at) {
 		p := s.around.at[addr]
@@ -74,8 +74,7 @@ func (s *Shortcut) choose(filters []filter) map[netip.Addr]place {
 		status.Uplinks = append(status.Uplinks, l.name)
 	}
 	slices.SortFunc(status.Devices, func(a, b DeviceStatus) int { return strings.Compare(a.Name, b.Name) })
-	s.status = status
-	return at
+	return at, status
 }
 
 // mostFilters is how many filters of a device are described.
