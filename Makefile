@@ -25,7 +25,7 @@ VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo unkn
 BPF_SOURCES := $(wildcard bpf/*.c bpf/*/*.h test/*/*.bpf.c)
 # A module of its own, so that its plotting library is no dependency of the product.
 BENCH = bench
-BENCH_TEST = BEELINE_PROGRAM=$(CURDIR)/bin/beeline go -C $(BENCH) test -json -vet=off
+BENCH_TEST = BEELINE_PROGRAM=$(CURDIR)/bin/beeline go -C $(BENCH) test -json -vet=off -count=1
 BENCH_SOURCES := $(wildcard bench/bpf/*.c bench/bpf/*.h)
 C_SOURCES := $(BPF_SOURCES) $(BENCH_SOURCES) $(wildcard test/*/testdata/*.c) $(wildcard hoststack/programs/*.c)
 GENERATED := internal/datapath/sock_bpfel.go internal/datapath/bind_bpfel.go internal/datapath/sockgc_bpfel.go internal/datapath/sockstats_bpfel.go \
@@ -37,7 +37,9 @@ BENCH_GENERATED := bench/costxdp_bpfel.go bench/costtc_bpfel.go bench/sockmap_bp
 SCRIPTS := hoststack/programs/run scripts/audit scripts/hoststack scripts/manifests scripts/includes scripts/links scripts/words scripts/setup scripts/suites scripts/envoy scripts/kernels test/kernels/guest test/kernels/instructions .ci/run test/edge/testdata/systemd
 # Runs commands: hides what passes, reports progress every 30 seconds, and sums up at the end.
 SUITE = bin/suite
-# lint vets all packages. The program is the one that users get.
+# lint vets all packages. The program is the one that users get. Go runs a test of the first module again if a file of
+# that module has changed that it read or asked for (node.Build, for example). It sees no file outside of a test's module:
+# tests of the others always run (-count=1).
 GO_TEST = BEELINE_PROGRAM=$(CURDIR)/bin/beeline go test -json -vet=off
 PACKAGES_TEST = $(GO_TEST) -p $(shell echo $$(($$(nproc) + 1))) -timeout 60m
 # test/churn simulates a node under load, so nothing else runs at the same time. The slowest packages
@@ -53,14 +55,14 @@ MOST_PACKAGES = $(LONG_PACKAGES) $(filter-out %/test/churn $(LONG_PACKAGES),$(AL
 # they would analyse all of Kubernetes for two short files.
 CLUSTER = test/cluster
 CLUSTER_PACKAGES = $(filter-out %/cmd/controlplane,$(shell go -C $(CLUSTER) list ./...))
-CLUSTER_TEST = BEELINE_PROGRAM=$(CURDIR)/bin/beeline go -C $(CLUSTER) test -json -vet=off
+CLUSTER_TEST = BEELINE_PROGRAM=$(CURDIR)/bin/beeline go -C $(CLUSTER) test -json -vet=off -count=1
 # A module of its own, because Prometheus is large: it is built without its service discoveries.
 MONITORING = test/monitoring
-MONITORING_TEST = BEELINE_PROGRAM=$(CURDIR)/bin/beeline go -C $(MONITORING) test -json -vet=off
+MONITORING_TEST = BEELINE_PROGRAM=$(CURDIR)/bin/beeline go -C $(MONITORING) test -json -vet=off -count=1
 PROMETHEUS_VERSION = $(shell sed -n 's/^\tgithub.com\/prometheus\/prometheus v/v/p' $(MONITORING)/go.mod | cut -d' ' -f1)
 # A module of its own, because container runtimes and kustomize are large. It runs the control plane of the cluster's.
 DEPLOY = test/deploy
-DEPLOY_TEST = BEELINE_PROGRAM=$(CURDIR)/bin/beeline go -C $(DEPLOY) test -json -vet=off
+DEPLOY_TEST = BEELINE_PROGRAM=$(CURDIR)/bin/beeline go -C $(DEPLOY) test -json -vet=off -count=1
 # A module of its own: the kube-proxy of the next Kubernetes, for the judge alone.
 KUBE_PROXY = test/kubeproxy
 KUBE_PROXY_VERSION = $(shell sed -n 's/^\tk8s.io\/kubernetes v/v/p' $(KUBE_PROXY)/go.mod)
@@ -183,10 +185,10 @@ test-full: build hoststack lint controlplane kubeproxy monitoring build/envoy ##
 		--go 'churn=$(GO_TEST) -timeout 15m -count=1 ./test/churn' \
 		--run 'host stack=scripts/hoststack test' \
 		--run 'suites of others=scripts/hoststack suites' \
-		--go 'benchmark=$(BENCH_TEST) -timeout 60m -count=1 ./...' \
-		--go 'cluster=$(CLUSTER_TEST) -timeout 40m -count=1 $(CLUSTER_PACKAGES)' \
-		--go 'monitoring=$(MONITORING_TEST) -timeout 10m -count=1 ./...' \
-		--go 'deployment=$(DEPLOY_TEST) -timeout 40m -count=1 ./...' \
+		--go 'benchmark=$(BENCH_TEST) -timeout 60m ./...' \
+		--go 'cluster=$(CLUSTER_TEST) -timeout 40m $(CLUSTER_PACKAGES)' \
+		--go 'monitoring=$(MONITORING_TEST) -timeout 10m ./...' \
+		--go 'deployment=$(DEPLOY_TEST) -timeout 40m ./...' \
 		--go '650 scenarios=$(CLUSTER_TEST) -timeout 40m ./judge -run TheSame -seed=0 -scenarios=650' \
 		--go "judge, kube-proxy $(KUBE_PROXY_VERSION)=$(CLUSTER_TEST) -timeout 40m ./judge -run 'TheSame|TestLiveChanges' -kubeproxy=$(CURDIR)/build/kubeproxy" \
 		--go 'ten minutes of reused ports=$(CLUSTER_TEST) -timeout 20m ./judge -run ReusedPorts -reuse=10m' \

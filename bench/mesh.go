@@ -221,10 +221,10 @@ func (rig *meshRig) measure(ctx context.Context, results *result.File, proxy str
 	onRings := rig.countRings(side)
 	used := usageNow()
 	r, err := rig.wrk(ctx, side, c)
+	busy, rings := usageNow().busy-used.busy, onRings()
 	if err != nil {
 		return err
 	}
-	busy := usageNow().busy - used.busy
 	after, err := rig.skipped(side)
 	if err != nil {
 		return err
@@ -233,9 +233,8 @@ func (rig *meshRig) measure(ctx context.Context, results *result.File, proxy str
 	if n := after - before; side == meshSockmap && n < r.Requests {
 		return fmt.Errorf("%d messages skipped TCP in %d requests", n, r.Requests)
 	}
-	// Connections have earned rings by the middle of the run.
-	if n := <-onRings; side == meshRings && !c.closing && n < c.connections {
-		return fmt.Errorf("%d of %d connections are on rings", n, c.connections)
+	if side == meshRings && !c.closing && rings < c.connections {
+		return fmt.Errorf("%d of %d connections were on rings", rings, c.connections)
 	}
 	add := func(m result.Metric, value float64) {
 		row := result.Row{Series: meshSeries(proxy, c, side), Metric: m}

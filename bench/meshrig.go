@@ -191,19 +191,28 @@ func (rig *meshRig) wrk(ctx context.Context, side int, c meshCase) (r wrkResult,
 	return r, err
 }
 
-// countRings counts the connections that the proxy of a side has on rings, in the middle of a run of wrk.
-func (rig *meshRig) countRings(side int) <-chan int {
-	count := make(chan int, 1)
-	proxy := rig.proxies[meshPods[side]]
+// ringPoll is the time between looks at the rings of a proxy.
+const ringPoll = 100 * time.Millisecond
+
+// countRings counts the connections that the proxy of a side has on rings, until stop, which returns the most at any
+// time. On a busy machine connections may need most of a run of wrk to earn rings.
+func (rig *meshRig) countRings(side int) (stop func() int) {
 	if side != meshRings {
-		close(count)
-		return count
+		return func() int { return 0 }
 	}
-	time.AfterFunc(meshSeconds*time.Second/2, func() {
-		maps, _ := os.ReadFile(fmt.Sprintf("/proc/%d/maps", proxy.Process.Pid)) // without it none are counted
-		count <- bytes.Count(maps, []byte("/memfd:beeline-ring "))
-	})
-	return count
+	ctx, cancel := context.WithCancel(context.Background())
+	most := make(chan int)
+	maps := fmt.Sprintf("/proc/%d/maps", rig.proxies[meshPods[side]].Process.Pid)
+	go func() {
+		n := 0
+		for ctx.Err() == nil {
+			text, _ := os.ReadFile(maps) // without it none are counted
+			n = max(n, bytes.Count(text, []byte("/memfd:beeline-ring ")))
+			time.Sleep(ringPoll)
+		}
+		most <- n
+	}()
+	return func() int { cancel(); return <-most }
 }
 
 // proveTime bounds the wait for an agent to serve a pod, and for Envoy, which resets connections while it starts.

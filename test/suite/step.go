@@ -27,6 +27,8 @@ type result struct {
 	held    strings.Builder
 }
 
+var errNoTest = errors.New("no test ran")
+
 func newResult(s step) *result { return &result{step: s, tally: newTally()} }
 
 // done is how many tests passed; a quiet command is one.
@@ -70,6 +72,9 @@ func (r *result) run(interrupted context.Context, c *console, log io.Writer) {
 	r.err = errors.Join(cmd.Wait(), readErr)
 	r.cpu = cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()
 	watched()
+	if r.err == nil && r.kind == kindGo && len(r.outcome) == 0 {
+		r.err = errNoTest
+	}
 	c.end(r)
 	r.finish(c)
 }

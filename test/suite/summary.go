@@ -46,19 +46,19 @@ func summarize(c *console, results []*result, logPath string) (ok bool) {
 }
 
 func printTotals(c *console, results []*result) {
-	c.print(fmt.Sprintf("%-24s %8s %8s %8s %8s %8s", "", "passed", "failed", "skipped", "seconds", "of CPU"))
-	var passed, failed, skipped int
+	c.print(fmt.Sprintf("%-24s %8s %8s %8s %8s %8s %8s", "", "passed", "(cached)", "failed", "skipped", "seconds", "of CPU"))
+	var passed, cached, failed, skipped int
 	var cpu time.Duration
 	for _, r := range results {
 		p, f, s := r.done(), len(r.failed()), len(r.with("skip"))
 		if f == 0 && !r.ok() {
 			f = 1 // the command itself
 		}
-		passed, failed, skipped, cpu = passed+p, failed+f, skipped+s, cpu+r.cpu
-		c.print(fmt.Sprintf("%-24s %8d %8d %8d %8.0f %8.0f", r.name, p, f, s, r.seconds, r.cpu.Seconds()))
+		passed, cached, failed, skipped, cpu = passed+p, cached+r.cached, failed+f, skipped+s, cpu+r.cpu
+		c.print(fmt.Sprintf("%-24s %8d %8d %8d %8d %8.0f %8.0f", r.name, p, r.cached, f, s, r.seconds, r.cpu.Seconds()))
 	}
 	if len(results) > 1 {
-		c.print(fmt.Sprintf("%-24s %8d %8d %8d %8.0f %8.0f", "total", passed, failed, skipped, time.Since(c.begun).Seconds(), cpu.Seconds()))
+		c.print(fmt.Sprintf("%-24s %8d %8d %8d %8d %8.0f %8.0f", "total", passed, cached, failed, skipped, time.Since(c.begun).Seconds(), cpu.Seconds()))
 	}
 }
 

@@ -55,6 +55,7 @@ type tally struct {
 	begun   map[test]time.Time
 	output  map[test][]string // of running tests and packages
 	more    int               // passed tests of which only the number is known
+	cached  int               // passed tests of packages whose result go test has found before
 }
 
 func newTally() tally {
@@ -113,6 +114,7 @@ func (y *tally) endPackage(t test, e event, c *console) {
 		cached := ""
 		if slices.ContainsFunc(y.output[t], func(line string) bool { return strings.Contains(line, "(cached)") }) {
 			cached = ", as found before"
+			y.cached += y.passedOf(t.pkg)
 		}
 		c.print(fmt.Sprintf("ok %8.1f s  %s: %d tests%s", e.Elapsed, t, len(own), cached))
 	}
@@ -163,6 +165,16 @@ func (y *tally) ofPackage(pkg string) (all []test) {
 		}
 	}
 	return all
+}
+
+// passedOf counts the passed tests of a package as passed does.
+func (y *tally) passedOf(pkg string) (n int) {
+	for _, t := range y.with("pass") {
+		if t.pkg == pkg {
+			n++
+		}
+	}
+	return n
 }
 
 var whereLine = regexp.MustCompile(`^\s*[A-Za-z0-9_]+\.go:[0-9]+: (.*)$`)
