@@ -154,10 +154,28 @@ func (rig *meshRig) startProxy(ctx context.Context, p meshProxy, side int) error
 		return err
 	}
 	rig.proxies[pod.Name] = cmd
-	if err := awaitListener(ctx, pod, netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), meshProxyPort)); err != nil {
+	if err := awaitBound(ctx, pod, meshProxyPort); err != nil {
 		return fmt.Errorf("%s in %s: %w; it printed:\n%s", p.name, pod.Name, err, &complaints)
 	}
 	return nil
+}
+
+// awaitBound waits for a listener at a port without a connection to it: a proxy that forwards to the original destination
+// forwards such a connection to itself, again and again.
+func awaitBound(ctx context.Context, on *lab.Host, port uint16) error {
+	ctx, cancel := context.WithTimeout(ctx, listenTimeout)
+	defer cancel()
+	for {
+		out, err := on.Command(ctx, "ss", "-Hltn", fmt.Sprintf("sport = :%d", port)).CombinedOutput()
+		if err == nil && len(out) > 0 {
+			return nil
+		}
+		select {
+		case <-time.After(20 * time.Millisecond):
+		case <-ctx.Done():
+			return fmt.Errorf("nothing listens at port %d within %v (%v): %s", port, listenTimeout, err, out)
+		}
+	}
 }
 
 func (rig *meshRig) stopProxies(stop func()) {
