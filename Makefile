@@ -21,6 +21,9 @@ export BPF_CLANG := $(CLANG)
 export BPF_STRIP := $(subst clang,llvm-strip,$(CLANG))
 export BPF_CFLAGS = -O2 -g -fno-strict-aliasing -mcpu=v3 -Wall -Wextra -Wno-unused-parameter -Werror -I/usr/include/$(shell uname -m)-linux-gnu -I$(CURDIR)/bpf
 
+# Random tests draw something else at each commit (test/seed).
+export BEELINE_SEED ?= $(shell echo $$((1 + 0x$$(git rev-parse --short=8 HEAD 2>/dev/null || echo 0))))
+
 VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
 BPF_SOURCES := $(wildcard bpf/*.c bpf/*/*.h test/*/*.bpf.c)
 # A module of its own, so that its plotting library is no dependency of the product.

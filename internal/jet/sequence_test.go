@@ -8,11 +8,12 @@ import (
 	"math/rand/v2"
 	"strings"
 	"testing"
-	"time"
+
+	"beeline.io/beeline/test/seed"
 )
 
 var (
-	seedFlag      = flag.Uint64("seed", 1, "what the sequences of TestSequences follow from; 0: the clock")
+	seedFlag      = seed.New("seed", "seed of the sequences of TestSequences")
 	sequencesFlag = flag.Int("sequences", 100_000, "how many sequences TestSequences plays")
 )
 
@@ -216,11 +217,7 @@ func (p *play) goesOn(n int) error {
 // idle, or behind forged SYNs, for longer than the flow timeout. New connections get a backend of the table. At
 // the end, when nothing changes, there is no history.
 func TestSequences(t *testing.T) {
-	seed := *seedFlag
-	if seed == 0 {
-		seed = uint64(time.Now().UnixNano())
-	}
-	t.Logf("-seed=%d", seed)
+	seed := seedFlag.Of(t)
 	for n := range uint64(*sequencesFlag) {
 		if log, err := sequence(seed, n); err != nil {
 			t.Fatalf("-seed=%d, sequence %d: %v\n%s", seed, n, err, strings.Join(log, "\n"))

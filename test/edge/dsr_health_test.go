@@ -62,7 +62,9 @@ func (w *world) checkedManifest(endpoints []netip.AddrPort, node func(netip.Addr
 }
 
 // sliceName is an address as a part of the name of an object.
-func sliceName(a netip.Addr) string { return strings.NewReplacer(":", "-", ".", "-").Replace(a.String()) }
+func sliceName(a netip.Addr) string {
+	return strings.NewReplacer(":", "-", ".", "-").Replace(a.String())
+}
 
 // wantChecked waits until the endpoints at these addresses fail in all of checkedServices, for a reason with
 // these words, and no others do.

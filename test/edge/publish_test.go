@@ -4,8 +4,6 @@ package edge
 
 import (
 	"fmt"
-	"hash/fnv"
-	"io"
 	"net"
 	"net/netip"
 	"testing"
@@ -18,6 +16,7 @@ import (
 
 	"beeline.io/beeline/test/lab"
 	"beeline.io/beeline/test/node"
+	"beeline.io/beeline/test/seed"
 )
 
 // Addresses that no host has: those of Services are routed to node-a, those of further clients to the client.
@@ -40,15 +39,14 @@ func inModes(t *testing.T, f func(t *testing.T, mode string)) {
 	inVariants(t, []string{"tc", "xdp"}, f)
 }
 
-// inVariants runs a test in each variant. With -short it runs in one, which depends on the test's name: test/packet
-// compares the programs of all variants with the same model.
+// inVariants runs a test in each variant. With -short it runs in one, which depends on the test's name and on the commit
+// (seed.Choose): test/packet compares the programs of all variants with the same model.
 func inVariants(t *testing.T, variants []string, f func(t *testing.T, variant string)) {
-	name := fnv.New32()
-	io.WriteString(name, t.Name())
+	chosen := seed.Choose(t, len(variants))
 	for i, variant := range variants {
 		t.Run(variant, func(t *testing.T) {
-			if testing.Short() && name.Sum32()%uint32(len(variants)) != uint32(i) {
-				t.Skip("-short: only in another variant")
+			if testing.Short() && i != chosen {
+				t.Skip("-short: in one variant alone, which the commit decides")
 			}
 			f(t, variant)
 		})

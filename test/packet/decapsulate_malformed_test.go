@@ -115,7 +115,7 @@ func TestOptionsThatAreNearlyOurs(t *testing.T) {
 // those inside, except for the translation, and it is for a backend of this node.
 func TestEncapsulatedRandomDamage(t *testing.T) {
 	w := newDSRScene(t)
-	random := rand.New(rand.NewPCG(*seedFlag, 2))
+	random := rand.New(rand.NewPCG(seedFlag.Of(t), 2))
 	w.eachWrapping(t, func(t *testing.T, at hook, f family, how wrapping, question wrapped) {
 		question.payload = []byte("some payload, so that there is something that may be missing")
 		frame := how.wrap(t, f, question)
@@ -136,7 +136,9 @@ func TestEncapsulatedRandomDamage(t *testing.T) {
 				continue
 			}
 			opened++
-			if ends, ok := model.Ends(got.Frame); len(got.Frame) >= len(damaged) || !bytes.HasSuffix(damaged, got.Frame[len(got.Frame)-len(question.payload)/2:]) ||
+			headers := 14 + 40 + 20 // at most; the packet may end in its payload, and before its frame
+			unchanged := got.Frame[min(len(got.Frame), max(headers, len(got.Frame)-len(question.payload)/2)):]
+			if ends, ok := model.Ends(got.Frame); len(got.Frame) >= len(damaged) || !bytes.Contains(damaged, unchanged) ||
 				ok && ends.Destination != f.local && ends.Destination != f.local.Next() {
 				t.Fatalf("of\n%scame\n%s", hex.Dump(damaged), hex.Dump(got.Frame))
 			}

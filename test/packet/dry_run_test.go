@@ -17,10 +17,10 @@ import (
 // Dry runs (`beeline explain`) change nothing that a later packet finds, whatever the packet is.
 func TestDryRunsChangeNothing(t *testing.T) {
 	const packets, ofTables = 2000, 100
-	t.Logf("-seed=%d", *seedFlag)
+	seed := seedFlag.Of(t)
 	w := newWorld(t, limits{})
 	dry := w.dryRun(t)
-	g := &generator{Rand: rand.New(rand.NewPCG(*seedFlag, 3)), w: w}
+	g := &generator{Rand: rand.New(rand.NewPCG(seed, 3)), w: w}
 	changes, now := 0, w.memory(t)
 	for n := range packets {
 		if n%ofTables == 0 {
@@ -32,7 +32,7 @@ func TestDryRunsChangeNothing(t *testing.T) {
 		before := now
 		dry.run(t, at, frame)
 		if now = w.memory(t); !reflect.DeepEqual(now, before) {
-			t.Fatalf("-seed=%d, packet %d: a dry run at %s has changed the tables from\n%+v\nto\n%+v\n%s", *seedFlag, n, at, before, now, hex.Dump(frame))
+			t.Fatalf("-seed=%d, packet %d: a dry run at %s has changed the tables from\n%+v\nto\n%+v\n%s", seed, n, at, before, now, hex.Dump(frame))
 		}
 		w.run(t, at, frame)
 		if now = w.memory(t); !reflect.DeepEqual(now, before) {

@@ -26,11 +26,12 @@ var l3Families = []family{
 // do (runL3). A packet that is sent has an Ethernet header, with which the kernel's helper takes it.
 func TestModelWithoutMAC(t *testing.T) {
 	w := newL3World(t)
+	seed := seedFlag.Of(t)
 	var total [model.Reasons]uint64
 	for round := range uint64(10) {
-		counts, err := (&duel{t: t, w: w, at: atIngress}).attempt(*seedFlag, round)
+		counts, err := (&duel{t: t, w: w, at: atIngress}).attempt(seed, round)
 		if err != nil {
-			t.Fatalf("-seed=%d, round %d: %v", *seedFlag, round, err)
+			t.Fatalf("-seed=%d, round %d: %v", seed, round, err)
 		}
 		for i, n := range counts {
 			total[i] += n

@@ -217,7 +217,7 @@ func TestTCPHeaderBeyondSegment(t *testing.T) {
 func TestRandomBytes(t *testing.T) {
 	w := newScene(t)
 	w.each(t, func(t *testing.T, at hook, f family, protocol uint8) {
-		random := rand.New(rand.NewPCG(*seedFlag, 1))
+		random := rand.New(rand.NewPCG(seedFlag.Of(t), 1))
 		start := f.question(protocol, toRemote).frame(t)
 		for range 2000 {
 			frame := make([]byte, shortest(at, families[1])+random.IntN(200))

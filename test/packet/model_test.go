@@ -13,10 +13,11 @@ import (
 
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/test/packet/model"
+	"beeline.io/beeline/test/seed"
 )
 
 var (
-	seedFlag    = flag.Uint64("seed", 1, "seed of TestModel's tables and packets; 0: from the clock")
+	seedFlag    = seed.New("seed", "seed of random tables and packets")
 	packetsFlag = flag.Int("packets", 200_000, "how many packets TestModel generates; with -short no more than 100,000")
 	roundFlag   = flag.Uint64("round", 0, "TestModel's first round of 500 packets at each hook: each starts without state, so a failed one can be repeated")
 	lastingFlag = flag.Duration("lasting", 0, "how long TestModel generates packets instead, half of it at each hook")
@@ -32,11 +33,7 @@ const (
 // counters. Packets of clients and of backends, correct and damaged ones, while the tables change and entries
 // get lost.
 func TestModel(t *testing.T) {
-	seed := *seedFlag
-	if seed == 0 {
-		seed = uint64(time.Now().UnixNano())
-	}
-	t.Logf("-seed=%d", seed)
+	seed := seedFlag.Of(t)
 	if testing.Short() {
 		*packetsFlag = min(*packetsFlag, enoughPackets)
 	}

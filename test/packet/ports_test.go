@@ -148,7 +148,7 @@ func TestPortsGetScarce(t *testing.T) {
 	w.apply(t, w.scene())
 	w.eachFamily(t, func(t *testing.T, at hook, f family) {
 		protocol := uint8(tcp)
-		l := &lender{world: w, at: at, f: f, protocol: protocol, random: rand.New(rand.NewPCG(*seedFlag, uint64(protocol))),
+		l := &lender{world: w, at: at, f: f, protocol: protocol, random: rand.New(rand.NewPCG(seedFlag.Of(t), uint64(protocol))),
 			snatPort: map[uint16]probe{}, clients: map[netip.AddrPort]bool{}}
 		const flows = 2000
 		for _, stage := range []struct{ ports, least, most int }{
@@ -180,7 +180,7 @@ func TestSNATPortIsReused(t *testing.T) {
 	w := newWorld(t, limits{ports: fewPorts})
 	w.apply(t, w.scene())
 	w.eachFamily(t, func(t *testing.T, at hook, f family) {
-		l := &lender{world: w, at: at, f: f, protocol: tcp, random: rand.New(rand.NewPCG(*seedFlag, tcp)),
+		l := &lender{world: w, at: at, f: f, protocol: tcp, random: rand.New(rand.NewPCG(seedFlag.Of(t), tcp)),
 			snatPort: map[uint16]probe{}, clients: map[netip.AddrPort]bool{}}
 		l.fill(t, allPorts)
 		for range 5 {

@@ -22,9 +22,9 @@ type prefilters struct {
 // while tables change, entries get lost, and the prefilter is rebuilt.
 func TestPrefilterChangesNothing(t *testing.T) {
 	const packets, ofTables = 10_000, 100
-	t.Logf("-seed=%d", *seedFlag)
+	seed := seedFlag.Of(t)
 	d := &prefilters{shut: newWorld(t, limits{}), open: newWorld(t, limits{})}
-	d.g = &generator{Rand: rand.New(rand.NewPCG(*seedFlag, 1)), w: d.shut}
+	d.g = &generator{Rand: rand.New(rand.NewPCG(seed, 1)), w: d.shut}
 	var kept uint64
 	for n := range packets {
 		if n%ofTables == 0 {
@@ -40,7 +40,7 @@ func TestPrefilterChangesNothing(t *testing.T) {
 		if after, _ := now(t); after != before { // one may have run in the next second, the other not
 			d.forget(t)
 		} else if err != nil {
-			t.Fatalf("-seed=%d, packet %d: %v", *seedFlag, n, err)
+			t.Fatalf("-seed=%d, packet %d: %v", seed, n, err)
 		}
 		if d.shut.prefilter.Enabled() && !d.open.prefilter.Enabled() {
 			kept++

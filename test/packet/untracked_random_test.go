@@ -56,11 +56,7 @@ func (j *just) say(format string, args ...any) {
 // long behind a forged SYN with its tuple; new connections get only ready backends; and in the end the tables
 // are those of a new agent on a new node.
 func TestJustEnough(t *testing.T) {
-	seed := *seedFlag
-	if seed == 0 {
-		seed = uint64(time.Now().UnixNano())
-	}
-	t.Logf("-seed=%d", seed)
+	seed := seedFlag.Of(t)
 	w, fresh := newWorld(t, limits{timeouts: programTimeouts(idleTimes)}), newWorld(t, limits{timeouts: programTimeouts(idleTimes)})
 	w.enter(t)
 	for _, world := range []*world{w, fresh} {

@@ -20,13 +20,19 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"beeline.io/beeline/test/lab"
+	"beeline.io/beeline/test/seed"
 )
 
-// The number of scenarios by default, and with -short: enough for nearly all pairs of facts.
-const scenariosByDefault, scenariosShort = 260, 150
+// The number of scenarios by default, and with -short: with firstSeed enough for nearly all pairs of facts, and for each
+// row of differences.md. scenariosOfCommit are drawn in addition, others at each commit.
+const (
+	scenariosByDefault, scenariosShort = 260, 150
+	firstSeed                          = 1
+	scenariosOfCommit                  = 30
+)
 
 var (
-	seed      = flag.Uint64("seed", 1, "seed of the cases; 0: from the clock")
+	seedFlag  = seed.New("seed", "seed of the cases; without it some of seed 1 and some of the commit are judged")
 	scenarios = flag.Int("scenarios", scenariosByDefault, "how many Services to judge, with ten probes each; with -short no more than 150 unless -case names one")
 	only      = flag.String("case", "", "judge only this case, by its ID; a scenario's number stands for all of its cases")
 	file      = flag.String("file", "", "judge only the case in this file, as a failure prints it, and no generated ones")
@@ -40,47 +46,59 @@ func TestKubeProxyAndBeelineDoTheSame(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	cases := chosenCases(t)
-	j := &Judge{Pair: New(t, beeline, Options{}), Differences: differences}
-	begin := time.Now()
-	verdicts, err := j.Run(t.Context(), cases)
-	r := newReport(verdicts)
-	r.show(t, j.Pair.Sides[0].Lab, time.Since(begin))
-	if *only != "" || *file != "" {
-		r.showAll(t)
-	}
-	if err != nil {
-		t.Fatalf("%d of %d cases have a verdict, then an error: %v", len(verdicts), len(cases), err)
-	}
-	if *only == "" && *file == "" {
-		r.wantWhole(t, differences)
-		wantPairs(t, cases)
-	}
-}
-
-// chosenCases are the cases that the flags select.
-func chosenCases(t *testing.T) []*Case {
-	t.Helper()
-	if *file != "" {
-		return readCases(t, *file)
-	}
-	if *seed == 0 {
-		*seed = uint64(time.Now().UnixNano())
-	}
 	if testing.Short() {
 		*scenarios = min(*scenarios, scenariosShort)
 	}
+	judge := &Judge{Pair: New(t, beeline, Options{}), Differences: differences}
+	switch {
+	case *file != "":
+		judgeCases(t, judge, 0, readCases(t, *file)).showAll(t)
+		return
+	case *only != "":
+		from := seedFlag.Of(t)
+		judgeCases(t, judge, from, onlyCases(t, from)).showAll(t)
+		return
+	}
+	from := uint64(firstSeed)
+	if seedFlag.IsSet() {
+		from = seedFlag.Of(t)
+	}
+	n, err := scenariosFor("", *scenarios)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cases := Generate(from, n)
+	judgeCases(t, judge, from, cases).wantWhole(t, differences)
+	wantPairs(t, from, cases)
+	if !seedFlag.IsSet() {
+		from = seed.Default(t)
+		judgeCases(t, judge, from, Generate(from, scenariosOfCommit))
+	}
+}
+
+// judgeCases judges the cases of a seed, and reports the failed ones.
+func judgeCases(t *testing.T, j *Judge, from uint64, cases []*Case) *report {
+	t.Helper()
+	begin := time.Now()
+	verdicts, err := j.Run(t.Context(), cases)
+	r := newReport(from, verdicts)
+	r.show(t, j.Pair.Sides[0].Lab, time.Since(begin))
+	if err != nil {
+		t.Fatalf("%d of %d cases have a verdict, then an error: %v", len(verdicts), len(cases), err)
+	}
+	return r
+}
+
+// onlyCases are the cases of a seed that -case names.
+func onlyCases(t *testing.T, from uint64) []*Case {
+	t.Helper()
 	n, err := scenariosFor(*only, *scenarios)
 	if err != nil {
 		t.Fatal(err)
 	}
-	cases := Generate(*seed, n)
-	if *only == "" {
-		return cases
-	}
-	cases = slices.DeleteFunc(cases, func(c *Case) bool { return !isNamed(c.ID, *only) })
+	cases := slices.DeleteFunc(Generate(from, n), func(c *Case) bool { return !isNamed(c.ID, *only) })
 	if len(cases) == 0 {
-		t.Fatalf("seed %d has no case %s", *seed, *only)
+		t.Fatalf("seed %d has no case %s", from, *only)
 	}
 	return cases
 }
@@ -130,10 +148,10 @@ func readCases(t *testing.T, path string) []*Case {
 }
 
 // wantPairs checks that the cases have nearly all possible pairs of facts: those in a much larger sample.
-func wantPairs(t *testing.T, cases []*Case) {
+func wantPairs(t *testing.T, from uint64, cases []*Case) {
 	t.Helper()
 	possible, met := new(pairs), new(pairs)
-	for _, c := range Generate(*seed+1, 3*(*scenarios)) {
+	for _, c := range Generate(from+1, 3*(*scenarios)) {
 		possible.add(c.factNumbers())
 	}
 	for _, c := range cases {
@@ -186,7 +204,7 @@ func TestCaseIsItsFile(t *testing.T) {
 		if !slices.EqualFunc(got, want, func(a, b *Case) bool { return text(a) == text(b) }) {
 			t.Errorf("case %s is read as %d cases, the last\n%s, want\n%s", c.ID, len(got), text(got[len(got)-1]), text(c))
 		}
-		whole := commands(&Verdict{Case: c}, path)
+		whole := commands(&Verdict{Case: c}, 7, path)
 		if !strings.HasSuffix(whole[len(whole)-1], " -file="+path) {
 			t.Errorf("case %s is judged again by %q: no -file=%s", c.ID, whole, path)
 		}

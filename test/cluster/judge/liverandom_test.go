@@ -10,10 +10,12 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"beeline.io/beeline/test/seed"
 )
 
 var (
-	liveSeed    = flag.Uint64("live.seed", 1, "seed of the random live changes; 0: from the clock")
+	liveSeed    = seed.New("live.seed", "seed of the random live changes")
 	liveChanges = flag.Int("live.changes", 40, "how many random live changes to make; with -short no more than 20")
 )
 
@@ -97,14 +99,11 @@ func (s *Subject) serving() (hosts []string) {
 // result that a verdict explains, or any endpoint that serves in one of the states; in the end both sides are
 // the same.
 func (l *live) random(t *testing.T) {
-	if *liveSeed == 0 {
-		*liveSeed = uint64(time.Now().UnixNano())
-	}
-	t.Logf("-live.seed=%d", *liveSeed)
+	from := liveSeed.Of(t)
 	if testing.Short() {
 		*liveChanges = min(*liveChanges, 20)
 	}
-	r := rand.New(rand.NewPCG(*liveSeed, 0))
+	r := rand.New(rand.NewPCG(from, 0))
 	start := base(15)
 	subject, probes := &start, questions("clusterIP", "nodePort", "ingress")
 	begin := time.Now()

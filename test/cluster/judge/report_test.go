@@ -16,13 +16,14 @@ import (
 
 // report counts verdicts.
 type report struct {
+	seed                    uint64 // of the cases; 0: they are from a file
 	all                     []*Verdict
 	same, explained, failed []*Verdict
 	byRow                   map[*Difference]int
 }
 
-func newReport(verdicts []*Verdict) *report {
-	r := &report{all: verdicts, byRow: map[*Difference]int{}}
+func newReport(from uint64, verdicts []*Verdict) *report {
+	r := &report{seed: from, all: verdicts, byRow: map[*Difference]int{}}
 	for _, v := range verdicts {
 		switch {
 		case v.Same() && len(v.Rows) == 0:
@@ -48,14 +49,14 @@ func (r *report) show(t *testing.T, l *lab.Lab, took time.Duration) {
 	for _, v := range r.failed {
 		if len(whole) < shown && !whole[v.Scenario.Number] {
 			whole[v.Scenario.Number] = true
-			t.Errorf("%s", describe(t, l, v))
+			t.Errorf("%s", r.describe(t, l, v))
 		} else {
 			t.Errorf("case %s, %+v: kube-proxy: %v; Beeline: %v; want: %v", v.ID, v.Probe, v.KubeProxy, v.Beeline, v.Expected)
 		}
 	}
 	r.showTwice(t)
-	t.Logf("seed %d: %d cases judged in %v: %d the same, %d different as documented, %d unexplained",
-		*seed, len(r.all), took.Round(time.Second), len(r.same), len(r.explained), len(r.failed))
+	t.Logf("-seed=%d: %d cases judged in %v: %d the same, %d different as documented, %d unexplained",
+		r.seed, len(r.all), took.Round(time.Second), len(r.same), len(r.explained), len(r.failed))
 }
 
 // showTwice prints the cases that ran more than once, with their first results.
@@ -100,7 +101,7 @@ func (r *report) wantWhole(t *testing.T, differences []*Difference) {
 
 // describe prints a failed case for analysis: both results, commands to judge it again, the case, and its
 // objects.
-func describe(t *testing.T, l *lab.Lab, v *Verdict) string {
+func (r *report) describe(t *testing.T, l *lab.Lab, v *Verdict) string {
 	t.Helper()
 	var b strings.Builder
 	fmt.Fprintf(&b, "case %s: Beeline does not do what kube-proxy does, and docs/operate/differences.md does not document it.\n", v.ID)
@@ -109,7 +110,7 @@ func describe(t *testing.T, l *lab.Lab, v *Verdict) string {
 	if path == "" {
 		path = saveCase(t, os.TempDir(), v.Case) // it must outlive the test
 	}
-	for _, command := range commands(v, path) {
+	for _, command := range commands(v, r.seed, path) {
 		fmt.Fprintf(&b, "again: %s\n", command)
 	}
 	objects := []any{v.Case, v.Scenario.Service()}
@@ -155,15 +156,15 @@ func saveCase(t *testing.T, dir string, c *Case) (path string) {
 
 // commands judge a case again: as it was drawn, and from its file. A wandering client shows only together with
 // the other cases of its scenario.
-func commands(v *Verdict, path string) []string {
+func commands(v *Verdict, from uint64, path string) []string {
 	const begin = "make build controlplane && cd test/cluster && go test ./judge -v -run TestKubeProxyAndBeelineDoTheSame"
-	drawn := fmt.Sprintf("%s -seed=%d -case=%s", begin, *seed, v.ID)
+	drawn := fmt.Sprintf("%s -seed=%d -case=%s", begin, from, v.ID)
 	written := fmt.Sprintf("%s -file=%s", begin, path)
 	switch {
 	case *file != "":
 		return []string{written}
 	case v.KubeProxy.wanders() || v.Beeline.wanders():
-		return []string{fmt.Sprintf("%s -seed=%d -case=%d", begin, *seed, v.Scenario.Number)}
+		return []string{fmt.Sprintf("%s -seed=%d -case=%d", begin, from, v.Scenario.Number)}
 	}
 	return []string{drawn, written}
 }

@@ -94,7 +94,7 @@ func (v *visit) begin() Result {
 		return v.drop(reason)
 	}
 	v.Counts[reason]++
-	return Result{Action: ActionPass, Frame: v.change(track.Becomes, 0)}
+	return v.deliver(track.Becomes)
 }
 
 func (v *visit) judge(verdict Verdict) Result {
@@ -239,6 +239,15 @@ func (v *visit) leftToTC(hop *NextHop) bool {
 func (v *visit) trimmed(frame []byte) []byte {
 	const shortest = 60
 	return frame[:min(len(frame), max(shortest, l3+v.length))]
+}
+
+// deliver passes a translated packet to the stack, which ignores what follows a packet. Fragments have lost it before.
+func (v *visit) deliver(to Tuple) Result {
+	frame := v.change(to, 0)
+	if v.fragment != whole {
+		frame = v.trimmed(frame)
+	}
+	return Result{Action: ActionPass, Frame: frame}
 }
 
 func (v *visit) send(to Tuple, hop *NextHop, reason Reason) Result {

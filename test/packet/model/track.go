@@ -90,7 +90,7 @@ func (v *visit) follow(track *Track, half bool) Result {
 	}
 	if track.Local {
 		v.Counts[reason]++
-		return Result{Action: ActionPass, Frame: v.change(to, 0)}
+		return v.deliver(to)
 	}
 	return v.send(to, hop, reason)
 }
