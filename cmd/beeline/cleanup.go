@@ -18,6 +18,7 @@ import (
 	"beeline.io/beeline/internal/agent"
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/pinfs"
+	"beeline.io/beeline/internal/plural"
 	"beeline.io/beeline/internal/source/kube"
 )
 
@@ -102,7 +103,7 @@ func (o *cleanupOptions) run(ctx context.Context, out io.Writer) error {
 	if err == nil {
 		err = cleanup(out, o.pins, o.socket)
 	}
-	if errors.As(err, new(*pinfs.LockedError)) {
+	if locked := (*pinfs.LockedError)(nil); errors.As(err, &locked) && !locked.Drain {
 		return fmt.Errorf("%w; or let cleanup stop it, with --stop-agent", err)
 	}
 	return err
@@ -118,13 +119,13 @@ func drain(ctx context.Context, out io.Writer, pins string, limit time.Duration)
 		return err
 	}
 	if err != nil {
-		return fmt.Errorf("--drain: %w; nothing is detached, and new flows may pass to another proxy already: repeat the command, or start the agent", err)
+		return fmt.Errorf("--drain: %w; nothing is detached, and new flows may pass to another proxy already: repeat the command, or start the agent, which serves all Services again", err)
 	}
 	if len(left) == 0 {
 		_, err := fmt.Fprintln(out, "no flow of a client is left")
 		return err
 	}
-	fmt.Fprintf(out, "%d flows of clients are left after %v, and end now:\n", len(left), limit)
+	fmt.Fprintf(out, "left after %v, and ended now: %s\n", limit, plural.Of(len(left), "flow", "of clients"))
 	for _, f := range left[:min(len(left), maxListed)] {
 		fmt.Fprintf(out, "  %s %s to %s (%s), backend %s: %s, idle for %.0f s\n", f.Protocol, f.Client, f.Address, f.Service, f.Backend, f.State, f.IdleSeconds)
 	}
@@ -154,14 +155,31 @@ func stopAgent(ctx context.Context, out io.Writer, pins string) error {
 	if still, now := datapath.AgentRunning(pins); !still || now != pid { // the pid may be another process's by now
 		return fmt.Errorf("the agent on %s has just been replaced: repeat the command", pins)
 	}
-	if err := unix.PidfdSendSignal(process, unix.SIGTERM, nil, 0); err != nil {
-		return fmt.Errorf("stop the agent with pid %d: %w", pid, err)
+	for _, signal := range []unix.Signal{unix.SIGTERM, unix.SIGCONT} { // a stopped process takes the first after the second
+		if err := unix.PidfdSendSignal(process, signal, nil, 0); err != nil {
+			return fmt.Errorf("stop the agent with pid %d: %w", pid, err)
+		}
 	}
 	if err := awaitExit(ctx, process); err != nil {
-		return fmt.Errorf("stop the agent with pid %d: %w; if it hangs, kill -9 %d ends it, and the attached programs keep serving", pid, err, pid)
+		return fmt.Errorf("stop the agent with pid %d: %w%s: end it by `kill -9 %d`, and repeat the command; the attached programs keep serving until then", pid, err, processState(pid), pid)
 	}
 	_, err = fmt.Fprintf(out, "stopped the agent with pid %d\n", pid)
 	return err
+}
+
+// processState says why a process may not take a signal, by the state in /proc/PID/stat (proc(5)); "" for no such reason.
+func processState(pid int) string {
+	stat, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	_, state, _ := strings.Cut(string(stat), ") ") // the name before it may have any characters
+	switch {
+	case strings.HasPrefix(state, "D"):
+		return ", and waits in the kernel"
+	case strings.HasPrefix(state, "T"):
+		return ", and has been stopped again"
+	case strings.HasPrefix(state, "t"):
+		return ", and a debugger has stopped it"
+	}
+	return ""
 }
 
 // awaitExit waits until a process has ended.

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"beeline.io/beeline/internal/condition"
+	"beeline.io/beeline/internal/plural"
 	"beeline.io/beeline/internal/printable"
 )
 
@@ -70,16 +71,9 @@ func headline(all condition.List) string {
 	case errors+warnings == 0:
 		return "All is well."
 	case errors == 0:
-		return counted(warnings, "warning") + "."
+		return plural.Of(warnings, "warning") + "."
 	case warnings == 0:
-		return counted(errors, "error") + "."
+		return plural.Of(errors, "error") + "."
 	}
-	return counted(errors, "error") + ", " + counted(warnings, "warning") + "."
-}
-
-func counted(n int, what string) string {
-	if n == 1 {
-		return "1 " + what
-	}
-	return fmt.Sprintf("%d %ss", n, what)
+	return plural.Of(errors, "error") + ", " + plural.Of(warnings, "warning") + "."
 }

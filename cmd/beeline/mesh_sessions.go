@@ -4,7 +4,6 @@ package main
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -15,6 +14,7 @@ import (
 
 	"beeline.io/beeline/internal/agent"
 	"beeline.io/beeline/internal/mesh/hoststack"
+	"beeline.io/beeline/internal/plural"
 	"beeline.io/beeline/internal/printable"
 )
 
@@ -57,14 +57,9 @@ any process. Programs without a connection that may use rings are listed with -o
 func sessionsReport(cmd *cobra.Command, socket string, pids []int, all bool) (*hoststack.Report, error) {
 	if len(pids) == 0 && !all {
 		var r hoststack.Report
-		err := agent.NewClient(socket).Get(cmd.Context(), hoststack.SessionsPath, &r)
-		if err != nil && !errors.Is(err, agent.ErrNotRunning) {
-			err = fmt.Errorf("%w (is --mesh-hoststack of the agent on or off?)", err)
-		}
-		if err != nil {
-			return nil, fmt.Errorf("--agent-socket %s: %w; --all-processes and --pid look without the agent", socket, err)
-		}
-		return &r, nil
+		const without = "look without the agent by --all-processes or --pid"
+		q := question{socket: socket, without: without, withoutHung: without, enable: "set --mesh-hoststack of the agent to on or off, or " + without}
+		return &r, q.get(cmd.Context(), hoststack.SessionsPath, &r)
 	}
 	processes, err := hoststack.All()
 	if err != nil {
@@ -98,7 +93,7 @@ func sessionTables(w io.Writer, r *hoststack.Report, headers, all bool) {
 	}
 	t.Flush()
 	if idle > 0 {
-		fmt.Fprintf(w, "\n%s not listed, which had no connection that may use rings: see -o wide\n", counted(idle, "program"))
+		fmt.Fprintf(w, "\n%s not listed, which had no connection that may use rings: see -o wide\n", plural.Of(idle, "program"))
 	}
 	if r.Sessions() > 0 {
 		fmt.Fprintln(w)

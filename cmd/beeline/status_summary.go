@@ -12,6 +12,7 @@ import (
 
 	"beeline.io/beeline/internal/edge"
 	"beeline.io/beeline/internal/inspect"
+	"beeline.io/beeline/internal/plural"
 	"beeline.io/beeline/internal/reconcile"
 )
 
@@ -52,7 +53,7 @@ func statusSummary(w io.Writer, s *inspect.Status) {
 		line("Health checks", "%d backends, %d down", h.Backends, len(h.Down))
 	}
 	if n := len(s.OptedOut.Pods); n > 0 {
-		line("Opted out", "%s without the socket shortcut", counted(n, "pod"))
+		line("Opted out", "%s without the socket shortcut", plural.Of(n, "pod"))
 	}
 	componentsText(t, s)
 	line("Kernel", "%s", kernelText(s))

@@ -13,6 +13,7 @@ import (
 	"beeline.io/beeline/internal/component"
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/inspect"
+	"beeline.io/beeline/internal/pinfs"
 	"beeline.io/beeline/internal/service"
 	"beeline.io/beeline/internal/source"
 )
@@ -137,6 +138,9 @@ func (a *Agent) becomeReady(objects int) error {
 		}
 	}
 	a.synced = true
+	if err := pinfs.UnmarkDrain(a.config.BPFFS); err != nil {
+		a.log.Warn("cannot remove the record of a drain, whose tables this agent has restored", "error", err)
+	}
 	a.health.SetFaults(faultsOfSource, nil)
 	if a.probe != nil {
 		a.probe.Begin()

@@ -13,6 +13,7 @@ import (
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/inspect"
 	"beeline.io/beeline/internal/pinfs"
+	"beeline.io/beeline/internal/plural"
 )
 
 // drainPoll is the time between looks at the remaining flows; drainReport, between reports.
@@ -43,29 +44,30 @@ func Drain(ctx context.Context, bpffs string, limit time.Duration, report func(s
 	if err != nil {
 		return nil, err
 	}
-	flows, err := conntrack.Open(bpffs)
-	if errors.Is(err, os.ErrNotExist) { // no edge, so no flows
-		return nil, tables.Withdraw()
+	flows, noFlows := conntrack.Open(bpffs)
+	if noFlows != nil && !errors.Is(noFlows, os.ErrNotExist) { // without the edge there are none
+		return nil, noFlows
 	}
-	if err != nil {
+	end := time.Now().Add(limit)
+	if err := pinfs.MarkDrain(bpffs, end); err != nil {
 		return nil, err
 	}
-	if err := tables.Withdraw(); err != nil {
+	if err := tables.Withdraw(); err != nil || noFlows != nil {
 		return nil, err
 	}
-	return awaitFlows(ctx, flows, inspect.PortNames(names), limit, report)
+	return awaitFlows(ctx, flows, inspect.PortNames(names), end, report)
 }
 
-// awaitFlows waits until no flow is left that has not ended, or for the limit.
-func awaitFlows(ctx context.Context, flows *conntrack.Tables, names conntrack.PortName, limit time.Duration, report func(string)) ([]conntrack.Flow, error) {
-	end, next := time.Now().Add(limit), time.Now()
+// awaitFlows waits until no flow is left that has not ended, or until the end of the drain.
+func awaitFlows(ctx context.Context, flows *conntrack.Tables, names conntrack.PortName, end time.Time, report func(string)) ([]conntrack.Flow, error) {
+	next := time.Now()
 	for {
 		left, err := openFlows(flows, names)
 		if err != nil || len(left) == 0 || !time.Now().Before(end) {
 			return left, err
 		}
 		if !time.Now().Before(next) {
-			report(fmt.Sprintf("new flows pass to another proxy; waiting for %d flows, at most %v", len(left), time.Until(end).Round(time.Second)))
+			report(fmt.Sprintf("new flows pass to another proxy; waiting for %s, at most %v", plural.Of(len(left), "flow"), time.Until(end).Round(time.Second)))
 			next = next.Add(drainReport)
 		}
 		select {

@@ -10,6 +10,12 @@ var (
 	AgentNotAnswering = register("AgentNotAnswering", Error,
 		"An agent holds the pins and has not answered for a second, or does not listen on the socket. It starts, ends again and again, is stopped, or hangs. The attached programs keep serving with the pinned tables; changes of Services and endpoints may not take effect.",
 		"ask again. If that lasts, see the end of its log (`journalctl -u beeline`, `kubectl logs --previous`) and the state of its process (`ps -o stat,wchan -p PID`: T is stopped, D waits in the kernel), and restart it")
+	Draining = register("Draining", Warning,
+		"`beeline cleanup --drain` is running: new connections and flows pass to another proxy of the node. Flows of clients outside the cluster that Beeline has translated are served until they end, or until the time that the message names; then everything is detached.",
+		"wait for its end, with another proxy on the node; or end it, and start the agent, which serves all Services again")
+	DrainInterrupted = register("DrainInterrupted", Error,
+		"`beeline cleanup --drain` was ended half way, or an agent that started after it ended before it had read all Services. New connections and flows pass to another proxy of the node, and fail if there is none. Flows that Beeline has translated are served, and changes do not take effect.",
+		"repeat `beeline cleanup --drain`, which waits for these flows and detaches everything; or start the agent, which serves all Services again")
 	NotSynced = register("NotSynced", Error,
 		"The agent has not read a complete state from its source since it started. Tables of an earlier agent stay in use; on a new node nothing is attached.",
 		"see \"Source\" in `beeline status` for what the agent waits for, or for the errors in the manifests")

@@ -91,7 +91,7 @@ func removePins(bpffs string, detached func(), components componentList) error {
 			return err
 		}
 	}
-	if err := unmarkNamespaces(bpffs, ""); err != nil {
+	if err := errors.Join(unmarkNamespaces(bpffs, ""), pinfs.UnmarkDrain(bpffs)); err != nil {
 		return err
 	}
 	for _, dir := range append(tables, filepath.Join(bpffs, "links"), filepath.Join(bpffs, "programs")) {

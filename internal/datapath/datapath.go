@@ -126,6 +126,9 @@ func Open(o Options) (d *Datapath, err error) {
 	if d.lock, err = pinfs.Lock(o.BPFFS); err != nil {
 		return d, err
 	}
+	if err := pinfs.TakeOverDrain(o.BPFFS); err != nil {
+		return d, fmt.Errorf("--pins: %w", err)
+	}
 	if err := markNamespace(o.BPFFS); err != nil {
 		return d, err
 	}

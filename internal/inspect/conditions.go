@@ -45,6 +45,10 @@ func fullTable(f reconcile.Usage) condition.Condition {
 // ofAgent returns the conditions of the agent and of its environment.
 func (s *Status) ofAgent() (all condition.List) {
 	switch {
+	case s.Drain != nil && s.Drain.Running:
+		all = append(all, s.Drain.running())
+	case s.Drain != nil && !s.Running:
+		all = append(all, condition.DrainInterrupted.New("`beeline cleanup --drain` was ended half way, and no agent is running: new connections and flows pass to another proxy of the node; %s", s.Drain.left()))
 	case !s.Running:
 		all = append(all, condition.AgentNotRunning.New("no agent is running: %s, and changes do not take effect", s.serving()))
 	case s.Silent != "":
@@ -52,8 +56,11 @@ func (s *Status) ofAgent() (all condition.List) {
 	}
 	if s.Answered && !s.Sync.Synced {
 		serves := "the tables of an earlier agent stay in use"
-		if len(s.Attachments) == 0 {
+		switch {
+		case len(s.Attachments) == 0:
 			serves = "nothing is attached"
+		case s.Drain != nil:
+			serves = fmt.Sprintf("`beeline cleanup --drain` has withdrawn the Services, so new connections and flows pass to another proxy of the node; %s", s.Drain.left())
 		}
 		all = append(all, NotSynced(serves))
 	}

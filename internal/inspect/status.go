@@ -55,7 +55,9 @@ type Status struct {
 	// NodeDeleted means that this node's Node object was deleted, and its last state stays in use (R39).
 	NodeDeleted bool   `json:"nodeDeleted,omitempty"`
 	BPFFS       string `json:"pins"`
-	Cgroup      string `json:"cgroup,omitempty"`
+	// Drain is the last `beeline cleanup --drain`, unless an agent has restored the tables since.
+	Drain  *Drain `json:"drain,omitempty"`
+	Cgroup string `json:"cgroup,omitempty"`
 
 	Source Source          `json:"source,omitzero"`
 	Sync   reconcile.Stats `json:"sync,omitzero"`
@@ -198,9 +200,10 @@ func ReadStatusWith(bpffs, version string, tables *Tables, count edge.FlowCount)
 	s.Counters, counters = datapath.ReadCounters(bpffs)
 	var edgeErr error
 	s.Edge, edgeErr = edge.ReadStatus(bpffs, count)
-	var namespaceErr error
+	var drainErr, namespaceErr error
+	s.Drain, drainErr = readDrain(bpffs)
 	s.OtherNamespace, namespaceErr = datapath.OtherNamespace(bpffs)
-	if err := errors.Join(attachments, counters, edgeErr, namespaceErr); err != nil {
+	if err := errors.Join(attachments, counters, edgeErr, drainErr, namespaceErr); err != nil {
 		s.Unreadable = err.Error()
 	}
 	s.Assess()

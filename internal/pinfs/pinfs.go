@@ -26,12 +26,19 @@ const mountedByUs = "mounted_by_beeline"
 // A LockedError is returned if another process uses the bpffs directory.
 type LockedError struct {
 	Path string
-	// PID of the agent, 0 if it is in another PID namespace.
+	// PID of the process, 0 if it is in another PID namespace.
 	PID int
+	// Drain means that the process is no agent, but `beeline cleanup --drain`.
+	Drain bool
 }
 
 func (e *LockedError) Error() string {
-	if e.PID == 0 {
+	switch {
+	case e.Drain && e.PID == 0:
+		return fmt.Sprintf("`beeline cleanup --drain` is running on %s, in another PID namespace: wait for its end, end it there, or give another --pins", e.Path)
+	case e.Drain:
+		return fmt.Sprintf("`beeline cleanup --drain` is running on %s with pid %d: wait for its end, end it (`kill %d`), or give another --pins", e.Path, e.PID, e.PID)
+	case e.PID == 0:
 		return fmt.Sprintf("another agent is using %s: stop it, or give another --pins", e.Path)
 	}
 	return fmt.Sprintf("an agent is running on %s with pid %d: stop it, or give another --pins", e.Path, e.PID)
@@ -201,7 +208,8 @@ func Lock(path string) (*os.File, error) {
 	if errors.Is(err, unix.EWOULDBLOCK) {
 		defer dir.Close()
 		_, pid := LockHolder(dir)
-		return nil, &LockedError{Path: path, PID: pid}
+		drain := DrainOf(path)
+		return nil, &LockedError{Path: path, PID: pid, Drain: drain != nil && drain.Running}
 	}
 	if err != nil {
 		dir.Close()
@@ -213,6 +221,14 @@ func Lock(path string) (*os.File, error) {
 // Holder reports whether an agent has locked a bpffs directory, and returns its pid, 0 if it is in another
 // PID namespace.
 func Holder(path string) (held bool, pid int) {
+	if drain := DrainOf(path); drain != nil && drain.Running {
+		return false, 0
+	}
+	return holder(path)
+}
+
+// holder reports whether a process has locked a bpffs directory, an agent or another, and returns its pid.
+func holder(path string) (held bool, pid int) {
 	dir, err := os.Open(path)
 	if err != nil {
 		return false, 0

@@ -65,7 +65,7 @@ func TestDrain(t *testing.T) {
 		f.close()
 	}
 	r := <-ended
-	if r.err != nil || !strings.Contains(r.out, fmt.Sprintf("1 flows of clients are left after %v", limit)) ||
+	if r.err != nil || !strings.Contains(r.out, fmt.Sprintf("left after %v, and ended now: 1 flow of clients", limit)) ||
 		!strings.Contains(r.out, fmt.Sprintf("TCP %s to %s (default/%s)", ours[0].conns[0].LocalAddr(), ours[0].to, besideServices[0].name)) {
 		t.Errorf("cleanup prints %q, %v; want one flow left, from %s to %s", r.out, r.err, ours[0].conns[0].LocalAddr(), ours[0].to)
 	}
