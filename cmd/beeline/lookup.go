@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 
 	"github.com/spf13/cobra"
 
@@ -85,11 +84,11 @@ func (l *lookup) status(ctx context.Context) (*inspect.Status, error) {
 	}
 	pins := agent.PinsOf(l.socket)
 	if pins == "" || errors.Is(silent, agent.ErrNotRunning) && !datapath.HasPins(pins) {
-		return nil, l.explained(silent)
+		return nil, l.question().explained(silent)
 	}
 	status, err := pinnedStatus(ctx, pins)
 	if err != nil {
-		return nil, errors.Join(l.explained(silent), err)
+		return nil, errors.Join(l.question().explained(silent), err)
 	}
 	status.Silent = fmt.Sprintf("nobody listens on %s", l.socket)
 	if errors.Is(silent, agent.ErrNoAnswer) {
@@ -109,17 +108,10 @@ func pinnedStatus(ctx context.Context, pins string) (*inspect.Status, error) {
 }
 
 func (l *lookup) ask(ctx context.Context, path string, value any) error {
-	return l.explained(agent.NewClient(l.socket).Get(ctx, path, value))
+	return l.question().get(ctx, path, value)
 }
 
-// explained says what to do about an agent that does not answer.
-func (l *lookup) explained(err error) error {
-	pins := cmp.Or(agent.PinsOf(l.socket), agent.DefaultBPFFS)
-	if errors.Is(err, agent.ErrNotRunning) {
-		return fmt.Errorf("no agent answers on %s: start one, give its socket with --%s, or read the pinned tables with --%s %s", l.socket, socketFlag, pinsFlag, pins)
-	}
-	if errors.Is(err, agent.ErrNoAnswer) || errors.Is(err, os.ErrDeadlineExceeded) || errors.Is(err, context.DeadlineExceeded) {
-		return fmt.Errorf("the agent on %s does not answer: read the pinned tables with --%s %s", l.socket, pinsFlag, pins)
-	}
-	return err
+func (l *lookup) question() question {
+	read := fmt.Sprintf("read the pinned tables with --%s %s", pinsFlag, cmp.Or(agent.PinsOf(l.socket), agent.DefaultBPFFS))
+	return question{socket: l.socket, without: read, withoutHung: read}
 }

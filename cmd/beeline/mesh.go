@@ -25,10 +25,7 @@ func newMeshCommand() *cobra.Command {
 // meshStatus asks the agent.
 func meshStatus(cmd *cobra.Command, socket string) (*mesh.Status, error) {
 	var s mesh.Status
-	if err := agent.NewClient(socket).Get(cmd.Context(), mesh.StatusPath, &s); err != nil {
-		return nil, fmt.Errorf("--agent-socket %s: %w (is --mesh-pods or --mesh-cgroups of the agent set?)", socket, err)
-	}
-	return &s, nil
+	return &s, question{socket: socket, enable: "set --mesh-pods or --mesh-cgroups of the agent"}.get(cmd.Context(), mesh.StatusPath, &s)
 }
 
 func newMeshStatusCommand() *cobra.Command {

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -64,11 +65,35 @@ If no agent is running, give --pins.`,
 }
 
 func (m *monitor) fromAgent(ctx context.Context) error {
-	err := agent.NewClient(m.socket).Watch(ctx, m.filter, m.begin, m.print)
-	if errors.Is(err, agent.ErrNotRunning) {
-		return fmt.Errorf("no agent answers on %s: start one, give its --agent-socket, or watch without an agent with --pins", m.socket)
+	pins := cmp.Or(agent.PinsOf(m.socket), agent.DefaultBPFFS)
+	q := question{socket: m.socket, without: fmt.Sprintf("watch without an agent with --%s %s", pinsFlag, pins),
+		withoutHung: "it alone may read the events as long as it runs; `beeline status` shows what is known of it; ask again, or restart it"}
+	client := agent.NewClient(m.socket)
+	err := client.Alive(ctx)
+	if err == nil {
+		watching, stop := context.WithCancel(ctx)
+		defer stop()
+		go m.noteSilence(watching, client, silenceInterval)
+		err = client.Watch(ctx, m.filter, m.begin, m.print)
 	}
-	return err
+	return q.explained(err)
+}
+
+// silenceInterval is how often noteSilence asks.
+const silenceInterval = 5 * time.Second
+
+// noteSilence reports when the agent no longer answers, and when it does again: there are no events in between.
+func (m *monitor) noteSilence(ctx context.Context, client *agent.Client, interval time.Duration) {
+	for silent := false; wait(ctx, interval); {
+		was := silent
+		silent = errors.Is(client.Alive(ctx), agent.ErrNoAnswer)
+		switch {
+		case silent && !was:
+			fmt.Fprintln(m.notes, "the agent does not answer, and reports no events until it does: see `beeline status`")
+		case was && !silent && ctx.Err() == nil:
+			fmt.Fprintln(m.notes, "the agent answers again")
+		}
+	}
 }
 
 // agentInterval is how often fromPins checks whether an agent has started.
@@ -126,7 +151,7 @@ func (m *monitor) fromPins(ctx context.Context) error {
 // alone returns an error if an agent is running: the agent is then the only reader of the events.
 func (m *monitor) alone() error {
 	if running, pid := datapath.AgentRunning(m.pins); running {
-		return fmt.Errorf("an agent is running on %s (pid %d) and reads the events: use --agent-socket instead of --pins", m.pins, pid)
+		return fmt.Errorf("an agent is running on %s (pid %d), and it alone may read the events: leave --pins out, so that it is asked; if it does not answer, restart it (`beeline status` shows what is known of it)", m.pins, pid)
 	}
 	return nil
 }

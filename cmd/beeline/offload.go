@@ -36,8 +36,8 @@ why flows have left it, and why others stay on the stack.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return v.show(cmd, func() (any, func(io.Writer), error) {
 				var s inspect.Status
-				if err := agent.NewClient(socket).Get(cmd.Context(), agent.StatusPath, &s); err != nil {
-					return nil, nil, fmt.Errorf("--agent-socket %s: %w", socket, err)
+				if err := (question{socket: socket}).get(cmd.Context(), agent.StatusPath, &s); err != nil {
+					return nil, nil, err
 				}
 				if s.Offload == nil {
 					return nil, nil, errors.New("flow offload is off: set --offload-devices of the agent")
@@ -97,8 +97,9 @@ flowtable, hardware, or refused with the reason. -o wide adds the packets and by
 			}
 			return v.show(cmd, func() (any, func(io.Writer), error) {
 				var all []offload.FlowStatus
-				if err := agent.NewClient(socket).Get(cmd.Context(), offload.FlowsPath, &all); err != nil {
-					return nil, nil, fmt.Errorf("--agent-socket %s: %w (is --offload-devices of the agent set?)", socket, err)
+				q := question{socket: socket, enable: "set --offload-devices of the agent"}
+				if err := q.get(cmd.Context(), offload.FlowsPath, &all); err != nil {
+					return nil, nil, err
 				}
 				all = slices.DeleteFunc(all, func(f offload.FlowStatus) bool {
 					return !of(f.Client) && !of(f.Address) && !of(f.Via) && !of(f.Backend)

@@ -8,10 +8,12 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"net/url"
 	"os"
+	"strings"
 	"syscall"
 	"time"
 
@@ -52,6 +54,18 @@ var ErrNotRunning = errors.New("no agent is running there")
 // ErrNoAnswer means that an agent has the socket, and does not answer.
 var ErrNoAnswer = errors.New("the agent there does not answer")
 
+// ErrUnknownPath means that the agent does not know the path: it is of another version, or the path is that of a
+// component that is off.
+var ErrUnknownPath = errors.New("the agent there has no answer to this")
+
+// ErrNotAgent means that the answer is none of an agent.
+var ErrNotAgent = errors.New("what answers there is no agent")
+
+var errNotPermitted = errors.New("only root may use the agent's socket: run this as root (sudo)")
+
+// ErrEnded means that the agent ended before it had answered.
+var ErrEnded = errors.New("the agent ended before it had answered")
+
 // answerTime is how long an agent may take to answer at all. It does so without reading tables.
 const answerTime = time.Second
 
@@ -71,20 +85,44 @@ func (c *Client) Alive(ctx context.Context) error {
 	if limited.Err() != nil && ctx.Err() == nil {
 		return ErrNoAnswer
 	}
-	if errors.Is(err, ErrNotRunning) || errors.Is(err, os.ErrPermission) {
+	if errors.Is(err, ErrNotRunning) || errors.Is(err, errNotPermitted) || ctx.Err() != nil {
 		return err
 	}
-	return nil
+	return nil // Get says what is wrong with the answer
 }
 
-// Get reads one of the paths above into value.
+// Get reads one of the paths above into value. An agent has 10 seconds for it.
+//
+// Errors: those above; *inspect.RequestError; that of ctx.
 func (c *Client) Get(ctx context.Context, path string, value any) error {
 	response, err := c.request(ctx, path)
 	if err != nil {
 		return err
 	}
 	defer response.Body.Close()
-	return json.NewDecoder(response.Body).Decode(value)
+	return failure(ctx, json.NewDecoder(response.Body).Decode(value))
+}
+
+// failure translates an error of a connection to a unix socket, and of what was read from it.
+func failure(ctx context.Context, err error) error {
+	syntax, wrongType, slow := (*json.SyntaxError)(nil), (*json.UnmarshalTypeError)(nil), net.Error(nil)
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(ctx.Err(), context.Canceled):
+		return ctx.Err()
+	case errors.Is(err, syscall.ECONNREFUSED), errors.Is(err, syscall.ENOENT), errors.Is(err, syscall.ENOTDIR):
+		return ErrNotRunning
+	case errors.Is(err, os.ErrPermission):
+		return errNotPermitted
+	case errors.As(err, &slow) && slow.Timeout():
+		return ErrNoAnswer
+	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, syscall.ECONNRESET), errors.Is(err, syscall.EPIPE):
+		return ErrEnded
+	case errors.As(err, &syntax), errors.As(err, &wrongType), strings.Contains(err.Error(), "malformed HTTP"):
+		return ErrNotAgent
+	}
+	return fmt.Errorf("ask the agent: %w", err)
 }
 
 // request sends a GET, and returns the response if it is 200 OK.
@@ -94,23 +132,26 @@ func (c *Client) request(ctx context.Context, path string) (*http.Response, erro
 		return nil, err
 	}
 	response, err := c.Do(request)
-	if errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, syscall.ENOENT) {
-		return nil, ErrNotRunning
-	}
-	if errors.Is(err, os.ErrPermission) {
-		return nil, errors.New("only root may use the agent's socket: run this as root (sudo)")
-	}
 	if err != nil {
-		return nil, fmt.Errorf("ask the agent: %w", err)
+		return nil, failure(ctx, err)
 	}
-	if response.StatusCode != http.StatusOK {
-		defer response.Body.Close()
-		var text [512]byte
-		n, _ := response.Body.Read(text[:])
-		if response.StatusCode == http.StatusUnprocessableEntity {
-			return nil, inspect.NewRequestError(string(bytes.TrimSpace(text[:n])))
-		}
-		return nil, fmt.Errorf("the agent answers %s: %s", response.Status, bytes.TrimSpace(text[:n]))
+	if response.StatusCode/100 == 2 {
+		return response, nil
 	}
-	return response, nil
+	defer response.Body.Close()
+	text, _ := io.ReadAll(io.LimitReader(response.Body, maxFailure))
+	text = bytes.TrimSpace(text)
+	switch {
+	case response.StatusCode == http.StatusUnprocessableEntity:
+		return nil, inspect.NewRequestError(string(text))
+	case response.StatusCode == http.StatusNotFound && string(text) == noSuchPage:
+		return nil, ErrUnknownPath
+	}
+	return nil, fmt.Errorf("the agent cannot answer: %s", text)
 }
+
+// maxFailure bounds the text of an error, in bytes. noSuchPage is net/http's for a path that the agent does not know.
+const (
+	maxFailure = 2048
+	noSuchPage = "404 page not found"
+)

@@ -258,7 +258,7 @@ func (c *Client) Watch(ctx context.Context, filter inspect.Filter, ready func(),
 		if err := notices.Decode(&n); ctx.Err() != nil {
 			return nil
 		} else if err != nil {
-			return fmt.Errorf("the agent's event stream ended: %w", err)
+			return failure(ctx, err)
 		}
 		if n == (inspect.EventMessage{}) {
 			ready()

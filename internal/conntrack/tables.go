@@ -56,6 +56,15 @@ func TablesOf(maps map[string]*ebpf.Map) *Tables {
 	}
 }
 
+// notPinned is an os.ErrNotExist that says what to do.
+type notPinned struct{ bpffs string }
+
+func (e notPinned) Error() string {
+	return fmt.Sprintf("no conntrack tables are pinned under %s: set --pins to the agent's; if it is, the agent's --edge-mode is off, or no agent has run yet", e.bpffs)
+}
+
+func (notPinned) Is(target error) bool { return target == os.ErrNotExist }
+
 // Open opens the pinned conntrack tables of a bpffs directory, whether an agent runs there or not.
 //
 // Errors: os.ErrNotExist if there is no edge.
@@ -64,7 +73,7 @@ func Open(bpffs string) (*Tables, error) {
 	for _, name := range append(datapath.ConntrackTableNames(), datapath.EdgeTCMapServiceCollected) {
 		m, err := ebpf.LoadPinnedMap(datapath.TablePath(bpffs, name), nil)
 		if errors.Is(err, os.ErrNotExist) {
-			return nil, fmt.Errorf("no conntrack tables are pinned under %s: set --pins to the agent's; if it is, the agent's --edge-mode is off, or no agent has run yet: %w", bpffs, os.ErrNotExist)
+			return nil, notPinned{bpffs}
 		}
 		if err != nil {
 			return nil, fmt.Errorf("open pinned table %s under %s: %w", name, bpffs, err)

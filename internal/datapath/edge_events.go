@@ -33,11 +33,11 @@ func (d *Datapath) Events() *Events {
 }
 
 // OpenEvents opens the pinned events of a directory without a running agent, and locks out other readers
-// until Close. The error is os.ErrNotExist if there is no edge.
+// until the returned function is called.
 func OpenEvents(bpffs string) (*Events, func(), error) {
 	dir, err := os.Open(filepath.Join(bpffs, tablesDirectory))
 	if errors.Is(err, os.ErrNotExist) {
-		return nil, nil, fmt.Errorf("nothing is pinned under %s: set --pins to the agent's; if it is, no agent has run yet: %w", bpffs, err)
+		return nil, nil, fmt.Errorf("nothing is pinned under %s: set --pins to the agent's; if it is, no agent has run yet", bpffs)
 	}
 	if err != nil {
 		return nil, nil, err
@@ -56,7 +56,11 @@ func OpenEvents(bpffs string) (*Events, func(), error) {
 	for name, to := range map[string]**ebpf.Map{EdgeTCMapEdgeEvents: &e.ring, EdgeTCMapEdgeWatched: &e.watched, EdgeTCMapEdgeCounts: &e.counts} {
 		if *to, err = ebpf.LoadPinnedMap(TablePath(bpffs, name), nil); err != nil {
 			closeAll()
-			return nil, nil, fmt.Errorf("open pinned table %s under %s (none if --edge-mode is off): %w", name, bpffs, err)
+			if errors.Is(err, os.ErrNotExist) {
+				err = fmt.Errorf("no events are pinned under %s: the agent's --edge-mode is off; set --pins to that of an agent with an edge", bpffs)
+				return nil, nil, err
+			}
+			return nil, nil, fmt.Errorf("open pinned table %s under %s: %w", name, bpffs, err)
 		}
 		opened = append(opened, *to)
 	}

@@ -158,7 +158,8 @@ func TestCLITables(t *testing.T) {
 	check("backend list --pins", "10.10.1.12:8080")
 }
 
-// status says within a second that an agent does not answer, or that it has ended, and shows what its pins say.
+// status says within a second that an agent does not answer, or that it has ended, and shows what its pins say. monitor
+// says what to do, and cleanup ends a stopped agent.
 func TestStatusOfSilentAgent(t *testing.T) {
 	w := startWorld(t, "node-a")
 	process, err := os.FindProcess(w.agent().PID())
@@ -185,8 +186,17 @@ func TestStatusOfSilentAgent(t *testing.T) {
 			t.Errorf("%s: status begins with %q", c.name, head)
 		}
 	}
-	if _, err := w.agent().CLI("cleanup"); err != nil {
-		t.Fatal(err)
+	w.must(w.agent().Start())
+	stopped, err := os.FindProcess(w.agent().PID())
+	w.must(err)
+	w.must(stopped.Signal(syscall.SIGSTOP))
+	_, err = w.agent().CLI("monitor")
+	wantExit(t, err, 1, "does not answer: it alone may read the events", "restart it")
+	_, err = w.agent().CLI("monitor", "--pins")
+	wantExit(t, err, 1, fmt.Sprintf("(pid %d), and it alone may read the events: leave --pins out", stopped.Pid), "restart it")
+	out, err := w.agent().CLI("cleanup", "--stop-agent")
+	if want := fmt.Sprintf("stopped the agent with pid %d", stopped.Pid); err != nil || !strings.Contains(out, want) {
+		t.Errorf("cleanup --stop-agent with a stopped agent: %v, %q; want %q", err, out, want)
 	}
 	_, err = w.agent().CLI("status")
 	wantExit(t, err, 1, "no agent answers on", w.agent().Socket())
