@@ -20,7 +20,8 @@ func newCheckCommand() *cobra.Command {
 		Long: `Takes the flags of "beeline agent" and reports what an agent started with them would
 find wrong in the configuration file, the flags, the kubeconfig and each object of the
 manifests. Nothing is loaded or attached, no server is contacted, and no privileges are needed.
-Addresses and ports are those of this machine: run it on the node, or on a similar one.
+Addresses, ports, devices and cgroups are those of this machine: run it on the node, or on
+a similar one.
 
 Exit code 2 if the configuration is invalid, 3 if the manifests have errors, 4 if they
 have only warnings. docs/operate/conditions.md explains each condition.`,

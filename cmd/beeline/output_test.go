@@ -7,6 +7,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"path/filepath"
@@ -264,6 +265,40 @@ func TestCheck(t *testing.T) {
 		}
 		if code != test.code || !strings.Contains(out.String(), test.words) {
 			t.Errorf("%s: exit code %d, want %d and %q:\n%s", test.name, code, test.code, test.words, &out)
+		}
+	}
+}
+
+// check judges the flags as an agent does that starts on this machine.
+func TestCheckOfThisMachine(t *testing.T) {
+	manifest := filepath.Join(t.TempDir(), "all.yaml")
+	if err := os.WriteFile(manifest, []byte("# nothing yet\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for _, test := range []struct {
+		flags string
+		code  int
+		words string
+	}{
+		{"--devices=nothing0", exitErrors, "DeviceNotFound: --devices nothing0: no such device"},
+		{"--devices=lo", exitErrors, "DeviceUnsuitable: --devices lo: lo is the loopback device"},
+		{"--devices=nothing0 --edge-mode=off", 0, "All is well."},
+		{"--offload-devices=nothing0", exitErrors, "OffloadDeviceMissing: --offload-devices nothing0: no such device"},
+		{"--cgroup-root=/proc", exitUsage, "--cgroup-root /proc: not a cgroup v2 directory"},
+		{"--cgroup-root=/nowhere", exitUsage, "--cgroup-root /nowhere: not found"},
+	} {
+		var out bytes.Buffer
+		root := newRootCommand()
+		root.SetArgs(append([]string{"check", "--manifests", manifest, "--node-name=node-a"}, strings.Fields(test.flags)...))
+		root.SetOut(&out)
+		err := root.ExecuteContext(t.Context())
+		code := 0
+		if exit := (exitError{}); errors.As(err, &exit) {
+			code = exit.code
+			fmt.Fprint(&out, err)
+		}
+		if code != test.code || !strings.Contains(out.String(), test.words) {
+			t.Errorf("%s: exit code %d, want %d and %q:\n%s", test.flags, code, test.code, test.words, &out)
 		}
 	}
 }

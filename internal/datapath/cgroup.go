@@ -3,11 +3,13 @@
 package datapath
 
 import (
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
+	"slices"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -30,20 +32,7 @@ const initialCgroupNamespace = 0xEFFFFFFB
 // cgroup v2 hierarchy, which is mounted at OwnCgroup if necessary.
 func CgroupRoot(root string) (string, error) {
 	if root != "" {
-		v2, err := pinfs.IsFS(root, unix.CGROUP2_SUPER_MAGIC)
-		if errors.Is(err, os.ErrNotExist) {
-			return "", fmt.Errorf("--cgroup-root %s: not found: make it with mkdir; below `ip netns exec`, whose /sys has no mounts, give it by another path (mount -t cgroup2 none DIRECTORY)", root)
-		}
-		if err != nil {
-			return "", fmt.Errorf("--cgroup-root: %w", err)
-		}
-		if !v2 {
-			return "", fmt.Errorf("--cgroup-root %s: not a cgroup v2 directory%s", root, hybridHint(root))
-		}
-		if info, err := os.Stat(root); err != nil || !info.IsDir() {
-			return "", fmt.Errorf("--cgroup-root %s: not a directory", root)
-		}
-		return root, nil
+		return root, CheckCgroupRoot(root)
 	}
 	var st unix.Stat_t
 	if err := unix.Stat("/proc/thread-self/ns/cgroup", &st); err == nil && st.Ino != initialCgroupNamespace {
@@ -65,13 +54,46 @@ func CgroupRoot(root string) (string, error) {
 	return OwnCgroup, nil
 }
 
-// hybridHint names the cgroup v2 hierarchy that systemd mounts below cgroup v1 ("hybrid"), if it is there.
-func hybridHint(root string) string {
-	unified := filepath.Join(root, "unified")
-	if v2, err := pinfs.IsFS(unified, unix.CGROUP2_SUPER_MAGIC); err != nil || !v2 {
-		return ""
+// CheckCgroupRoot returns an error for a directory that the hooks cannot be attached to. It changes nothing.
+func CheckCgroupRoot(root string) error {
+	if root == "" {
+		return nil
 	}
-	return fmt.Sprintf(": cgroup v1 is mounted there, and v2 beside it: set --cgroup-root %s", unified)
+	v2, err := pinfs.IsFS(root, unix.CGROUP2_SUPER_MAGIC)
+	if errors.Is(err, os.ErrNotExist) {
+		if v2, err := pinfs.IsFS(pinfs.ExistingParent(root), unix.CGROUP2_SUPER_MAGIC); err == nil && v2 {
+			return fmt.Errorf("--cgroup-root %s: not found: make it with mkdir", root)
+		}
+		return fmt.Errorf("--cgroup-root %s: not found%s; below `ip netns exec`, whose /sys has no mounts, give it by another path (mount -t cgroup2 none DIRECTORY)", root, whereV2(root))
+	}
+	if err != nil {
+		return fmt.Errorf("--cgroup-root: %w", err)
+	}
+	if !v2 {
+		return fmt.Errorf("--cgroup-root %s: not a cgroup v2 directory%s", root, whereV2(root))
+	}
+	if info, err := os.Stat(root); err != nil || !info.IsDir() {
+		return fmt.Errorf("--cgroup-root %s: not a directory", root)
+	}
+	return nil
+}
+
+// whereV2 says where cgroup v2 is mounted instead: systemd mounts it below cgroup v1 ("hybrid").
+func whereV2(root string) string {
+	mounts := pinfs.MountsOf("cgroup2")
+	slices.SortFunc(mounts, func(a, b string) int { return cmp.Or(cmp.Compare(len(a), len(b)), strings.Compare(a, b)) })
+	mounts = slices.DeleteFunc(append([]string{systemCgroup, systemCgroup + "/unified", OwnCgroup}, mounts...), func(path string) bool {
+		v2, err := pinfs.IsFS(path, unix.CGROUP2_SUPER_MAGIC) // another mount may hide it
+		return err != nil || !v2
+	})
+	if len(mounts) == 0 {
+		return ": no cgroup v2 hierarchy is mounted here: leave --cgroup-root out, and the agent mounts one"
+	}
+	v1 := ""
+	if strings.HasPrefix(root+"/", systemCgroup+"/") {
+		v1 = "cgroup v1 is mounted there, and v2 beside it: "
+	}
+	return fmt.Sprintf(": %sset --cgroup-root to %s, or to a directory in it", v1, mounts[0])
 }
 
 // cgroupID returns the kernel's id of a cgroup directory: its inode number.

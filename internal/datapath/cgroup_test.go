@@ -22,7 +22,7 @@ func TestCgroupRoot(t *testing.T) {
 	if _, err := CgroupRoot("/proc"); err == nil || !strings.Contains(err.Error(), "not a cgroup v2 directory") {
 		t.Errorf("/proc: %v", err)
 	}
-	if _, err := CgroupRoot("/nowhere"); err == nil || !strings.Contains(err.Error(), "mkdir") {
+	if _, err := CgroupRoot("/nowhere"); err == nil || !strings.Contains(err.Error(), "not found") {
 		t.Errorf("/nowhere: %v", err)
 	}
 	done := make(chan struct{})
@@ -47,7 +47,7 @@ func TestCgroupRoot(t *testing.T) {
 				return
 			}
 		}
-		if _, err := CgroupRoot("/sys/fs/cgroup"); err == nil || strings.Contains(err.Error(), "unified") {
+		if _, err := CgroupRoot("/sys/fs/cgroup"); err == nil || !strings.Contains(err.Error(), "not a cgroup v2 directory") || strings.Contains(err.Error(), "/unified") {
 			t.Errorf("v1 without v2: %v", err)
 		}
 		for range 2 {
@@ -64,8 +64,19 @@ func TestCgroupRoot(t *testing.T) {
 		if err := errors.Join(os.Mkdir("/sys/fs/cgroup/unified", 0o755), unix.Mount("none", "/sys/fs/cgroup/unified", "cgroup2", 0, "")); err != nil {
 			t.Error(err)
 		}
-		if _, err := CgroupRoot("/sys/fs/cgroup"); err == nil || !strings.HasSuffix(err.Error(), "set --cgroup-root /sys/fs/cgroup/unified") {
-			t.Errorf("the v1 directory of a hybrid node: %v", err)
+		if err := os.MkdirAll("/sys/fs/cgroup/memory/kubepods", 0o755); err != nil {
+			t.Error(err)
+		}
+		for path, want := range map[string]string{
+			"/sys/fs/cgroup":                  "not a cgroup v2 directory: cgroup v1 is mounted there, and v2 beside it: set --cgroup-root to /sys/fs/cgroup/unified, or to a directory in it",
+			"/sys/fs/cgroup/memory/kubepods":  "not a cgroup v2 directory: cgroup v1 is mounted there, and v2 beside it: set --cgroup-root to /sys/fs/cgroup/unified, or to a directory in it",
+			"/sys/fs/cgroup/kubepods":         "not found: cgroup v1 is mounted there, and v2 beside it: set --cgroup-root to /sys/fs/cgroup/unified, or to a directory in it",
+			"/sys/fs/cgroup/unified/kubepods": "not found: make it with mkdir",
+			"/etc":                            "not a cgroup v2 directory: set --cgroup-root to /sys/fs/cgroup/unified, or to a directory in it",
+		} {
+			if _, err := CgroupRoot(path); err == nil || !strings.Contains(err.Error(), want) {
+				t.Errorf("%s on a hybrid node: %v, want %q", path, err, want)
+			}
 		}
 		if err := unix.Mount("none", "/sys/fs/cgroup", "cgroup2", 0, ""); err != nil {
 			t.Error(err)

@@ -148,6 +148,21 @@ func whyUnmatched(devices []Device, pattern string) condition.Condition {
 		Do("correct --devices, or create the device (%s)", present(devices))
 }
 
+// CheckPatterns returns conditions for the patterns of --devices that match no device that can be served.
+func CheckPatterns(patterns []string) (all condition.List) {
+	if len(patterns) == 0 {
+		return nil
+	}
+	devices, err := readDevices(nil)
+	if err != nil {
+		return condition.List{condition.DevicesUnreadable.New("the devices of this node cannot be read: %v", err)}
+	}
+	for _, pattern := range unmatched(devices, patterns) {
+		all = append(all, whyUnmatched(devices, pattern))
+	}
+	return all
+}
+
 // present lists the devices that can be served.
 func present(devices []Device) string {
 	var names []string

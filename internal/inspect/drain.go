@@ -54,4 +54,6 @@ func (d *Drain) running() condition.Condition {
 }
 
 // left says how many flows are served in a drain.
-func (d *Drain) left() string { return fmt.Sprintf("the flows of clients that are known (%d) are served", d.Flows) }
+func (d *Drain) left() string {
+	return fmt.Sprintf("the flows of clients that are known (%d) are served", d.Flows)
+}

@@ -51,7 +51,7 @@ func CheckPath(path string) error {
 	}
 	if strings.Contains(path[1:], ".") {
 		// The file system rejects names with dots ("reserved for future extensions").
-		on, _ := IsFS(existingParent(path), unix.BPF_FS_MAGIC)
+		on, _ := IsFS(ExistingParent(path), unix.BPF_FS_MAGIC)
 		if on || strings.HasPrefix(path, System+"/") {
 			return fmt.Errorf("--pins %s: a BPF file system does not allow names with dots", path)
 		}
@@ -65,7 +65,7 @@ func Prepare(path string, directories []string) error {
 	if err := CheckPath(path); err != nil {
 		return err
 	}
-	on, err := IsFS(existingParent(path), unix.BPF_FS_MAGIC)
+	on, err := IsFS(ExistingParent(path), unix.BPF_FS_MAGIC)
 	if err != nil {
 		return fmt.Errorf("--pins %s: %w", path, err)
 	}
@@ -104,7 +104,7 @@ func Prepare(path string, directories []string) error {
 func refusePrivate(path, at string) error {
 	own, err := os.Readlink("/proc/self/ns/mnt")
 	parents, parentErr := os.Readlink(fmt.Sprintf("/proc/%d/ns/mnt", os.Getppid()))
-	if err != nil || parentErr != nil || own == parents || shared(existingParent(at)) {
+	if err != nil || parentErr != nil || own == parents || shared(ExistingParent(at)) {
 		return nil
 	}
 	return fmt.Errorf("--pins %s: not on a BPF file system, and one mounted in the agent's own mount namespace would end with it: "+
@@ -179,7 +179,8 @@ func Unmount(path string) error {
 	return nil
 }
 
-func existingParent(path string) string {
+// ExistingParent returns the longest part of a path that exists.
+func ExistingParent(path string) string {
 	for path != "/" {
 		if _, err := os.Stat(path); err == nil {
 			break
@@ -261,9 +262,12 @@ func LockHolder(f *os.File) (held bool, pid int) {
 }
 
 // Mounts returns the mount points of BPF file systems.
-func Mounts() (all []string) {
+func Mounts() []string { return MountsOf("bpf") }
+
+// MountsOf returns the mount points of file systems of a type, as /proc/self/mountinfo names it.
+func MountsOf(wanted string) (all []string) {
 	eachMount(func(point string, _ []string, kind string) {
-		if kind == "bpf" {
+		if kind == wanted {
 			all = append(all, point)
 		}
 	})

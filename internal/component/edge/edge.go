@@ -34,10 +34,13 @@ func (c *config) off() bool { return c.edge.Mode == edge.Off }
 
 // check reports an edge that was requested but is disabled.
 func (c *config) check() condition.List {
-	if c.noEdge == "" {
+	if c.noEdge != "" {
+		return condition.List{condition.EdgeOff.New("%s", c.noEdge)}
+	}
+	if c.off() {
 		return nil
 	}
-	return condition.List{condition.EdgeOff.New("%s", c.noEdge)}
+	return edge.CheckPatterns(c.edge.Devices)
 }
 
 // options enables the datapath's edge.
