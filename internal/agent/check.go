@@ -56,7 +56,7 @@ func Check(config Config) (*Checked, error) {
 			return nil, err
 		}
 	}
-	c.Conditions = c.Conditions.Sort()
+	c.Conditions = inspect.Placed(c.Conditions)
 	return c, nil
 }
 

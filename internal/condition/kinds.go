@@ -124,7 +124,7 @@ var (
 		"An annotation has an invalid value. It is ignored; a health check that was valid before continues.",
 		"use one of the values that the message names")
 	AnnotationUnknown = register("AnnotationUnknown", Warning,
-		"An object has an annotation beeline.io/... that does not exist, or that objects of its kind do not have. It has no effect.",
+		"An object has an annotation beeline.io/... that does not exist, or that objects of its kind do not have; or one with a prefix that is nearly beeline.io/, and a name that is nearly that of such an annotation. It has no effect.",
 		"correct the name, move it to the object that the message names, or remove it")
 	HealthCheckNodePortNotServed = register("HealthCheckNodePortNotServed", Error,
 		"The agent cannot listen at a Service's healthCheckNodePort, because another program or a HostPort has the port, or because there are as many such listeners as its limit of open files allows (R34). Load balancers that check it send nothing to this node, or get that program's answers.",

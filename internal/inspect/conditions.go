@@ -31,7 +31,7 @@ func (s *Status) Assess() {
 			all = append(all, fullTable(f))
 		}
 	}
-	s.Conditions = all.Sort()
+	s.Conditions = Placed(all)
 }
 
 func fullTable(f reconcile.Usage) condition.Condition {

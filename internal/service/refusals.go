@@ -150,6 +150,9 @@ func (t *Cluster) OrphanSlices() (all []ObjectProblem) {
 			all = append(all, otherPorts(svc, list)...)
 			continue
 		}
+		if ref.Name == "" { // the source reports a slice without the label
+			continue
+		}
 		problem := condition.EndpointSliceUnused.New("metadata.labels[kubernetes.io/service-name]: there is no %s%s", ref, t.likelyService(ref))
 		for _, s := range list {
 			all = append(all, ObjectProblem{s.Ref(), problem})

@@ -139,12 +139,12 @@ func TestUnlikelyChecks(t *testing.T) {
 }
 
 // TestStrays: a slice of a Service that does not exist is reported, with the Service for which it is probably
-// meant.
+// meant. One without the label is reported by the source.
 func TestStrays(t *testing.T) {
 	far := service("api")
 	far.Namespace = "shop"
 	table := cluster(testConfig(), service("web"), far,
-		slice("right", []string{"a"}), slice("typing", []string{"a"}, of("wbe")), slice("elsewhere", []string{"a"}, of("api")), slice("unknown", nil, of("nothing-like-it")))
+		slice("right", []string{"a"}), slice("typing", []string{"a"}, of("wbe")), slice("elsewhere", []string{"a"}, of("api")), slice("unknown", nil, of("nothing-like-it")), slice("nameless", nil, of("")))
 	want := map[string]string{
 		"typing":    `there is no Service default/wbe, did you mean "web"?`,
 		"elsewhere": "there is no Service default/api, but one in namespace shop",

@@ -25,10 +25,39 @@ var annotationsOf = map[Kind][]string{
 	KindRuntimeClass:  {AnnotationSocketShortcut},
 }
 
-// unknownAnnotations returns those beeline.io/... that objects of this kind do not have, sorted. Of a Service
-// ParseHealthCheck reports its own.
+// ownNames are the names of all annotations, without their prefix.
+var ownNames = func() (all []string) {
+	for _, names := range annotationsOf {
+		for _, name := range names {
+			all = append(all, strings.TrimPrefix(name, annotationPrefix))
+		}
+	}
+	return all
+}()
+
+// meantAnnotation returns the annotation that one with a prefix like annotationPrefix is probably meant to be, or "".
+// Prefix and name must both be near: the annotations of others have any prefixes, and any names.
+func meantAnnotation(annotation string) string {
+	prefix, name, ok := strings.Cut(annotation, "/")
+	own := strings.TrimSuffix(annotationPrefix, "/")
+	word, _, _ := strings.Cut(own, ".")
+	if !ok || prefix == own || prefix != word && !strings.HasSuffix(prefix, "."+own) && suggest.Nearest(prefix, []string{own}) == "" {
+		return ""
+	}
+	if meant := suggest.Nearest(name, ownNames); meant != "" {
+		return annotationPrefix + meant
+	}
+	return ""
+}
+
+// unknownAnnotations returns those beeline.io/... that objects of this kind do not have, and those with a misspelled
+// prefix, sorted. Of a Service ParseHealthCheck reports its own.
 func unknownAnnotations(kind Kind, annotations map[string]string) (all []AnnotationError) {
 	for name := range annotations {
+		if meant := meantAnnotation(name); meant != "" {
+			all = append(all, AnnotationError{name, whyMisspelled(kind, meant)})
+			continue
+		}
 		if !strings.HasPrefix(name, annotationPrefix) || slices.Contains(annotationsOf[kind], name) || kind == KindService && isOfHealthCheck(name) {
 			continue
 		}
@@ -36,6 +65,14 @@ func unknownAnnotations(kind Kind, annotations map[string]string) (all []Annotat
 	}
 	slices.SortFunc(all, func(a, b AnnotationError) int { return strings.Compare(a.Annotation, b.Annotation) })
 	return all
+}
+
+// whyMisspelled says which annotation is meant, and whether objects of this kind have it.
+func whyMisspelled(kind Kind, meant string) string {
+	if slices.Contains(annotationsOf[kind], meant) {
+		return fmt.Sprintf("there is no such annotation, did you mean %q?", meant)
+	}
+	return fmt.Sprintf("there is no such annotation, did you mean %q? But %s", meant, whyUnknown(kind, meant))
 }
 
 func whyUnknown(kind Kind, name string) string {

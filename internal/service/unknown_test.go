@@ -32,6 +32,17 @@ func TestUnknownAnnotations(t *testing.T) {
 		{KindService, "beeline.io/socket-shortcut", "objects of kind Service do not have it: annotate the Namespace or the Pod or the RuntimeClass instead"},
 		{KindNamespace, "beeline.io/socketshortcut", `there is no such annotation, did you mean "beeline.io/socket-shortcut"?`},
 		{KindRuntimeClass, "beeline.io/socket-shortcuts", `there is no such annotation, did you mean "beeline.io/socket-shortcut"?`},
+		{KindEndpointSlice, "beeline.oi/weight", `there is no such annotation, did you mean "beeline.io/weight"?`},
+		{KindEndpointSlice, "beeline/weight", `there is no such annotation, did you mean "beeline.io/weight"?`},
+		{KindEndpointSlice, "beelineio/weight", `there is no such annotation, did you mean "beeline.io/weight"?`},
+		{KindEndpointSlice, "beline.io/weigth", `there is no such annotation, did you mean "beeline.io/weight"?`},
+		{KindService, "Beeline.io/health-check-path", `there is no such annotation, did you mean "beeline.io/health-check-path"?`},
+		{KindService, "lb.beeline.io/dsr", `there is no such annotation, did you mean "beeline.io/dsr"?`},
+		{KindService, "beeline.oi/weight", `there is no such annotation, did you mean "beeline.io/weight"? But objects of kind Service do not have it: annotate the EndpointSlice instead`},
+		{KindEndpointSlice, "beeline.oi/owner", ""}, // another's
+		{KindEndpointSlice, "pipeline.io/weight", ""},
+		{KindEndpointSlice, "beehive.example/weight", ""},
+		{KindEndpointSlice, "weight", ""},
 		{KindEndpointSlice, "beeline.io/weight", ""},
 		{KindService, "beeline.io/algorithm", ""},
 		{KindService, "beeline.io/healthcheck", ""}, // ParseHealthCheck reports it
