@@ -65,7 +65,8 @@ func TestSpecialFiles(t *testing.T) {
 				if test.name == "link to nothing" || test.name == "link to itself" {
 					return // such a file does not exist
 				}
-				if got := problemsOf(t, path).Error(); got != path+": "+test.want {
+				alone := strings.Replace(test.want, rest, "; only regular files are read: set --manifests to one, or to a directory", 1)
+				if got := problemsOf(t, path).Error(); got != path+": "+alone {
 					t.Errorf("alone: %s", got)
 				}
 			})
@@ -85,6 +86,28 @@ func TestFileReplacedByPipe(t *testing.T) {
 			t.Error(err)
 		}
 	})
+}
+
+// What is said of a path of --manifests that is not there fits the path: a file's name, or a directory's. A file that was
+// removed since the directory was listed is no link to nothing, and the next list does not have it.
+func TestMissing(t *testing.T) {
+	dir := t.TempDir()
+	for path, want := range map[string]string{
+		"x.yaml": "no such file; create it, or correct --manifests (a file with only a comment is a valid state without objects)",
+		"x":      "no such file or directory; create it, or correct --manifests (an empty directory is a valid state without objects)",
+		"f/x":    "cannot be read: a part of the path is no directory; correct --manifests",
+	} {
+		if err := os.WriteFile(filepath.Join(dir, "f"), nil, 0o644); err != nil {
+			t.Fatal(err)
+		}
+		if got := problemsOf(t, filepath.Join(dir, path)).Error(); got != filepath.Join(dir, path)+": "+want {
+			t.Errorf("%s: %s, want %q", path, got, want)
+		}
+	}
+	removed := entry{name: "x.yaml", path: filepath.Join(dir, "x.yaml"), folder: 1}
+	if _, err := readFile(removed, 1); err == nil || err.Error() != vanished {
+		t.Errorf("a file that was removed: %v, want %q", err, vanished)
+	}
 }
 
 func TestLimits(t *testing.T) {

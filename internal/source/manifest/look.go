@@ -30,7 +30,7 @@ func (s *Source) readAll(changed changes) (failed source.Problems) {
 	for i := 0; i < attempts; i++ {
 		if err != nil {
 			s.folder = 0
-			return source.Problems{{File: s.path, Reason: describeListError(err)}}
+			return source.Problems{{File: s.path, Reason: describeListError(s.path, err)}}
 		}
 		if size := totalSize(before); size > s.limits.folder {
 			s.folder = 0

@@ -51,6 +51,9 @@ type entry struct {
 	folder uint64 // inode of the directory; 0 for a single file
 }
 
+// single reports that the file is the one that --manifests names.
+func (e *entry) single() bool { return e.folder == 0 }
+
 type stat struct {
 	dev, ino     uint64
 	size         int64
@@ -66,7 +69,8 @@ func list(path string) ([]entry, error) {
 		return nil, err
 	}
 	if !fi.IsDir() {
-		return []entry{{name: path, path: path, stat: statOf(fi)}}, nil
+		link, err := os.Lstat(path)
+		return []entry{{name: path, path: path, stat: statOf(fi), linked: err == nil && link.Mode()&fs.ModeSymlink != 0}}, nil
 	}
 	folder := statOf(fi).ino
 	des, err := os.ReadDir(path)
@@ -80,12 +84,12 @@ func list(path string) ([]entry, error) {
 		entries[i] = entry{name: de.Name(), path: filepath.Join(path, de.Name()), folder: folder, linked: de.Type()&fs.ModeSymlink != 0}
 		// A mounted ConfigMap consists of symbolic links, so follow them.
 		if fi, err := os.Stat(entries[i].path); err != nil {
-			entries[i].stat.err = describe(err)
+			entries[i].stat.err = entries[i].describe(err)
 		} else {
 			entries[i].stat = statOf(fi)
 		}
 	})
-	return slices.DeleteFunc(entries, func(e entry) bool { return e.stat.mode.IsDir() }), nil
+	return slices.DeleteFunc(entries, func(e entry) bool { return e.stat.mode.IsDir() || e.stat.err == vanished }), nil
 }
 
 // isManifest excludes hidden files and editors' backup files: x.yaml~, #x.yaml#, .x.yaml.swp, x.yaml.bak.
@@ -166,12 +170,12 @@ func readFile(e entry, limit int64) ([]byte, error) {
 	if e.stat.err != "" {
 		return nil, errors.New(e.stat.err)
 	}
-	if err := checkRegular(e.stat.mode); err != nil {
+	if err := e.checkRegular(e.stat.mode); err != nil {
 		return nil, err
 	}
 	f, err := os.OpenFile(e.path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
-		return nil, errors.New(describe(err))
+		return nil, errors.New(e.describe(err))
 	}
 	defer f.Close()
 	// Some files of /proc look regular and block forever. Files on a disk do not support deadlines and need
@@ -179,9 +183,9 @@ func readFile(e entry, limit int64) ([]byte, error) {
 	_ = f.SetReadDeadline(time.Now().Add(readTimeout))
 	fi, err := f.Stat()
 	if err != nil {
-		return nil, errors.New(describe(err))
+		return nil, errors.New(e.describe(err))
 	}
-	if err := checkRegular(fi.Mode()); err != nil {
+	if err := e.checkRegular(fi.Mode()); err != nil {
 		return nil, err
 	}
 	tooLarge := fmt.Errorf("larger than the limit of %d bytes for one file; split it", limit)
@@ -191,19 +195,23 @@ func readFile(e entry, limit int64) ([]byte, error) {
 	// The size is only a hint, because the file may grow.
 	data := bytes.NewBuffer(make([]byte, 0, fi.Size()+bytes.MinRead))
 	if _, err := data.ReadFrom(io.LimitReader(f, limit+1)); err != nil {
-		return nil, errors.New(describe(err))
+		return nil, errors.New(e.describe(err))
 	}
 	if int64(data.Len()) > limit {
 		return nil, tooLarge
 	}
-	if data.Len() == 0 {
-		// A file that is being written also looks empty.
+	// A file that is being written also looks empty.
+	switch {
+	case data.Len() > 0:
+	case e.single():
+		return nil, errors.New("is empty: write a comment into it if it is meant to be empty")
+	default:
 		return nil, errors.New("is empty: remove it, or write a comment into it if it is meant to be empty")
 	}
 	return data.Bytes(), nil
 }
 
-func checkRegular(mode fs.FileMode) error {
+func (e *entry) checkRegular(mode fs.FileMode) error {
 	what := ""
 	switch {
 	case mode.IsRegular():
@@ -217,10 +225,23 @@ func checkRegular(mode fs.FileMode) error {
 	default:
 		what = "of type " + mode.Type().String()
 	}
+	if e.single() {
+		return fmt.Errorf("is %s; only regular files are read: set --manifests to one, or to a directory", what)
+	}
 	return fmt.Errorf("is %s; only regular files are read: remove it, or give it a name that does not end in .yaml, .yml or .json", what)
 }
 
+// vanished is the error of a file that was removed since its directory was listed. The next list does not have it.
+const vanished = "was removed while it was read"
+
 // describe returns an error without the path, which the problem already contains.
+func (e *entry) describe(err error) string {
+	if errors.Is(err, fs.ErrNotExist) && !e.linked {
+		return vanished
+	}
+	return describe(err)
+}
+
 func describe(err error) string {
 	var pe *fs.PathError
 	if errors.As(err, &pe) {
@@ -231,17 +252,24 @@ func describe(err error) string {
 		return "cannot be read: the file that it links to does not exist; restore that, or remove the link"
 	case errors.Is(err, fs.ErrPermission):
 		return "cannot be read: permission denied; make it readable for the agent"
+	case errors.Is(err, syscall.ENOTDIR):
+		return "cannot be read: a part of the path is no directory; correct --manifests"
 	case errors.Is(err, syscall.ELOOP):
 		return "cannot be read: it links to itself; remove the link"
 	}
 	return "cannot be read: " + err.Error()
 }
 
-func describeListError(err error) string {
-	if errors.Is(err, fs.ErrNotExist) {
-		return "no such file or directory; create it (an empty directory is a valid state without objects)"
+// describeListError says why the path of --manifests cannot be read.
+func describeListError(path string, err error) string {
+	_, missing := os.Lstat(path)
+	switch {
+	case !errors.Is(err, fs.ErrNotExist), missing == nil: // in the latter case a link to nothing
+		return describe(err)
+	case isManifest(filepath.Base(path)):
+		return "no such file; create it, or correct --manifests (a file with only a comment is a valid state without objects)"
 	}
-	return describe(err)
+	return "no such file or directory; create it, or correct --manifests (an empty directory is a valid state without objects)"
 }
 
 // inTurn calls f for 0 to n-1.

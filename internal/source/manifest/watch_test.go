@@ -47,9 +47,9 @@ func TestSingleFileReplaced(t *testing.T) {
 	overwrite(t, path, named("web", "10.96.0.3"))
 	f.until("written in place", func() bool { return f.clusterIP("web") == "10.96.0.3" })
 	rename(t, path, path+"~")
-	f.want("", path+": no such file or directory")
+	f.want("", path+": no such file; create it")
 	overwrite(t, path, "") // like the start of "kubectl get ... > web.yaml"
-	f.want("", path+": is empty: remove it, or write a comment into it if it is meant to be empty")
+	f.want("", path+": is empty: write a comment into it if it is meant to be empty")
 	overwrite(t, path, "# nothing\n")
 	f.want("-web")
 	rename(t, path+"~", path)
