@@ -119,8 +119,11 @@ image: build hoststack build/THIRD-PARTY ## build build/beeline-image.tar, a con
 	@go run ./deploy/image --program bin/beeline --library bin/libbeeline_hoststack.so --licence LICENSE --third-party build/THIRD-PARTY --version '$(VERSION)' --created $(IMAGE_DATE) \
 		--reference '$(IMAGE)' --arch "$$(go env GOARCH)" --out build/beeline-image.tar
 
-NODES = labelled
+NODES ?= labelled
+# Variables of the command line that `make manifests` does not have: it would be silent about NODE=all.
+NO_MANIFEST_VARIABLES = $(filter-out IMAGE=% API_SERVER=% NODES=% VERSION=% IMAGE_DATE=%,$(MAKEOVERRIDES))
 manifests: ## write build/beeline.yaml, and build/beeline-hoststack.yaml for the host stack in pods, for `kubectl apply -f`, and build/beeline-cleanup.yaml: IMAGE=REGISTRY/NAME:TAG API_SERVER=ADDRESS[:PORT] NODES=labelled|all
+	$(if $(NO_MANIFEST_VARIABLES),$(error make manifests has no variable $(firstword $(subst =, ,$(NO_MANIFEST_VARIABLES))): give IMAGE, API_SERVER or NODES))
 	@mkdir -p build
 	@scripts/manifests '$(if $(filter-out file,$(origin IMAGE)),$(IMAGE))' '$(API_SERVER)' '$(NODES)' >build/beeline.yaml.tmp
 	@scripts/manifests --cleanup '$(IMAGE)' '$(API_SERVER)' >build/beeline-cleanup.yaml.tmp

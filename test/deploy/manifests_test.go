@@ -215,12 +215,47 @@ func wantSame(t *testing.T, want, got []*unstructured.Unstructured) {
 	}
 }
 
-// Arguments that would change the meaning of the manifests, or are missing, are refused.
+// Arguments that would change the meaning of the manifests, or are missing, are refused. Of addresses the error says what
+// to give instead.
 func TestManifestsNeedArguments(t *testing.T) {
-	for _, arguments := range [][]string{{}, {"image"}, {"", "192.0.2.1"}, {"image", ""}, {"im|age", "192.0.2.1"}, {"image", "192.0.2.1:x"}, {"image", "a\nb: c"}, {"image", "10.96.0.1"}, {"image", "10.96.0.1:443"}, {"image", "kubernetes.default.svc"}, {"image", "10.0.0.1:443"}, {"image", "192.0.2.1", "some"}, {"image", "192.0.2.1", "all", "x"}, {"--cleanup", "image"}, {"--cleanup", "image", "10.96.0.1"}, {"--hoststack", ""}, {"--hoststack", "im|age"}, {"--hoststack", "image", "192.0.2.1"}} {
-		out, err := exec.Command(sources(t, "scripts/manifests"), arguments...).Output()
-		if exit := (*exec.ExitError)(nil); !errors.As(err, &exit) || exit.ExitCode() != 2 || len(out) > 0 {
-			t.Errorf("%q: %v, and %d bytes of output", arguments, err, len(out))
+	for _, test := range []struct {
+		arguments []string
+		says      string
+	}{
+		{nil, "give the image"}, {[]string{"image"}, "give the image"}, {[]string{"", "192.0.2.1"}, "give the image"}, {[]string{"image", ""}, "give the image"},
+		{[]string{"im|age", "192.0.2.1"}, "not an image's name"},
+		{[]string{"image", "192.0.2.1:x"}, "x is not a port from 1 to 65535"},
+		{[]string{"image", "192.0.2.1:0"}, "0 is not a port from 1 to 65535"},
+		{[]string{"image", "192.0.2.1:65536"}, "65536 is not a port from 1 to 65535"},
+		{[]string{"image", "[2001:db8::1]:99999"}, "99999 is not a port from 1 to 65535"},
+		{[]string{"image", "192.0.2.1:"}, " is not a port from 1 to 65535"},
+		{[]string{"image", "192.0.2.256"}, "192.0.2.256 is not an IPv4 address"},
+		{[]string{"image", "192.0.2"}, "192.0.2 is not an IPv4 address"},
+		{[]string{"image", "a\nb: c"}, "is not an address"},
+		{[]string{"image", "https://192.0.2.1:6443"}, "is a URL: give its address and port alone, API_SERVER=192.0.2.1:6443\n"},
+		{[]string{"image", "https://api.example.org/path"}, "is a URL: give its address and port alone, API_SERVER=api.example.org:443\n"},
+		{[]string{"image", "192.0.2.1:6443/"}, "is a URL: give its address and port alone, API_SERVER=192.0.2.1:6443\n"},
+		{[]string{"image", "10.96.0.1"}, "is the Service `kubernetes`"}, {[]string{"image", "10.96.0.1:443"}, "is the Service `kubernetes`"},
+		{[]string{"image", "kubernetes.default.svc"}, "is the Service `kubernetes`"}, {[]string{"image", "10.0.0.1:443"}, "is the Service `kubernetes`"},
+		{[]string{"image", "192.0.2.1", "some"}, "NODES=some: give labelled"}, {[]string{"image", "192.0.2.1", "all", "x"}, "give the image"},
+		{[]string{"--cleanup", "image"}, "give the image"}, {[]string{"--cleanup", "image", "10.96.0.1"}, "is the Service `kubernetes`"},
+		{[]string{"--hoststack", ""}, "give the image"}, {[]string{"--hoststack", "im|age"}, "not an image's name"}, {[]string{"--hoststack", "image", "192.0.2.1"}, "give the image"},
+	} {
+		out, err := exec.Command(sources(t, "scripts/manifests"), test.arguments...).Output()
+		exit := &exec.ExitError{}
+		if !errors.As(err, &exit) || exit.ExitCode() != 2 || len(out) > 0 || !strings.Contains(string(exit.Stderr), test.says) {
+			t.Errorf("%q: %v, %d bytes of output and %q, want %q", test.arguments, err, len(out), exit.Stderr, test.says)
+		}
+	}
+}
+
+// `make manifests` refuses variables that it does not have: without NODES=all the manifests are for labelled nodes.
+func TestManifestsVariables(t *testing.T) {
+	folder := filepath.Dir(sources(t, "Makefile"))
+	for variable, want := range map[string]string{"NODE=all": "no variable NODE: give IMAGE, API_SERVER or NODES", "NODES=some": "NODES=some: give labelled"} {
+		out, err := exec.Command("make", "-C", folder, "--no-print-directory", "manifests", "IMAGE=image", "API_SERVER=192.0.2.1", variable).CombinedOutput()
+		if err == nil || !strings.Contains(string(out), want) {
+			t.Errorf("make manifests %s: %v, %s; want %q", variable, err, out, want)
 		}
 	}
 }
