@@ -9,10 +9,13 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"strconv"
 	"strings"
 	"syscall"
+	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"beeline.io/beeline/internal/agent"
 	"beeline.io/beeline/internal/printable"
@@ -125,10 +128,49 @@ func usageError(cmd *cobra.Command, err error) error {
 func usage(check cobra.PositionalArgs) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		if err := check(cmd, args); err != nil {
+			if way := valueWithoutEquals(cmd, args); way != "" {
+				return exitError{exitUsage, errors.New(way)}
+			}
 			return exitError{exitUsage, fmt.Errorf("%w; usage: %s", err, cmd.UseLine())}
 		}
 		return nil
 	}
+}
+
+// valueWithoutEquals says how to write the value of a flag that may stand alone, such as a boolean one, if one of the
+// arguments is meant to be that: the word after such a flag is an argument of its own. It returns "" if none is.
+func valueWithoutEquals(cmd *cobra.Command, args []string) string {
+	var ways []string
+	for _, word := range args {
+		cmd.Flags().Visit(func(f *pflag.Flag) {
+			if value, ok := valueOf(f.Value.Type(), word); ok && f.NoOptDefVal != "" {
+				ways = append(ways, fmt.Sprintf("--%s=%s", f.Name, value))
+			}
+		})
+		if len(ways) > 0 {
+			return fmt.Sprintf("the word %q is no value of the flag before it, because that flag may stand alone: write %s", word, strings.Join(ways, ", or "))
+		}
+	}
+	return ""
+}
+
+// valueOf returns a word as a value of a flag's type; false if it is meant to be none.
+func valueOf(kind, word string) (string, bool) {
+	switch kind {
+	case "bool":
+		switch strings.ToLower(word) {
+		case "on", "yes":
+			return "true", true
+		case "off", "no":
+			return "false", true
+		}
+		_, err := strconv.ParseBool(word)
+		return word, err == nil
+	case "duration":
+		_, err := time.ParseDuration(word)
+		return word, err == nil
+	}
+	return word, true
 }
 
 // exclusive refuses two flags at once, because one of them would have no effect.

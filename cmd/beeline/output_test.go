@@ -219,6 +219,7 @@ func TestNearlyRight(t *testing.T) {
 		"status --agent-socket a --pins b":              "--agent-socket has no effect with --pins",
 		"service show shop/web -n default":              "shop/web is not in the namespace",
 		"service list --watch=-1s":                      "negative",
+		"monitor --drops yes":                           "write --drops=true",
 		"monitor -o yaml":                               "table or json",
 		"check --manifests /nowhere --pins no/absolute": "not an absolute path",
 	} {
@@ -230,6 +231,40 @@ func TestNearlyRight(t *testing.T) {
 		if exit := (exitError{}); !errors.As(err, &exit) || exit.code != exitUsage || !strings.Contains(err.Error(), words) {
 			t.Errorf("%s: %v, want exit code 2 and %q", args, err, words)
 		}
+	}
+}
+
+// A value after a flag that may stand alone is an argument to the parser: the error says how to write it, for each such
+// flag of each command.
+func TestValueWithoutEquals(t *testing.T) {
+	values := map[string]string{"bool": "false", "duration": "5s", "string": "false"}
+	tried := 0
+	var walk func(*cobra.Command)
+	walk = func(cmd *cobra.Command) {
+		cmd.Flags().VisitAll(func(f *pflag.Flag) {
+			if f.NoOptDefVal == "" || f.Name == "help" {
+				return
+			}
+			tried++
+			value := values[f.Value.Type()]
+			args := append(strings.Fields(strings.TrimPrefix(cmd.CommandPath(), "beeline ")), strings.Fields(arguments[cmd.CommandPath()])...)
+			root := newRootCommand()
+			root.SetArgs(append(args, "--"+f.Name, value))
+			root.SetOut(io.Discard)
+			root.SetErr(io.Discard)
+			err := root.ExecuteContext(t.Context())
+			want := fmt.Sprintf("write --%s=%s", f.Name, value)
+			if exit := (exitError{}); !errors.As(err, &exit) || exit.code != exitUsage || !strings.Contains(err.Error(), want) {
+				t.Errorf("%s --%s %s: %v, want exit code 2 and %q", strings.Join(args, " "), f.Name, value, err, want)
+			}
+		})
+		for _, sub := range cmd.Commands() {
+			walk(sub)
+		}
+	}
+	walk(newRootCommand())
+	if tried < 30 {
+		t.Errorf("only %d flags may stand alone", tried)
 	}
 }
 

@@ -3,6 +3,7 @@
 package agent
 
 import (
+	"encoding/csv"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -195,23 +196,34 @@ func (c *Config) completeNodePortAddresses() error {
 	return nil
 }
 
-// PlainValue replaces pflag's error about an invalid value, which names a Go function, with one that says what
-// is wrong with the value.
+// PlainValue replaces pflag's error about an invalid value, which is in the words of Go's functions, with one that says
+// what is wrong with the value.
 func PlainValue(err error) error {
-	number := (*strconv.NumError)(nil)
-	if !errors.As(err, &number) {
-		return err
+	if err == nil {
+		return nil
 	}
-	want := "not a number"
+	number, list := (*strconv.NumError)(nil), (*csv.ParseError)(nil)
+	before, duration, isDuration := strings.Cut(err.Error(), ": time: ")
 	switch {
-	case number.Func == "ParseBool":
-		want = "neither true nor false"
-	case errors.Is(number, strconv.ErrRange):
-		want = "too large"
-	case strings.HasPrefix(number.Num, "-"):
-		want = "negative"
+	case errors.As(err, &number):
+		want := "not a number"
+		switch {
+		case number.Func == "ParseBool":
+			want = "neither true nor false"
+		case errors.Is(number, strconv.ErrRange):
+			want = "too large"
+		case strings.HasPrefix(number.Num, "-"):
+			want = "negative"
+		}
+		return errors.New(strings.Replace(err.Error(), number.Error(), want, 1))
+	case errors.As(err, &list):
+		return errors.New(strings.Replace(err.Error(), list.Error(), "not a list of values with commas between them", 1))
+	case isDuration && strings.HasPrefix(duration, "missing unit"):
+		return fmt.Errorf("%s: a duration needs a unit: write it as in 500ms, 30s or 5m", before)
+	case isDuration:
+		return fmt.Errorf("%s: not a duration such as 500ms, 30s or 5m", before)
 	}
-	return errors.New(strings.Replace(err.Error(), number.Error(), want, 1))
+	return err
 }
 
 // FlagNames lists the flags of a set, except hidden ones (former names).

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -73,7 +74,8 @@ func TestValuesOfTheWrongKind(t *testing.T) {
 		"max-slots=-1":           "negative",
 		"max-slots=many":         "not a number",
 		"bind-protection=maybe":  "neither true nor false",
-		"audit-interval=forever": "invalid duration",
+		"audit-interval=forever": "not a duration such as 500ms, 30s or 5m",
+		"audit-interval=5":       "a duration needs a unit: write it as in 500ms, 30s or 5m",
 	} {
 		name, value, _ := strings.Cut(setting, "=")
 		fs := pflag.NewFlagSet("agent", pflag.ContinueOnError)
@@ -201,18 +203,35 @@ func TestNestedSettings(t *testing.T) {
 		"offload: eth0\n":                                    "unknown setting \"offload\"",
 		"offloads: {devices: eth0}\n":                        "unknown setting \"offloads\"",
 		"offload:\n":                                         "",
-		"offload-devices: eth0\noffload: {devices: eth1}\n":  "offload-devices and offload.devices are the same setting: remove one of them",
-		"offload: {exclude-ports: 1, exclude: {ports: 2}}\n": "offload.exclude-ports and offload.exclude.ports are the same setting",
+		"offload-devices: eth0\noffload: {devices: eth1}\n":  ":2: offload.devices and offload-devices (line 1) are the same setting: remove one of them",
+		"offload: {exclude-ports: 1, exclude: {ports: 2}}\n": "offload.exclude.ports and offload.exclude-ports (line 1) are the same setting",
 		"dsr: {hybrid: true}\n":                              "",
 		"config: {x: 1}\n":                                   "unknown setting \"config\"",
-		"offload:\n  devices: eth0\n  devices: eth1\n":       "already set",
+		"offload:\n  devices: eth0\n  devices: eth1\n":       ":3: offload.devices: given twice, first on line 2; remove one of the two",
 		"offload: {networks: [192.0.2.0/24, 10.0.0.0/8]}\n":  "",
+		// File, line, key, and what to change; not the words of Go.
+		"# a\ndsr: off\nmax-flow: 5\n":                        ":3: unknown setting \"max-flow\", did you mean \"max-flows\"?",
+		"max-flows: 5\n dsr: off\n":                           ":2: not YAML: mapping values are not allowed in this context (is the line indented too far",
+		"max-flows:\t5\n\tdsr: off\n":                         ":2: not YAML: ",
+		"hello\n":                                             ":1: want settings as in \"max-flows: 100000\", have the string \"hello\"",
+		"- max-flows: 5\n":                                    ":1: want settings as in \"max-flows: 100000\", have a list",
+		"max-flows: 5\n---\nmax-flows: 6\n":                   ":3: a second document begins here",
+		"max-flows: 5\nmax-flows: 6\n":                        ":2: max-flows: given twice, first on line 1; remove one of the two",
+		"devices: [[eth0]]\n":                                 ":1: devices: give a value or a list of values, not a list",
+		"devices: [{a: b}]\n":                                 ":1: devices: give a value or a list of values, not a list",
+		"audit-interval: 5\n":                                 ":1: audit-interval: invalid argument \"5\" for \"--audit-interval\" flag: a duration needs a unit",
+		"nonsense: 5\n":                                       ":1: unknown setting \"nonsense\": `beeline agent --help` lists them",
+		"bind-protection: no\nedge-mode: off\ndsr: \"off\"\n": "",
+		"a: &d [eth0]\ndevices: *d\n":                         ":1: unknown setting \"a\"",
 	} {
 		fs := pflag.NewFlagSet("agent", pflag.ContinueOnError)
 		new(Config).AddFlags(fs)
 		err := readConfigFile(configFile(t, text), fs)
 		if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: %v, want %q", text, err, want)
+		}
+		if err != nil && regexp.MustCompile(`(?i)json|unmarshal|struct|interface|strconv|time: `).MatchString(err.Error()) {
+			t.Errorf("%q: in the words of Go: %v", text, err)
 		}
 	}
 }
