@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"beeline.io/beeline/internal/agent"
+	"beeline.io/beeline/internal/plural"
 )
 
 func newCheckCommand() *cobra.Command {
@@ -53,5 +54,5 @@ func checkText(w io.Writer, c *agent.Checked) {
 		fmt.Fprintf(w, "The configuration is valid. Services come from %s, which was not contacted.\n", c.Source)
 		return
 	}
-	fmt.Fprintf(w, "%s: %d Services and Pods with hostPorts, %d frontends\n", c.Source, c.Services, c.Frontends)
+	fmt.Fprintf(w, "%s: Services, and Pods with hostPorts: %d, with %s\n", c.Source, c.Services, plural.Of(c.Frontends, "frontend"))
 }

@@ -12,6 +12,7 @@ import (
 	"beeline.io/beeline/internal/conntrack"
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/inspect"
+	"beeline.io/beeline/internal/plural"
 	"beeline.io/beeline/internal/service"
 )
 
@@ -95,7 +96,7 @@ func connectionsText(c *inspect.Connections) string {
 		text += fmt.Sprintf("; handshake p50 %s, p99 %s", seconds(c.RTT50), seconds(c.RTT99))
 	}
 	if c.Closed+c.Failed > 0 {
-		text += fmt.Sprintf("; ended: %d bytes sent, %d received, %d segments retransmitted", c.SentBytes, c.ReceivedBytes, c.Retransmits)
+		text += fmt.Sprintf("; ended: %s sent, %d received, %s retransmitted", plural.Of(c.SentBytes, "byte"), c.ReceivedBytes, plural.Of(c.Retransmits, "segment"))
 	}
 	return text
 }
@@ -104,4 +105,6 @@ func seconds(s float64) time.Duration {
 	return time.Duration(s * float64(time.Second)).Round(time.Microsecond)
 }
 
-func trafficText(t conntrack.Traffic) string { return fmt.Sprintf("%d (%d bytes)", t.Packets, t.Bytes) }
+func trafficText(t conntrack.Traffic) string {
+	return fmt.Sprintf("%d (%s)", t.Packets, plural.Of(t.Bytes, "byte"))
+}

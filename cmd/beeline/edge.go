@@ -13,6 +13,7 @@ import (
 
 	"beeline.io/beeline/internal/edge"
 	"beeline.io/beeline/internal/inspect"
+	"beeline.io/beeline/internal/plural"
 )
 
 // statusEdge prints the state of the edge.
@@ -37,9 +38,9 @@ func statusEdge(w io.Writer, s *inspect.Status) {
 	for _, d := range e.DSR {
 		fmt.Fprintln(w, d)
 	}
-	fmt.Fprintf(w, "Flows: %d conntrack entries in %d places (twice --max-flows), %d of closed connections, %d in %d places half open", e.Flows.Entries, e.Flows.Limit, e.Flows.Spare, e.Flows.HalfOpen, e.Flows.HalfOpenLimit)
+	fmt.Fprintf(w, "Flows: %s in %d places (twice --max-flows), %d of closed connections, %d in %d places half open", plural.Of(e.Flows.Entries, "conntrack entry"), e.Flows.Limit, e.Flows.Spare, e.Flows.HalfOpen, e.Flows.HalfOpenLimit)
 	if s.Answered {
-		fmt.Fprintf(w, "; last GC pass %s; %d flows expired, %d ended because their backend was removed", ago(e.Flows.LastGC), e.Flows.Expired, e.Flows.Ended)
+		fmt.Fprintf(w, "; last GC pass %s; %s expired, %d ended because their backend was removed", ago(e.Flows.LastGC), plural.Of(e.Flows.Expired, "flow"), e.Flows.Ended)
 	}
 	fmt.Fprintln(w)
 	if e.Counters != nil {

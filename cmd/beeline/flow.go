@@ -18,6 +18,7 @@ import (
 	"beeline.io/beeline/internal/conntrack"
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/inspect"
+	"beeline.io/beeline/internal/plural"
 	"beeline.io/beeline/internal/suggest"
 )
 
@@ -26,7 +27,7 @@ type flowSource struct{ pins, service, backend string }
 
 func (s *flowSource) addFlags(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&s.pins, pinsFlag, agent.DefaultBPFFS, "directory of the agent's pinned objects")
-	cmd.Flags().StringVar(&s.service, "service", "", "only flows of this Service, as namespace/name")
+	cmd.Flags().StringVar(&s.service, "service", "", "only flows of this Service: namespace/name, or a name that no other has")
 	cmd.Flags().StringVar(&s.backend, "backend", "", "only flows to this backend: an address, or address:port")
 }
 
@@ -45,10 +46,10 @@ func (s *flowSource) ofBackend() (func(netip.AddrPort) bool, error) {
 	return func(a netip.AddrPort) bool { return a == netip.AddrPortFrom(end.Addr().Unmap(), end.Port()) }, nil
 }
 
-// open returns the flows and the names of Services. An unknown --service is a usage error.
+// open returns the flows and the names of Services, and completes the name of --service. An unknown one is a usage error.
 func (s *flowSource) open() (*conntrack.Tables, map[uint32]datapath.ServiceName, error) {
-	if s.service != "" && strings.Count(s.service, "/") != 1 {
-		return nil, nil, exitError{exitUsage, fmt.Errorf("--service %q: not of the form namespace/name", s.service)}
+	if s.service != "" && strings.Count(s.service, "/") > 1 {
+		return nil, nil, exitError{exitUsage, fmt.Errorf("--service %q: not of the form namespace/name or name", s.service)}
 	}
 	flows, err := conntrack.Open(s.pins)
 	if err != nil {
@@ -60,7 +61,7 @@ func (s *flowSource) open() (*conntrack.Tables, map[uint32]datapath.ServiceName,
 	}
 	names, err := tables.Services.All()
 	if err == nil && s.service != "" {
-		err = inspect.KnownService(names, s.service)
+		s.service, err = inspect.FindService(names, s.service)
 	}
 	if wrong := (*inspect.RequestError)(nil); errors.As(err, &wrong) {
 		err = exitError{exitUsage, err}
@@ -103,10 +104,14 @@ the Service's address, the backend, and the source address that the backend sees
 -o wide adds packet and byte counts.`,
 		Args: usage(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if cmd.Flags().Changed("state") && len(only) == 0 {
+				return exitError{exitUsage, fmt.Errorf("--state is empty: give one or more of %s, or leave it out for all", strings.Join(states(), ", "))}
+			}
 			backend, err := s.ofBackend()
 			if err := errors.Join(err, checkStates(only)); err != nil {
 				return err
 			}
+			s.service = v.inNamespace(s.service)
 			return v.show(cmd, func() (any, func(io.Writer), error) {
 				flows, names, err := s.open()
 				if err != nil {
@@ -164,7 +169,7 @@ Select flows by --service, --backend or both; --all selects all flows.`,
 			if err != nil {
 				return err
 			}
-			_, err = fmt.Fprintf(cmd.OutOrStdout(), "removed %d flows\n", n)
+			_, err = fmt.Fprintf(cmd.OutOrStdout(), "removed %s\n", plural.Of(n, "flow"))
 			return err
 		},
 	}

@@ -8,6 +8,7 @@ import (
 	"text/tabwriter"
 
 	"beeline.io/beeline/internal/inspect"
+	"beeline.io/beeline/internal/plural"
 	"beeline.io/beeline/internal/printable"
 )
 
@@ -41,10 +42,10 @@ func statusHealth(w io.Writer, h *inspect.HealthStatus) {
 		return
 	}
 	c := h.Counters
-	fmt.Fprintf(w, "\nHealth checks: %d backends at %d targets, %d down; %d probes, %d failed; %d state changes\n",
-		h.Backends, h.Targets, len(h.Down), c.Probes, c.Failures, c.Changes)
+	fmt.Fprintf(w, "\nHealth checks: %s at %s, %d down; %s, %d failed; %s\n",
+		plural.Of(h.Backends, "backend"), plural.Of(h.Targets, "target"), len(h.Down), plural.Of(c.Probes, "probe"), c.Failures, plural.Of(c.Changes, "state change"))
 	if c.Late > 0 {
-		fmt.Fprintf(w, "  %d probes began at least an interval late, because too many others were waiting for a timeout\n", c.Late)
+		fmt.Fprintf(w, "  %s began at least an interval late, because too many others were waiting for a timeout\n", plural.Of(c.Late, "probe"))
 	}
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	for _, b := range h.Down {

@@ -15,6 +15,7 @@ import (
 	"beeline.io/beeline/internal/agent"
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/inspect"
+	"beeline.io/beeline/internal/plural"
 )
 
 // monitor prints the edge's events, from the agent's event stream or, if no agent is running, from the pinned
@@ -36,6 +37,7 @@ lost. Packets of established flows are not shown.
 If no agent is running, give --pins.`,
 		Args: usage(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			m.filter.Service = m.view.inNamespace(m.filter.Service)
 			if err := m.filter.Check(); err != nil {
 				return exitError{exitUsage, err}
 			}
@@ -54,7 +56,7 @@ If no agent is running, give --pins.`,
 	cmd.Flags().StringVar(&m.socket, socketFlag, agent.DefaultSocket, "unix socket of the agent")
 	cmd.Flags().StringVar(&m.pins, pinsFlag, agent.DefaultBPFFS, "read the tables pinned in this directory; only while no agent is running")
 	cmd.Flags().BoolVar(&m.filter.Drops, "drops", false, "only rejects and drops")
-	cmd.Flags().StringVar(&m.filter.Service, "service", "", "only packets for this Service, as namespace/name")
+	cmd.Flags().StringVar(&m.filter.Service, "service", "", "only packets for this Service: namespace/name, or a name that no other has")
 	cmd.Flags().StringVar(&m.filter.Device, "device", "", "only packets at this device")
 	cmd.Flags().StringVar(&m.filter.Reason, "reason", "", "only this reason, as -o json prints it")
 	m.view.addHeaderFlag(cmd)
@@ -178,7 +180,7 @@ func (m *monitor) print(n inspect.EventMessage) error {
 		return err
 	}
 	if n.Lost > 0 {
-		fmt.Fprintf(m.out, "! %d events were lost: they came too fast\n", n.Lost)
+		fmt.Fprintf(m.out, "! lost, because they came too fast: %s\n", plural.Of(n.Lost, "event"))
 	}
 	e := n.Event
 	if e == nil {

@@ -219,6 +219,8 @@ func TestNearlyRight(t *testing.T) {
 		"status --agent-socket a --pins b":              "--agent-socket has no effect with --pins",
 		"service show shop/web -n default":              "shop/web is not in the namespace",
 		"service list --watch=-1s":                      "negative",
+		"flow list --state=":                            "--state is empty: give one or more of",
+		"flow list --service a/b/c":                     "not of the form namespace/name or name",
 		"monitor --drops yes":                           "write --drops=true",
 		"monitor -o yaml":                               "table or json",
 		"check --manifests /nowhere --pins no/absolute": "not an absolute path",

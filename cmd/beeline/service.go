@@ -55,10 +55,7 @@ func newServiceShowCommand() *cobra.Command {
 		Use: "show [NAMESPACE/]NAME", Short: "Show one Service with its backends",
 		Args: usage(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			name := args[0]
-			if l.namespace != "" && !strings.Contains(name, "/") {
-				name = l.namespace + "/" + name
-			}
+			name := l.inNamespace(args[0])
 			if !l.of(name) && strings.Contains(name, "/") {
 				return exitError{exitUsage, fmt.Errorf("%s is not in the namespace of --namespace %s: remove one of them", name, l.namespace)}
 			}

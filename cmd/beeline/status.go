@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"beeline.io/beeline/internal/inspect"
+	"beeline.io/beeline/internal/plural"
 	"beeline.io/beeline/internal/printable"
 	"beeline.io/beeline/internal/service"
 	"beeline.io/beeline/internal/sockgc"
@@ -76,9 +77,9 @@ func statusText(w io.Writer, s *inspect.Status, verbose bool) {
 		connectionText(t, s.Source.Connection)
 		fmt.Fprintf(t, "Last sync:\t%s\n", ago(s.Sync.LastSync))
 		socketsText(t, s.Sockets)
-		fmt.Fprintf(t, "Last audit:\t%s, %d repairs since the start\n", ago(s.Sync.LastAudit), s.Sync.Repairs)
+		fmt.Fprintf(t, "Last audit:\t%s, %s since the start\n", ago(s.Sync.LastAudit), plural.Of(s.Sync.Repairs, "repair"))
 	}
-	fmt.Fprintf(t, "Services:\t%d, with %d frontends and %d backends\n", s.Counts.Services, s.Counts.Frontends, s.Counts.Backends)
+	fmt.Fprintf(t, "Services:\t%d, with %s and %s\n", s.Counts.Services, plural.Of(s.Counts.Frontends, "frontend"), plural.Of(s.Counts.Backends, "backend"))
 	if s.Algorithm != "" {
 		fmt.Fprintf(t, "Algorithm:\t%s unless a Service says otherwise; Services with Maglev tables of %d slots: %d\n", s.Algorithm, s.TableSize, s.Counts.Maglev)
 	}
@@ -132,13 +133,13 @@ func socketsText(w io.Writer, st sockgc.Status) {
 	tcp := "TCP connections are not ended"
 	if st.TCPDrainSeconds > 0 {
 		drain := time.Duration(st.TCPDrainSeconds * float64(time.Second))
-		tcp = fmt.Sprintf("%d of TCP, after %v; %d backends are draining", st.EndedTCP, drain, st.Draining)
+		tcp = fmt.Sprintf("%d of TCP, after %v; draining: %s", st.EndedTCP, drain, plural.Of(st.Draining, "backend"))
 	}
 	fmt.Fprintf(w, "\tended %d of UDP; %s\n", st.EndedUDP, tcp)
 	took := time.Duration(st.LastSeconds * float64(time.Second)).Round(10 * time.Microsecond)
 	fmt.Fprintf(w, "\tlast GC pass %s, took %v for %d network namespaces\n", ago(st.LastPass), took, st.Namespaces)
 	if st.Unreadable > 0 {
-		fmt.Fprintf(w, "\t%d processes cannot be inspected (needs CAP_SYS_PTRACE)\n", st.Unreadable)
+		fmt.Fprintf(w, "\t%s cannot be inspected (needs CAP_SYS_PTRACE)\n", plural.Of(st.Unreadable, "process"))
 	}
 }
 
@@ -167,7 +168,7 @@ func sourceState(s inspect.Source) string {
 	case !s.Synced:
 		return "never read without errors"
 	case s.Errors > 0:
-		return fmt.Sprintf("%d errors, last good state from %s", s.Errors, ago(s.LastGood))
+		return fmt.Sprintf("%s, last good state from %s", plural.Of(s.Errors, "error"), ago(s.LastGood))
 	}
 	return "last change " + ago(s.LastGood)
 }
@@ -185,8 +186,8 @@ func statusAttachments(w io.Writer, s *inspect.Status) {
 	if c := s.Counters; c != nil {
 		fmt.Fprintf(w, "\nConnections: %d to Services, %d rejected, %d dropped, %d passed unchanged; session affinity kept %d\n",
 			c.ConnectBalance, c.ConnectReject, c.ConnectDrop, c.ConnectPass, c.AffinityHit)
-		fmt.Fprintf(w, "Datagrams of unconnected sockets: %d to Services (%d new flows), %d rejected, %d dropped, %d passed unchanged; %d replies translated back\n",
-			c.DatagramBalance, c.FlowNew, c.DatagramReject, c.DatagramDrop, c.DatagramPass, c.DatagramName)
+		fmt.Fprintf(w, "Datagrams of unconnected sockets: %d to Services (%s), %d rejected, %d dropped, %d passed unchanged; %s translated back\n",
+			c.DatagramBalance, plural.Of(c.FlowNew, "new flow"), c.DatagramReject, c.DatagramDrop, c.DatagramPass, plural.Of(c.DatagramName, "reply"))
 		if c.FlowEvicted > 0 {
 			fmt.Fprintf(w, "Flows evicted, because one socket uses more Services than fit: %d\n", c.FlowEvicted)
 		}
@@ -194,8 +195,8 @@ func statusAttachments(w io.Writer, s *inspect.Status) {
 			fmt.Fprintf(w, "bind() calls refused because a Service or Pod uses the port: %d\n", c.BindRefused)
 		}
 		if c.ConnectNoBackend+c.DatagramNoBackend+c.AffinityFailed+c.RecordFailed+c.FlowFailed > 0 {
-			fmt.Fprintf(w, "Faults so far: %d slots without a backend, %d affinity entries and %d socket records not stored\n",
-				c.ConnectNoBackend+c.DatagramNoBackend, c.AffinityFailed, c.RecordFailed+c.FlowFailed)
+			fmt.Fprintf(w, "Faults so far: %s without a backend, %s and %s not stored\n",
+				plural.Of(c.ConnectNoBackend+c.DatagramNoBackend, "slot"), plural.Of(c.AffinityFailed, "affinity entry"), plural.Of(c.RecordFailed+c.FlowFailed, "socket record"))
 		}
 	}
 }

@@ -25,7 +25,7 @@ func statusSummary(w io.Writer, s *inspect.Status) {
 	if s.Answered {
 		line("Agent", "%s, pid %d, node %s, running for %s", s.Version, s.PID, s.Node, time.Since(s.Started).Round(time.Second))
 		line("Source", "%s %s, %s", s.Source.Kind, s.Source.Location, sourceState(s.Source))
-		line("Sync", "last %s; audit %s, %d repairs", ago(s.Sync.LastSync), ago(s.Sync.LastAudit), s.Sync.Repairs)
+		line("Sync", "last %s; audit %s, %s", ago(s.Sync.LastSync), ago(s.Sync.LastAudit), plural.Of(s.Sync.Repairs, "repair"))
 	} else if s.Running {
 		line("Agent", "pid %d", s.PID)
 	}
@@ -40,7 +40,7 @@ func statusSummary(w io.Writer, s *inspect.Status) {
 	if e := s.Edge; e != nil {
 		line("Devices", "%s", devicesText(e))
 		if e.Mode != edge.Off {
-			line("Flows", "%d conntrack entries in %d places, %d of closed connections", e.Flows.Entries, e.Flows.Limit, e.Flows.Spare)
+			line("Flows", "%s in %d places, %d of closed connections", plural.Of(e.Flows.Entries, "conntrack entry"), e.Flows.Limit, e.Flows.Spare)
 		}
 	}
 	if s.Pods != nil {
@@ -50,7 +50,7 @@ func statusSummary(w io.Writer, s *inspect.Status) {
 		line("Offload", "%s", s.Offload.Line())
 	}
 	if h := s.Health; h != nil {
-		line("Health checks", "%d backends, %d down", h.Backends, len(h.Down))
+		line("Health checks", "%s, %d down", plural.Of(h.Backends, "backend"), len(h.Down))
 	}
 	if n := len(s.OptedOut.Pods); n > 0 {
 		line("Opted out", "%s without the socket shortcut", plural.Of(n, "pod"))
@@ -70,7 +70,7 @@ func componentsText(w io.Writer, s *inspect.Status) {
 }
 
 func servicesText(s *inspect.Status) string {
-	text := fmt.Sprintf("%d, with %d frontends and %d backends", s.Counts.Services, s.Counts.Frontends, s.Counts.Backends)
+	text := fmt.Sprintf("%d, with %s and %s", s.Counts.Services, plural.Of(s.Counts.Frontends, "frontend"), plural.Of(s.Counts.Backends, "backend"))
 	if s.Counts.Maglev > 0 {
 		text += fmt.Sprintf("; with Maglev: %d", s.Counts.Maglev)
 	}

@@ -60,6 +60,14 @@ func (v *view) of(name string) bool {
 	return v.names(namespace)
 }
 
+// inNamespace returns the namespace/name of an object that is given by its name alone, if --namespace is given.
+func (v *view) inNamespace(name string) string {
+	if v.namespace == "" || name == "" || strings.Contains(name, "/") {
+		return name
+	}
+	return v.namespace + "/" + name
+}
+
 // nothing prints a message to standard error if a namespace has no rows.
 func (v *view) nothing(cmd *cobra.Command, rows int, what string) {
 	if rows == 0 && v.namespace != "" {

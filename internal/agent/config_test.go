@@ -337,3 +337,14 @@ func TestAlgorithmFlags(t *testing.T) {
 		wantComplete(t, "--manifests /m "+args, want)
 	}
 }
+
+// What a flag asks for is done, or refused: statistics of backends are part of those of Services.
+func TestSocketStatsFlags(t *testing.T) {
+	for args, want := range map[string]string{
+		"--socket-stats-per-backend":                      "",
+		"--socket-stats=false":                            "",
+		"--socket-stats=false --socket-stats-per-backend": "--socket-stats-per-backend has no effect with --socket-stats=false: remove one of them",
+	} {
+		wantComplete(t, "--manifests /m "+args, want)
+	}
+}

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"beeline.io/beeline/internal/condition"
+	"beeline.io/beeline/internal/plural"
 )
 
 // noPort is the counter of packets of new flows for which no SNAT port was free (enum edge_reason).
@@ -13,8 +14,8 @@ const noPort = "drop_no_port"
 
 // portsExhausted returns the condition of exhausted SNAT ports.
 func portsExhausted(packets *condition.Growth) condition.Condition {
-	return condition.SNATPortsExhausted.New("new flows to backends on other nodes found no free SNAT port (%d packets so far, the last at %s)",
-		packets.Count, packets.Last.Format(time.TimeOnly))
+	return condition.SNATPortsExhausted.New("new flows to backends on other nodes found no free SNAT port (%s so far, the last at %s)",
+		plural.Of(packets.Count, "packet"), packets.Last.Format(time.TimeOnly))
 }
 
 // countPortExhaustion reads the counters between calls of status.

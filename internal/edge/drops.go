@@ -16,6 +16,7 @@ import (
 
 	"beeline.io/beeline/internal/condition"
 	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/plural"
 )
 
 // dropsInterval is how often the counters of packets that did not reach a backend are read.
@@ -232,10 +233,10 @@ func (e *Edge) dropConditions() (all condition.List) {
 		if more := len(keys) - len(names); more > 0 {
 			names = append(names, fmt.Sprintf("and %d more", more))
 		}
-		all = append(all, condition.EdgeDropsToBackend.New("%d packets of clients in the last minute did not reach %s: %s", lost, strings.Join(names, ", "), cause.what))
+		all = append(all, condition.EdgeDropsToBackend.New("%s in the last minute did not reach %s: %s", plural.Of(lost, "packet", "of clients"), strings.Join(names, ", "), cause.what))
 	}
 	if lost := e.drops.clients.lost(); lost > 0 {
-		all = append(all, condition.EdgeDropsToClients.New("%d packets of Services in the last minute had a client to which the node has no route", lost))
+		all = append(all, condition.EdgeDropsToClients.New("%s in the last minute had a client to which the node has no route", plural.Of(lost, "packet", "of Services")))
 	}
 	return all.Sort()
 }

@@ -28,6 +28,7 @@ func TestDropsToBackends(t *testing.T) {
 	}
 	encap := node.Route{Table: unix.RT_TABLE_MAIN, To: netip.MustParsePrefix("10.10.2.0/24"), Hops: []node.NextHop{{Encap: 1}}}
 	in := func(rest string) string { return " packets of clients in the last minute did not reach " + rest }
+	one := func(rest string) string { return "1 packet of clients in the last minute did not reach " + rest }
 	for _, c := range []struct {
 		name     string
 		reason   uint32
@@ -44,14 +45,14 @@ func TestDropsToBackends(t *testing.T) {
 		}},
 		{"a minute", noRoute, nil, "", []reading{
 			{0, nil, unix.EHOSTUNREACH, ""},
-			{5, map[string]uint64{"10.10.2.2": 1}, unix.EHOSTUNREACH, "1" + in("backend 10.10.2.2 of Service default/web: a route of type unreachable leads to that backend")},
+			{5, map[string]uint64{"10.10.2.2": 1}, unix.EHOSTUNREACH, one("backend 10.10.2.2 of Service default/web: a route of type unreachable leads to that backend")},
 			{30, map[string]uint64{"10.10.2.2": 3}, unix.EHOSTUNREACH, "3" + in("backend 10.10.2.2 of Service default/web: a route of type unreachable leads to that backend")},
 			{70, map[string]uint64{"10.10.2.2": 3}, unix.EHOSTUNREACH, "2" + in("backend 10.10.2.2 of Service default/web: a route of type unreachable leads to that backend")},
 			{90, map[string]uint64{"10.10.2.2": 3}, unix.EHOSTUNREACH, ""},
 		}},
 		{"another type of route", noRoute, nil, "", []reading{
 			{0, nil, unix.EACCES, ""},
-			{5, map[string]uint64{"10.10.2.2": 1}, unix.EACCES, "1" + in("backend 10.10.2.2 of Service default/web: a route of type prohibit leads to that backend")},
+			{5, map[string]uint64{"10.10.2.2": 1}, unix.EACCES, one("backend 10.10.2.2 of Service default/web: a route of type prohibit leads to that backend")},
 			{10, map[string]uint64{"10.10.2.2": 3}, unix.EINVAL, "2" + in("backend 10.10.2.2 of Service default/web: a route of type blackhole leads to that backend")},
 		}},
 		{"drops although the node's own lookup finds a route", noRoute, nil, "", []reading{
@@ -79,8 +80,8 @@ func TestDropsToBackends(t *testing.T) {
 		}},
 		{"a device without an address of the family", noAddress, nil, "", []reading{
 			{0, nil, nil, ""},
-			{5, map[string]uint64{"10.10.2.2": 1}, nil, "1" + in("backend 10.10.2.2 of Service default/web: device (index 2000000), by which the route to that backend leads, has no IPv4 address to send from")},
-			{10, map[string]uint64{"10.10.2.2": 1, "fd00:10:2::2": 1}, nil, "1" + in("backend 10.10.2.2 of Service default/web: device (index 2000000), by which the route to that backend leads, has no IPv4 address to send from")},
+			{5, map[string]uint64{"10.10.2.2": 1}, nil, one("backend 10.10.2.2 of Service default/web: device (index 2000000), by which the route to that backend leads, has no IPv4 address to send from")},
+			{10, map[string]uint64{"10.10.2.2": 1, "fd00:10:2::2": 1}, nil, one("backend 10.10.2.2 of Service default/web: device (index 2000000), by which the route to that backend leads, has no IPv4 address to send from")},
 		}},
 		{"no port", noPort, nil, "", []reading{
 			{0, nil, nil, ""},

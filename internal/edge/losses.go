@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"beeline.io/beeline/internal/condition"
+	"beeline.io/beeline/internal/plural"
 )
 
 // lossShown is how long status reports packets that a driver has dropped, after the last one.
@@ -46,6 +47,6 @@ func (e *Edge) countLosses(now time.Time) {
 
 // lost returns the condition of a device that drops packets.
 func (d *DeviceStatus) lost() (condition.Condition, bool) {
-	return condition.DeviceLosesPackets.New("device %s has lost %d packets that XDP sent: its driver drops them, or for a veth the peer, which needs GRO or an XDP program",
-		d.Name, d.Lost).At(d.Name), d.Lost > 0
+	return condition.DeviceLosesPackets.New("device %s has lost %s that XDP sent: its driver drops such packets, or for a veth the peer, which needs GRO or an XDP program",
+		d.Name, plural.Of(d.Lost, "packet")).At(d.Name), d.Lost > 0
 }

@@ -13,6 +13,7 @@ import (
 	"beeline.io/beeline/internal/conntrack"
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/node"
+	"beeline.io/beeline/internal/plural"
 	"beeline.io/beeline/internal/wakeup"
 )
 
@@ -131,7 +132,7 @@ func (e *Edge) withheldNow(now time.Time) condition.List {
 	all, drops := slices.Clone(e.withheld), &e.withheldDrops
 	for i, c := range all {
 		if c.Code == condition.EdgeWithheldByXFRM.Code && drops.Recent(now) {
-			all[i] = condition.EdgeDropsByXFRM.New("%s (%d packets so far, the last at %s)", c.Message, drops.Count, drops.Last.Format(time.TimeOnly))
+			all[i] = condition.EdgeDropsByXFRM.New("%s (%s so far, the last at %s)", c.Message, plural.Of(drops.Count, "packet"), drops.Last.Format(time.TimeOnly))
 		}
 	}
 	return all

@@ -100,8 +100,8 @@ type Filter struct {
 
 // Check rejects values that no event has.
 func (f Filter) Check() error {
-	if f.Service != "" && strings.Count(f.Service, "/") != 1 {
-		return fmt.Errorf("--service %q: not of the form namespace/name", f.Service)
+	if f.Service != "" && strings.Count(f.Service, "/") > 1 {
+		return fmt.Errorf("--service %q: not of the form namespace/name or name", f.Service)
 	}
 	if _, known := Reasons[f.Reason]; f.Reason == "" || known && isReported(f.Reason) {
 		return nil
@@ -111,8 +111,8 @@ func (f Filter) Check() error {
 }
 
 // CheckNames rejects a Service that is not in the tables and a device that is not in this network namespace,
-// because no event could match. It returns a *RequestError.
-func (f Filter) CheckNames(services datapath.Hash[uint32, datapath.ServiceName]) error {
+// because no event could match. It completes the name of a Service. It returns a *RequestError.
+func (f *Filter) CheckNames(services datapath.Hash[uint32, datapath.ServiceName]) error {
 	if f.Device != "" {
 		all, err := net.Interfaces()
 		if err != nil {
@@ -133,7 +133,8 @@ func (f Filter) CheckNames(services datapath.Hash[uint32, datapath.ServiceName])
 	if err != nil {
 		return err
 	}
-	return KnownService(names, f.Service)
+	f.Service, err = FindService(names, f.Service)
+	return err
 }
 
 // isReported reports whether events are sent for a reason.

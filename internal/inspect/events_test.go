@@ -51,7 +51,7 @@ func TestFilter(t *testing.T) {
 			t.Errorf("%+v wants a drop: %v", c.filter, got)
 		}
 	}
-	for _, wrong := range []Filter{{Reason: "established"}, {Reason: "to_tc"}, {Reason: "drop"}, {Service: "web"}, {Service: "a/b/c"}} {
+	for _, wrong := range []Filter{{Reason: "established"}, {Reason: "to_tc"}, {Reason: "drop"}, {Service: "a/b/web"}, {Service: "a/b/c"}} {
 		if wrong.Check() == nil {
 			t.Errorf("%+v is accepted", wrong)
 		}

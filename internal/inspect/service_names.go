@@ -4,6 +4,7 @@ package inspect
 
 import (
 	"slices"
+	"strings"
 
 	"beeline.io/beeline/internal/conntrack"
 	"beeline.io/beeline/internal/datapath"
@@ -23,8 +24,9 @@ func PortNames(names map[uint32]datapath.ServiceName) conntrack.PortName {
 	}
 }
 
-// KnownService returns a *RequestError if no Service has this namespace/name.
-func KnownService(names map[uint32]datapath.ServiceName, name string) error {
+// FindService returns the namespace/name of the Service of --service, which has that name, or alone has that name in any
+// namespace. It returns a *RequestError if there is none, or several.
+func FindService(names map[uint32]datapath.ServiceName, name string) (string, error) {
 	var known []string
 	for id := range names {
 		if owner := codec.PortOf(names[id]).Owner; !slices.Contains(known, owner.Namespace+"/"+owner.Name) {
@@ -32,10 +34,30 @@ func KnownService(names map[uint32]datapath.ServiceName, name string) error {
 		}
 	}
 	if slices.Contains(known, name) {
-		return nil
+		return name, nil
 	}
-	return BadRequest("--service %s: no such Service is in the tables%s; `beeline service list` shows those that are", name, suggest.DidYouMean(name, known))
+	var sameName, bare []string
+	for _, full := range known {
+		_, last, _ := strings.Cut(full, "/")
+		if bare = append(bare, last); last == name {
+			sameName = append(sameName, full)
+		}
+	}
+	switch {
+	case len(sameName) == 1:
+		return sameName[0], nil
+	case len(sameName) > 1:
+		slices.Sort(sameName)
+		return "", BadRequest("--service %s: several Services have this name: give one of %s", name, strings.Join(sameName[:min(len(sameName), maxSameName)], ", "))
+	}
+	if !strings.Contains(name, "/") {
+		known = bare
+	}
+	return "", BadRequest("--service %s: no such Service is in the tables%s; `beeline service list` shows those that are", name, suggest.DidYouMean(name, known))
 }
+
+// maxSameName is how many Services of the same name an error lists.
+const maxSameName = 5
 
 // NamedService returns a filter of service IDs by namespace/name; an empty name selects all.
 func NamedService(names map[uint32]datapath.ServiceName, name string) func(id uint32) bool {

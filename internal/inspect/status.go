@@ -14,6 +14,7 @@ import (
 	"beeline.io/beeline/internal/edge"
 	"beeline.io/beeline/internal/offload"
 	"beeline.io/beeline/internal/optout"
+	"beeline.io/beeline/internal/plural"
 	"beeline.io/beeline/internal/pods"
 	"beeline.io/beeline/internal/reconcile"
 	"beeline.io/beeline/internal/service"
@@ -159,7 +160,11 @@ func (s *Status) Untracked() string {
 	if s.Sync.Untracked == 0 && s.Slots.Contested == 0 {
 		return ""
 	}
-	text := fmt.Sprintf("%d frontends need no conntrack entries for flows to other nodes", s.Sync.Untracked)
+	verb := "need"
+	if s.Sync.Untracked == 1 {
+		verb = "needs"
+	}
+	text := fmt.Sprintf("%s %s no conntrack entries for flows to other nodes", plural.Of(s.Sync.Untracked, "frontend"), verb)
 	if s.Slots.Contested == 0 {
 		return text
 	}

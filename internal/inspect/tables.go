@@ -15,6 +15,7 @@ import (
 	"beeline.io/beeline/internal/condition"
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/datapath/codec"
+	"beeline.io/beeline/internal/plural"
 	"beeline.io/beeline/internal/reconcile"
 	"beeline.io/beeline/internal/service"
 )
@@ -92,10 +93,7 @@ func (d Decision) String() string {
 	if d.Verdict != service.Balance.String() {
 		return d.Verdict
 	}
-	if len(d.Backends) == 1 {
-		return "1 backend"
-	}
-	return fmt.Sprintf("%d backends", len(d.Backends))
+	return plural.Of(len(d.Backends), "backend")
 }
 
 // Tables holds the contents of the datapath's tables.

@@ -210,7 +210,7 @@ func (s *Shortcut) loopConditions(pods []Pod) (all condition.List) {
 	}
 	for _, p := range pods {
 		if n := loops[p.Namespace]; p.Namespace != 0 && n > 0 {
-			all = append(all, condition.MeshProxyLoops.New("%d connections of the proxy of %s would have come back to it, and were refused: it is not known by %s", n, p.Label(), &p.Proxy).At(p.Label()))
+			all = append(all, condition.MeshProxyLoops.New("connections of the proxy of %[2]s would have come back to it, and were refused (%[1]d): it is not known by %[3]s", n, p.Label(), &p.Proxy).At(p.Label()))
 		}
 	}
 	return all

@@ -14,6 +14,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"beeline.io/beeline/internal/plural"
 )
 
 // All iterates over the network namespaces that any thread of the machine is in, or that are mounted somewhere,
@@ -37,7 +39,7 @@ func All() iter.Seq2[*Namespace, error] {
 type UnreadableError struct{ Processes int }
 
 func (e *UnreadableError) Error() string {
-	return fmt.Sprintf("the network namespaces of %d processes cannot be read (needs CAP_SYS_PTRACE)", e.Processes)
+	return fmt.Sprintf("the network namespaces of %s cannot be read (needs CAP_SYS_PTRACE)", plural.Of(e.Processes, "process"))
 }
 
 // initialPIDNamespace is the inode of the initial PID namespace (PROC_PID_INIT_INO of

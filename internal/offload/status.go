@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"beeline.io/beeline/internal/offload/flowtable"
+	"beeline.io/beeline/internal/plural"
 )
 
 // Status is the state of flow offload.
@@ -82,7 +83,7 @@ func (s *Status) Line() string {
 	}
 	text := fmt.Sprintf("%s at %s", s.Provider, strings.Join(names, ", "))
 	if s.Provider == string(Cache) {
-		text += fmt.Sprintf("; %d entries", s.Entries)
+		text += fmt.Sprintf("; %s", plural.Of(s.Entries, "entry"))
 	}
 	if len(names) == 0 {
 		text = s.Provider + ", at no device"

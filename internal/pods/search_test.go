@@ -237,7 +237,7 @@ func TestRulesForInvalidPackets(t *testing.T) {
 		pods   []int
 		passes string
 	}{
-		{"with a rule", []filter{invalid}, []int{1, 2, 3}, "packets of 1 pod addresses that conntrack finds invalid pass on the shortcut: drop invalid"},
+		{"with a rule", []filter{invalid}, []int{1, 2, 3}, "packets of 1 pod address that conntrack finds invalid pass on the shortcut: drop invalid"},
 		{"with another filter of the pod", []filter{invalid, other}, []int{1, 3}, ""},
 		{"with a rule of two pods", []filter{invalid, {device: 3, what: "drop invalid", invalid: true}}, []int{1, 2, 3}, "packets of 2 pod addresses that conntrack finds invalid pass on the shortcut: drop invalid"},
 		{"without", nil, []int{1, 2, 3}, ""},

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"beeline.io/beeline/internal/condition"
+	"beeline.io/beeline/internal/plural"
 )
 
 // Status is the state of the pod shortcut.
@@ -127,7 +128,7 @@ func (s *Status) Line() string {
 		return s.Unavailable
 	}
 	pods, withheld := s.Addresses()
-	line := fmt.Sprintf("%d pod addresses", pods)
+	line := plural.Of(pods, "pod address")
 	if len(s.Uplinks) > 0 {
 		line += ", to other nodes by " + strings.Join(s.Uplinks, ", ")
 	}
@@ -141,7 +142,7 @@ func (s *Status) Line() string {
 		}
 	}
 	if unknown > 0 {
-		line += fmt.Sprintf("; no pod is known behind %d devices", unknown)
+		line += fmt.Sprintf("; no pod is known behind %s", plural.Of(unknown, "device"))
 	}
 	return line
 }
@@ -162,7 +163,7 @@ func (s *Shortcut) Conditions() condition.List {
 			all = append(all, condition.PodAddressLimit.New("%d addresses of pods behind the device, more than %d: packets of the others take the stack", mostLearned+d.Excess, mostLearned).At(d.Name))
 		}
 		if !d.Shortcut && len(d.Pods) > 0 {
-			all = append(all, condition.PodShortcutWithheld.New("packets of %d pod addresses take the stack: %s", len(d.Pods), strings.Join(d.Filters, "; ")).At(d.Name))
+			all = append(all, condition.PodShortcutWithheld.New("packets of %s take the stack: %s", plural.Of(len(d.Pods), "pod address"), strings.Join(d.Filters, "; ")).At(d.Name))
 		}
 	}
 	return append(all, s.passesInvalid()...)
@@ -180,5 +181,5 @@ func (s *Shortcut) passesInvalid() condition.List {
 	if pods == 0 || s.config.IgnoreFilters {
 		return nil
 	}
-	return condition.List{condition.PodPassesInvalid.New("packets of %d pod addresses that conntrack finds invalid pass on the shortcut: %s", pods, strings.Join(atMost(rules), "; "))}
+	return condition.List{condition.PodPassesInvalid.New("packets of %s that conntrack finds invalid pass on the shortcut: %s", plural.Of(pods, "pod address"), strings.Join(atMost(rules), "; "))}
 }

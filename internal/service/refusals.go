@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"beeline.io/beeline/internal/condition"
+	"beeline.io/beeline/internal/plural"
 	"beeline.io/beeline/internal/suggest"
 )
 
@@ -84,7 +85,7 @@ func (p *portPlan) noneHere() string {
 	if len(local) == 0 || len(p.sets.local) > 0 {
 		return ""
 	}
-	return fmt.Sprintf("%s is Local, and none of %d usable endpoints is on this node", strings.Join(local, " and "), len(p.sets.cluster))
+	return fmt.Sprintf("%s is Local, and of %s none is on this node", strings.Join(local, " and "), plural.Of(len(p.sets.cluster), "usable endpoint"))
 }
 
 // noEndpoints returns why a port has no endpoint.
@@ -139,7 +140,7 @@ func noneUsable(all []candidate) string {
 			parts = append(parts, fmt.Sprintf(part.text, part.n))
 		}
 	}
-	return fmt.Sprintf("none of %d endpoints is usable: %s", len(all), strings.Join(parts, ", "))
+	return "no endpoint is usable: " + strings.Join(parts, ", ")
 }
 
 // OrphanSlices returns the EndpointSlices whose Service does not exist, or has none of their ports, sorted. With an API

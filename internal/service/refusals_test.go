@@ -32,9 +32,9 @@ func TestRefusalsSayWhy(t *testing.T) {
 		{"of another protocol", service("web"), []*EndpointSlice{slice("web-1", []string{"a"}, udp)}, true, "but http/UDP"},
 		{"without ports", service("web"), []*EndpointSlice{slice("web-1", []string{"a"}, withoutPorts)}, true, "have no ports"},
 		{"scaled to zero", service("web"), []*EndpointSlice{slice("web-1", nil, withoutPorts)}, true, "IPv4 port http/TCP: clients are rejected: its EndpointSlices have no endpoints"},
-		{"not ready", service("web"), []*EndpointSlice{endpoints("a notready", "b notserving")}, true, "none of 2 endpoints is usable: 2 not ready"},
-		{"weight 0", service("web"), []*EndpointSlice{slice("web-1", []string{"a"}, weight("0"))}, true, "none of 1 endpoints is usable: 1 of weight 0"},
-		{"Local, none here", service("web", iTPLocal), []*EndpointSlice{endpoints("a there")}, false, "internalTrafficPolicy is Local, and none of 1 usable endpoints"},
+		{"not ready", service("web"), []*EndpointSlice{endpoints("a notready", "b notserving")}, true, "no endpoint is usable: 2 not ready"},
+		{"weight 0", service("web"), []*EndpointSlice{slice("web-1", []string{"a"}, weight("0"))}, true, "no endpoint is usable: 1 of weight 0"},
+		{"Local, none here", service("web", iTPLocal), []*EndpointSlice{endpoints("a there")}, false, "internalTrafficPolicy is Local, and of 1 usable endpoint none is on this node"},
 		{"Local, one here", service("web", iTPLocal), []*EndpointSlice{endpoints("a there", "b here")}, false, ""},
 	} {
 		for _, manifests := range []bool{false, true} {
@@ -102,7 +102,7 @@ func TestAllOfAPortDown(t *testing.T) {
 			continue
 		}
 		for i, family := range c.want {
-			if want := "AllBackendsDown: " + family + " port http/TCP: clients are rejected: none of 2 endpoints is usable: 2 down"; !strings.HasPrefix(got[i].String(), want) {
+			if want := "AllBackendsDown: " + family + " port http/TCP: clients are rejected: no endpoint is usable: 2 down"; !strings.HasPrefix(got[i].String(), want) {
 				t.Errorf("problem %q, want %q", got[i], want)
 			}
 		}

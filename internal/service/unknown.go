@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"beeline.io/beeline/internal/condition"
+	"beeline.io/beeline/internal/plural"
 	"beeline.io/beeline/internal/suggest"
 )
 
@@ -148,7 +149,7 @@ func (u *UnknownAnnotations) Problems() (all []ObjectProblem) {
 	}
 	if more > 0 {
 		last := objects[maxUnknown-1]
-		all = append(all, ObjectProblem{last, condition.AnnotationUnknown.New("%d more objects have such annotations", more)})
+		all = append(all, ObjectProblem{last, condition.AnnotationUnknown.New("%s with such annotations", plural.Of(more, "more object"))})
 	}
 	return all
 }

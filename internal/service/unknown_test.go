@@ -76,7 +76,7 @@ func TestUnknownAnnotationsOfManyObjects(t *testing.T) {
 		u.Apply([]Change{{Ref: p.Ref(), Object: p}})
 	}
 	got := texts(u.Problems())
-	if len(got) != maxUnknown+1 || !strings.Contains(got[maxUnknown], fmt.Sprintf("%d more objects", n-maxUnknown)) {
+	if len(got) != maxUnknown+1 || !strings.Contains(got[maxUnknown], fmt.Sprintf("%d more objects with", n-maxUnknown)) {
 		t.Errorf("%d problems, the last one %q", len(got), got[len(got)-1])
 	}
 }

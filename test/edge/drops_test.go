@@ -36,7 +36,7 @@ func TestLostRouteToBackend(t *testing.T) {
 			{route: "IP route del PODS; IP route add unreachable PODS", cause: "a route of type unreachable leads to that backend", known: true},
 		} {
 			w.route(lost.route)
-			first := regexp.MustCompile(fmt.Sprintf(`^1 error\.\nerror    EdgeDropsToBackend: [1-9][0-9]* packets of clients in the last minute did not reach backend (%[1]s|%[2]s) of Service default/web, backend (%[1]s|%[2]s) of Service default/web: %[3]s\n`,
+			first := regexp.MustCompile(fmt.Sprintf(`^1 error\.\nerror    EdgeDropsToBackend: [1-9][0-9]* packets? of clients in the last minute did not reach backend (%[1]s|%[2]s) of Service default/web, backend (%[1]s|%[2]s) of Service default/web: %[3]s\n`,
 				regexp.QuoteMeta(backend.Addr4.String()), regexp.QuoteMeta(backend.Addr6.String()), lost.cause))
 			w.eventually("status begins with "+first.String(), func() bool {
 				for i, to := range addresses(node, nodePort) {

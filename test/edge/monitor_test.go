@@ -228,7 +228,8 @@ func TestMonitor(t *testing.T) {
 		}
 		for _, c := range []struct{ args, words string }{
 			{"--reason drop_polici", `did you mean "drop_policy"?`},
-			{"--service web", "not of the form namespace/name"},
+			{"--service a/b/c", "not of the form namespace/name or name"},
+			{"--service ther", `--service ther: no such Service is in the tables, did you mean "there"?`},
 			{"--service default/ther", `--service default/ther: no such Service is in the tables, did you mean "default/there"?`},
 			{"--device nope", "--device nope: this node has no such device"},
 			{"--device eth1", `did you mean "eth0"?`},
@@ -265,8 +266,11 @@ func TestFlowsOfNoService(t *testing.T) {
 	w.apply("web", objects(w.public("b1"))...)
 	conn := w.datagram(addresses(w.Host("node-a"), nodePort)[0])
 	w.eventually("the flow is there", func() bool { return len(w.flows("--service", "default/web")) == 1 })
+	if all := w.flows("--service", "web"); len(all) != 1 {
+		t.Errorf("flows of the Service that alone has the name: %+v", all)
+	}
 	for _, command := range []string{"flow list", "flow flush"} {
-		w.wantWrong(command+" --service web", "not of the form namespace/name")
+		w.wantWrong(command+" --service wbe", `did you mean "web"?`)
 		w.wantWrong(command+" --service default/nope", "--service default/nope: no such Service is in the tables")
 		w.wantWrong(command+" --service default/wbe", `did you mean "default/web"?`)
 	}

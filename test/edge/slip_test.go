@@ -46,7 +46,7 @@ func TestSlipsAreNamed(t *testing.T) {
 		{"external IPs of a headless Service", replace("  clusterIP: 203.0.113.10\n", "  clusterIP: None\n"), "spec.clusterIP: None: without one the Service is not served", ""},
 		{"a list of cluster IPs alone", replace("  clusterIP: 203.0.113.10\n", "  clusterIPs: [203.0.113.10]\n"), "spec.clusterIP: missing; write \"203.0.113.10\"", ""},
 		{"https behind a check by http", strings.ReplaceAll(replace("      port: 80\n---", "      port: 80\n    - name: https\n      port: 443\n---"), "  - name: http\n    port: 8081\n", "  - name: http\n    port: 8081\n  - name: https\n    port: 8443\n"),
-			"HealthCheckUnlikely: Service default/web: port 443 (https/TCP) is checked by http", "IPv4 port https/TCP: none of 1 endpoints is usable: 1 down by the health check"},
+			"HealthCheckUnlikely: Service default/web: port 443 (https/TCP) is checked by http", "IPv4 port https/TCP: no endpoint is usable: 1 down by the health check"},
 		{"Endpoints", good + "---\napiVersion: v1\nkind: Endpoints\nmetadata: {name: web}\n", "SourceWarning: ", ""},
 	} {
 		write(slip.text)

@@ -10,6 +10,7 @@ import (
 
 	"beeline.io/beeline/internal/condition"
 	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/plural"
 	"beeline.io/beeline/internal/service"
 )
 
@@ -101,7 +102,7 @@ func (r *refusals) conditions() (all condition.List) {
 			continue
 		}
 		text := func(packets uint64) string {
-			return fmt.Sprintf("%d packets to port %s", packets, strings.TrimPrefix(port.Name+"/"+port.Protocol.String(), "/"))
+			return fmt.Sprintf("%s to port %s", plural.Of(packets, "packet"), strings.TrimPrefix(port.Name+"/"+port.Protocol.String(), "/"))
 		}
 		if use.refused > 0 {
 			refused[port.Owner] = append(refused[port.Owner], text(use.refused))

@@ -11,6 +11,7 @@ import (
 	"beeline.io/beeline/internal/component"
 	"beeline.io/beeline/internal/inspect"
 	"beeline.io/beeline/internal/optout"
+	"beeline.io/beeline/internal/plural"
 	"beeline.io/beeline/internal/service"
 )
 
@@ -45,7 +46,7 @@ func (o *optOuts) prepare(change component.Change) {
 func (o *optOuts) audit() (repaired []string, err error) {
 	n, err := o.tracker.Audit()
 	if n > 0 {
-		repaired = append(repaired, fmt.Sprintf("%d entries of the table of opted-out pods", n))
+		repaired = append(repaired, fmt.Sprintf("%s of the table of opted-out pods", plural.Of(n, "entry")))
 	}
 	if err != nil {
 		err = fmt.Errorf("the table of opted-out pods: %w", err)

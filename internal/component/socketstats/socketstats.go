@@ -5,6 +5,7 @@
 package socketstats
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"sync"
@@ -15,6 +16,8 @@ import (
 	"beeline.io/beeline/internal/condition"
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/inspect"
+	"beeline.io/beeline/internal/plural"
+	"beeline.io/beeline/internal/service"
 )
 
 // config is the configuration of the statistics.
@@ -27,12 +30,19 @@ type config struct {
 func New() *component.Component {
 	c := &config{}
 	bpf := datapath.SocketStats()
-	return &component.Component{Name: bpf.Name, BPF: bpf, AddFlags: c.addFlags, Options: c.options, New: c.run}
+	return &component.Component{Name: bpf.Name, BPF: bpf, AddFlags: c.addFlags, Complete: c.complete, Options: c.options, New: c.run}
 }
 
 func (c *config) addFlags(fs *pflag.FlagSet) {
 	fs.BoolVar(&c.enabled, "socket-stats", true, "count the TCP connections of programs on this node to each Service: new, failed and open ones, bytes, retransmissions and round-trip times")
 	fs.BoolVar(&c.perBackend, "socket-stats-per-backend", false, "with --socket-stats, count connections to each backend of each Service, too")
+}
+
+func (c *config) complete(*service.Config) error {
+	if c.perBackend && !c.enabled {
+		return errors.New("--socket-stats-per-backend has no effect with --socket-stats=false: remove one of them")
+	}
+	return nil
 }
 
 func (c *config) options(o *datapath.Options) {
@@ -81,8 +91,8 @@ func (r *running) conditions() condition.List {
 	if err != nil || uncounted == 0 {
 		return nil
 	}
-	return condition.List{condition.TableNearlyFull.New("%d connections were not counted: there was no room in the tables of socket statistics", uncounted).
-		At(datapath.SockStatsMapServiceSockets).Do("set --socket-stats-per-backend=false if it is set; use --socket-stats=false if the statistics are not needed")}
+	return condition.List{condition.TableNearlyFull.New("not counted, because the tables of socket statistics had no room: %s", plural.Of(uncounted, "connection")).
+		At(datapath.SockStatsMapServiceSockets).Do("leave --socket-stats-per-backend out, if the agent has it; or give it --socket-stats=false, if nobody needs the statistics")}
 }
 
 // metrics exports the statistics.

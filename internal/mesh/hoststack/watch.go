@@ -13,6 +13,7 @@ import (
 	"beeline.io/beeline/internal/condition"
 	"beeline.io/beeline/internal/mesh"
 	"beeline.io/beeline/internal/metrics"
+	"beeline.io/beeline/internal/plural"
 	"beeline.io/beeline/internal/printable"
 )
 
@@ -142,9 +143,9 @@ func (w *Watcher) snapshot() (r Report, sums Counters, took time.Duration) {
 func (w *Watcher) State() string {
 	report, _, took := w.snapshot()
 	counts := report.states()
-	text := fmt.Sprintf("host stack %s: %d programs, %d connections", w.mode, counts[On]+counts[Off]+counts[Idle]+counts[Unread], report.Sessions())
+	text := fmt.Sprintf("host stack %s: %s, %s", w.mode, plural.Of(counts[On]+counts[Off]+counts[Idle]+counts[Unread], "program"), plural.Of(report.Sessions(), "connection"))
 	if counts[Unread] > 0 {
-		text += fmt.Sprintf(", %d programs not readable", counts[Unread])
+		text += fmt.Sprintf(", %s not readable", plural.Of(counts[Unread], "program"))
 	}
 	return text + fmt.Sprintf(", a look takes %v", took.Round(100*time.Microsecond))
 }
