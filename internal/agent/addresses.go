@@ -9,6 +9,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 
+	"beeline.io/beeline/internal/condition"
 	"beeline.io/beeline/internal/netdev"
 )
 
@@ -34,7 +35,7 @@ func (a *Agent) noteOwnAddress() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if none && !a.noOwnAddress {
-		a.log.Warn("no device here has an address of this node's Node: is the agent in the node's own network namespace?", "node", a.config.NodeName)
+		condition.NodeAddressMissing.Log(a.log, "no device here has an address of this node's Node: is the agent in the node's own network namespace?", "node", a.config.NodeName)
 	}
 	a.noOwnAddress = none
 }

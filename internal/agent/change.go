@@ -11,6 +11,7 @@ import (
 	"github.com/coreos/go-systemd/v22/daemon"
 
 	"beeline.io/beeline/internal/component"
+	"beeline.io/beeline/internal/condition"
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/inspect"
 	"beeline.io/beeline/internal/pinfs"
@@ -173,7 +174,7 @@ func (a *Agent) noteProblems(known *[]service.ObjectProblem, now []service.Objec
 	defer a.mu.Unlock()
 	for _, p := range now {
 		if !slices.Contains(*known, p) {
-			a.log.Warn(what, "object", p.Object.String(), "why", p.Problem.Message)
+			p.Problem.At(p.Object.String()).Log(a.log, what)
 		}
 	}
 	*known = now
@@ -194,14 +195,14 @@ func (a *Agent) noteNode() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if unclassified > 0 && a.unclassifiedPods == 0 {
-		a.log.Warn("Nodes without podCIDRs: their pods count as clients outside the cluster; set --pod-networks to the pod networks", "nodes", unclassified)
+		condition.NodesWithoutPodCIDRs.Log(a.log, "Nodes without podCIDRs: their pods count as clients outside the cluster; set --pod-networks to the pod networks", "nodes", unclassified)
 	}
 	a.unclassifiedPods = unclassified
 	if unknown && !a.unknownNode {
-		a.log.Warn("no Node has this node's name: there are no NodePorts, and only endpoints that name it count as local; is --node-name right?", "node", a.config.NodeName)
+		condition.NodeUnknown.Log(a.log, "no Node has this node's name: there are no NodePorts, and only endpoints that name it count as local; is --node-name right?", "node", a.config.NodeName)
 	}
 	if deleted && !a.nodeDeleted {
-		a.log.Warn("the Node object of this node has been deleted: its last addresses, zone and podCIDRs stay in use until it is created again", "node", a.config.NodeName)
+		condition.NodeDeleted.Log(a.log, "the Node object of this node has been deleted: its last addresses, zone and podCIDRs stay in use until it is created again", "node", a.config.NodeName)
 	}
 	a.unknownNode, a.nodeDeleted = unknown, deleted
 }

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 
+	"beeline.io/beeline/internal/condition"
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/datapath/codec"
 	"beeline.io/beeline/internal/healthcheck"
@@ -123,7 +124,7 @@ func (a *Agent) logHealth(t service.Target, state healthcheck.State) {
 		a.log.Info("a backend passes its health check", "asked", t.Addr, "check", t.Probe.Kind, "services", services)
 		return
 	}
-	a.log.Warn("a backend fails its health check", "asked", t.Addr, "check", t.Probe.Kind, "services", services, "why", state.Why)
+	condition.BackendsDown.Log(a.log, "a backend fails its health check", "asked", t.Addr, "check", t.Probe.Kind, "services", services, "why", state.Why)
 }
 
 // checks returns the health check results of one Service.

@@ -27,7 +27,7 @@ type listeners []*httpserve.Server
 func (a *Agent) newListeners() (all listeners) {
 	add := func(name, address string, handler http.Handler) {
 		if address != "" {
-			all = append(all, &httpserve.Server{Name: name, Address: address, Handler: handler, Connections: httpserve.NewConnections(maxConnections()), Log: a.log})
+			all = append(all, &httpserve.Server{Name: name, Address: address, Handler: handler, Connections: httpserve.NewConnections(maxConnections()), Log: a.log, Problem: condition.ListenFailed})
 		}
 	}
 	add("health", a.config.HealthzAddress, a.metrics.Proxy.CountProbes(a.health.Handler()))
@@ -48,7 +48,7 @@ func (l listeners) tasks() (all []component.Task) {
 func (l listeners) conditions() (all condition.List) {
 	for _, server := range l {
 		if err := server.Err(); err != nil {
-			all = append(all, condition.ListenFailed.New("%s is not served: %v", server.Name, err).At(server.Address))
+			all = append(all, server.Problem.New("%s is not served: %v", server.Name, err).At(server.Address))
 		}
 	}
 	return all

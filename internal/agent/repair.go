@@ -2,7 +2,11 @@
 
 package agent
 
-import "time"
+import (
+	"time"
+
+	"beeline.io/beeline/internal/condition"
+)
 
 // repairInterval is how often pins and links are checked, which takes less than a millisecond. The kernel does
 // not report all the ways in which they can be lost.
@@ -21,7 +25,7 @@ func (a *Agent) repair() {
 		failed = err.Error()
 	}
 	if failed != a.repairErrors && failed != "" {
-		a.log.Error("the datapath is damaged and cannot be repaired; retrying", "error", err)
+		condition.DatapathDamaged.Log(a.log, "the datapath is damaged and cannot be repaired; retrying", "error", err)
 	}
 	a.repairErrors = failed
 }

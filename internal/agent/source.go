@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"beeline.io/beeline/internal/condition"
 	"beeline.io/beeline/internal/inspect"
 	"beeline.io/beeline/internal/source"
 	"beeline.io/beeline/internal/source/kube"
@@ -60,12 +61,8 @@ func (a *Agent) noteSource(ev source.Event) {
 	for _, p := range ev.Problems {
 		problem := p.Condition()
 		a.source.Problems = append(a.source.Problems, problem)
-		switch {
-		case slices.Contains(old, problem):
-		case p.Warning:
-			a.log.Warn(a.source.Kind + ": " + p.String())
-		default:
-			a.log.Error(a.source.Kind + ": " + p.String())
+		if !slices.Contains(old, problem) {
+			condition.KindOf(problem.Code).Log(a.log, a.source.Kind+": "+p.String())
 		}
 	}
 	if a.source.Errors > 0 && ev.Problems.Errors() == 0 {

@@ -7,7 +7,9 @@ package condition
 
 import (
 	"cmp"
+	"context"
 	"fmt"
+	"log/slog"
 	"slices"
 	"strings"
 )
@@ -29,6 +31,17 @@ const (
 
 // Severities lists them, the worst first.
 var Severities = []Severity{Error, Warning, Info}
+
+// level returns the level at which the log has conditions of the severity.
+func (s Severity) level() slog.Level {
+	switch s {
+	case Error:
+		return slog.LevelError
+	case Warning:
+		return slog.LevelWarn
+	}
+	return slog.LevelInfo
+}
 
 // rank returns the order of a severity: 0 is the worst.
 func (s Severity) rank() int { return slices.Index(Severities, s) }
@@ -76,6 +89,19 @@ func (c Condition) String() string {
 		return fmt.Sprintf("%s: %s", c.Code, c.Text())
 	}
 	return fmt.Sprintf("%s: %s: %s", c.Code, c.Object, c.Text())
+}
+
+// Log writes the condition to the log of the agent at the level of its severity. by names the part of the agent that
+// reports it.
+func (c Condition) Log(log *slog.Logger, by string) {
+	args := []any{"code", string(c.Code)}
+	if c.Object != "" {
+		args = append(args, "object", c.Object)
+	}
+	if c.Remedy != "" {
+		args = append(args, "remedy", c.Remedy)
+	}
+	log.Log(context.Background(), c.Severity.level(), by+": "+c.Message, args...)
 }
 
 // Compare orders conditions: the worst first, then by registration, object and text.

@@ -3,7 +3,9 @@
 package condition
 
 import (
+	"context"
 	"fmt"
+	"log/slog"
 	"slices"
 	"strings"
 )
@@ -55,6 +57,11 @@ func (c Code) place() int {
 // New returns a condition of the kind.
 func (k *Kind) New(format string, args ...any) Condition {
 	return Condition{Code: k.Code, Severity: k.Severity, Message: fmt.Sprintf(format, args...), Remedy: k.Remedy}
+}
+
+// Log writes what will be a condition of the kind to the log, in other words, at the level of its severity.
+func (k *Kind) Log(log *slog.Logger, message string, args ...any) {
+	log.Log(context.Background(), k.Severity.level(), message, append(args, "code", string(k.Code))...)
 }
 
 // Markdown returns docs/operate/conditions.md, with one section per code.

@@ -186,7 +186,7 @@ func threadTime() time.Duration {
 // noteError keeps the error of the last pass of a kind, and logs it if it is new. The caller holds the lock.
 func (c *Collector) noteError(last *error, err error) {
 	if err != nil && (*last == nil || (*last).Error() != err.Error()) {
-		c.config.Log.Error("conntrack garbage collection failed: expired flows may be kept for longer", "error", err)
+		condition.ConntrackGCFailed.Log(c.config.Log, "conntrack garbage collection failed: expired flows may be kept for longer", "error", err)
 	}
 	*last = err
 }

@@ -32,18 +32,19 @@ func (e *Edge) attach(d Device) {
 	e.devices[d.Index] = a
 	if a.failed != nil {
 		if old == nil || old.failed == nil || old.failed.Error() != a.failed.Error() {
-			e.config.Log.Error("a device is not served", "device", d.Name, "for", d.role(), "error", a.failed)
+			condition.DeviceNotServed.Log(e.config.Log, "a device is not served", "device", d.Name, "for", d.role(), "error", a.failed)
 		}
 		return
 	}
 	if old != nil && old.failed == nil && old.entry == a.entry && old.Name == a.Name {
 		return // retried without success
 	}
-	log := e.config.Log.Info
+	args := []any{"device", d.Name, "for", d.role(), "mode", a.entry.mode, "why", a.entry.why}
 	if a.entry.refused {
-		log = e.config.Log.Error
+		condition.DeviceModeRefused.Log(e.config.Log, "serving a device", args...)
+		return
 	}
-	log("serving a device", "device", d.Name, "for", d.role(), "mode", a.entry.mode, "why", a.entry.why)
+	e.config.Log.Info("serving a device", args...)
 }
 
 // An entry is how the edge gets a device's packets.

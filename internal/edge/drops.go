@@ -109,7 +109,7 @@ func (e *Edge) countDrops(now time.Time) {
 	conditions := e.dropConditions()
 	for _, c := range conditions {
 		if !d.conditions.HasCode(c.Code) {
-			e.config.Log.Error("the edge: "+c.Message, "code", string(c.Code), "remedy", c.Remedy)
+			c.Log(e.config.Log, "the edge")
 		}
 	}
 	d.conditions = conditions

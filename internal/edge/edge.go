@@ -255,7 +255,7 @@ func (e *Edge) attachedEverywhere() bool {
 func (e *Edge) report(c condition.Condition) {
 	e.problems = append(e.problems, c)
 	if !slices.Contains(e.logged, c) {
-		e.config.Log.Error("the edge: "+c.Message, "code", string(c.Code), "remedy", c.Remedy)
+		c.Log(e.config.Log, "the edge")
 	}
 }
 

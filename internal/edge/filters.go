@@ -202,7 +202,7 @@ func (e *Edge) setFilters(f filters) {
 	}
 	for _, c := range all {
 		if !slices.Contains(e.bypassed, c) {
-			e.config.Log.Warn("the edge: "+c.Message, "code", string(c.Code), "remedy", c.Remedy)
+			c.Log(e.config.Log, "the edge")
 		}
 	}
 	e.bypassed = all

@@ -75,7 +75,7 @@ func (e *Edge) noteForwarding() {
 	problems := e.forwardingProblems(families)
 	for _, p := range problems {
 		if !slices.Contains(e.forwarding, p) {
-			e.config.Log.Error("the edge: " + p.Text())
+			p.Log(e.config.Log, "the edge")
 		}
 	}
 	if len(e.forwarding) > 0 && len(problems) == 0 {

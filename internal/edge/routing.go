@@ -67,7 +67,7 @@ func (e *Edge) writeRouting(routing *node.Routing, err error) {
 	}
 	for _, c := range all {
 		if !slices.Contains(e.routed, c) {
-			e.config.Log.Warn("the edge: "+c.Message, "code", string(c.Code), "remedy", c.Remedy)
+			c.Log(e.config.Log, "the edge")
 		}
 	}
 	e.routed = all

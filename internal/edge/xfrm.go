@@ -113,7 +113,7 @@ func (e *Edge) writePolicies() []node.XFRMPolicy {
 	}
 	for _, c := range all {
 		if !slices.Contains(e.withheld, c) {
-			e.config.Log.Warn("the edge: "+c.Message, "code", string(c.Code), "remedy", c.Remedy)
+			c.Log(e.config.Log, "the edge")
 		}
 	}
 	e.withheld = all

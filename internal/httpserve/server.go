@@ -12,6 +12,8 @@ import (
 	"net/http"
 	"sync"
 	"time"
+
+	"beeline.io/beeline/internal/condition"
 )
 
 // retryInterval is the time between attempts to listen. An address may be in use by a program that ends soon,
@@ -34,6 +36,8 @@ type Server struct {
 	Network, Address string
 	Handler          http.Handler
 	Log              *slog.Logger
+	// Problem is the condition that the server cannot listen.
+	Problem *condition.Kind
 	// Connections bounds the open connections of several servers; nil: those of this one.
 	Connections *Connections
 	// Quiet logs success at level debug only, for servers of which a node may have many.
@@ -83,7 +87,7 @@ func (s *Server) note(err error) {
 	defer s.mu.Unlock()
 	switch {
 	case err != nil && (s.err == nil || s.err.Error() != err.Error()):
-		s.Log.Error("cannot serve "+s.Name+"; retrying", "address", s.Address, "error", err)
+		s.Problem.Log(s.Log, "cannot serve "+s.Name+"; retrying", "address", s.Address, "error", err)
 	case err == nil:
 		level := slog.LevelInfo
 		if s.Quiet && s.err == nil {

@@ -10,6 +10,8 @@ import (
 	"net/http"
 	"testing"
 	"time"
+
+	"beeline.io/beeline/internal/condition"
 )
 
 // An address that is in use is served as soon as it is free, and Err says why it is not served until then.
@@ -19,7 +21,7 @@ func TestTakenAddress(t *testing.T) {
 		t.Fatal(err)
 	}
 	address := other.Addr().String()
-	server := &Server{Name: "test", Address: address, Log: slog.New(slog.DiscardHandler), Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+	server := &Server{Name: "test", Address: address, Log: slog.New(slog.DiscardHandler), Problem: condition.ListenFailed, Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		io.WriteString(w, "served")
 	})}
 	ctx, cancel := context.WithCancel(t.Context())
@@ -51,7 +53,7 @@ func TestTakenAddress(t *testing.T) {
 // descriptor of the agent.
 func TestConnectionsAreBounded(t *testing.T) {
 	const most = 20
-	server := &Server{Name: "test", Connections: NewConnections(most), Log: slog.New(slog.DiscardHandler), Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+	server := &Server{Name: "test", Connections: NewConnections(most), Log: slog.New(slog.DiscardHandler), Problem: condition.ListenFailed, Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		io.WriteString(w, "served")
 	})}
 	listener, err := net.Listen("tcp4", "127.0.0.1:0")

@@ -289,7 +289,7 @@ func (s *Shortcut) serve(p *Pod, located error) {
 	}
 	p.Listeners = len(s.datapath.MeshListenersOf(p.Namespace, false))
 	if p.Failed != before && p.Failed != "" {
-		s.config.Log.Error("mesh: connections do not go to the proxy", "pod", p.Label(), "error", p.Failed)
+		condition.MeshPodFailed.Log(s.config.Log, "mesh: connections do not go to the proxy", "pod", p.Label(), "error", p.Failed)
 	}
 }
 

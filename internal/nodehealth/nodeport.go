@@ -149,7 +149,7 @@ func (n *NodePorts) start(p *nodePort) {
 func (n *NodePorts) newNodePort(owner service.Ref, addr netip.AddrPort) *nodePort {
 	p := &nodePort{owner: owner}
 	p.server = httpserve.Server{
-		Name: "the healthCheckNodePort of " + owner.String(), Network: "tcp4", Address: addr.String(), Log: n.Log, Quiet: true,
+		Name: "the healthCheckNodePort of " + owner.String(), Network: "tcp4", Address: addr.String(), Log: n.Log, Quiet: true, Problem: condition.HealthCheckNodePortNotServed,
 		Handler:     http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { n.answer(w, p) }),
 		Connections: n.connections,
 	}

@@ -141,7 +141,7 @@ func (o *Offload) Run(ctx context.Context) error {
 	provider, why := o.choose(ctx)
 	o.use(provider, why)
 	if provider == "" {
-		o.config.Log.Error("no provider of flow offload works", "reason", why)
+		condition.OffloadUnavailable.Log(o.config.Log, "no provider of flow offload works", "reason", why)
 		return o.withdraw()
 	}
 	o.config.Log.Info("offload", "provider", provider, "others", why)
@@ -360,7 +360,7 @@ func (o *Offload) note(what string, err error) {
 		return
 	}
 	if o.problems[what] != err.Error() {
-		o.config.Log.Error("flow offload", "error", err)
+		condition.OffloadFailed.Log(o.config.Log, "flow offload", "error", err)
 	}
 	o.problems[what] = err.Error()
 }

@@ -72,7 +72,7 @@ func (s *Shortcut) update(now time.Time) bool {
 		return false
 	}
 	if s.schedule.held && !s.config.IgnoreFilters {
-		s.config.Log.Warn("packet filters change faster than they can be searched: packets of all pods take the stack")
+		condition.PodShortcutUnsearched.Log(s.config.Log, "packet filters change faster than they can be searched: packets of all pods take the stack")
 	}
 	return true
 }

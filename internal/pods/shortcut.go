@@ -16,6 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"beeline.io/beeline/internal/condition"
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/kernelct"
 	"beeline.io/beeline/internal/netdev"
@@ -235,7 +236,7 @@ func (s *Shortcut) Reconcile() {
 // record notes the result of reading or writing. An error is logged once.
 func (s *Shortcut) record(err error) {
 	if err != nil && (s.failure == nil || s.failure.Error() != err.Error()) {
-		s.config.Log.Error("the pod shortcut", "error", err)
+		condition.PodShortcutFailed.Log(s.config.Log, "the pod shortcut", "error", err)
 	}
 	s.failure = err
 }

@@ -198,7 +198,7 @@ func (p *Probe) note(ctx context.Context, family service.Family, err error) {
 	}
 	p.errors[family] = err
 	if p.failures[family] = before + 1; p.failures[family] == fall {
-		p.log.Error("the self-probe fails: sockets of this node may not reach Services", "family", family, "error", err)
+		condition.SelfProbeFailed.Log(p.log, "the self-probe fails: sockets of this node may not reach Services", "family", family, "error", err)
 	}
 }
 

@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"beeline.io/beeline/internal/condition"
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/netns"
 	"beeline.io/beeline/internal/service"
@@ -69,11 +70,11 @@ func New(d *datapath.Datapath, config Config) *Collector {
 	}
 	method, finder, why, err := choose(config.Method, datapath.HaveSockDestroy(), open)
 	if err != nil {
-		config.Log.Error("sockets of removed backends will not be ended", "error", err)
+		condition.SocketsNotEnded.Log(config.Log, "sockets of removed backends will not be ended", "error", err)
 	}
 	if method != Off && !netns.HostPID() {
 		why += "; the agent sees only the processes of its own PID namespace, and not the sockets of pods"
-		config.Log.Error("not all sockets of removed backends will be found: run the agent in the host's PID namespace (hostPID)")
+		condition.SocketsNotEnded.Log(config.Log, "not all sockets of removed backends will be found: run the agent in the host's PID namespace (hostPID)")
 	}
 	return newCollector(config, method, finder, why, err)
 }

@@ -70,7 +70,7 @@ type running struct {
 // run starts the edge. If the edge is disabled, it rebuilds the prefilter, and reports why.
 func (c *config) run(env component.Env) (*component.Instance, error) {
 	if c.noEdge != "" {
-		env.Log.Error(c.noEdge)
+		condition.EdgeOff.Log(env.Log, c.noEdge)
 	}
 	if err := env.Syncer.AcceptTunnels(c.acceptsTunnels() != ""); err != nil {
 		return nil, err

@@ -43,7 +43,7 @@ func (c *config) run(env component.Env) (*component.Instance, error) {
 	}
 	r := &running{env: env, shortcut: shortcut}
 	if reason := env.Datapath.NoMeshSockmap; reason != "" {
-		env.Log.Error(reason)
+		condition.MeshSockmapUnavailable.Log(env.Log, reason)
 	}
 	tasks := []component.Task{{Name: "mesh", Run: shortcut.Run}}
 	answers := map[string]component.Answer{mesh.StatusPath: func(context.Context) (any, error) { return shortcut.Status(), nil }}

@@ -108,7 +108,7 @@ func (c *config) run(env component.Env) (*component.Instance, error) {
 		return &component.Instance{}, nil
 	}
 	if reason := env.Datapath.NoPodShortcut; reason != "" {
-		env.Log.Error(reason)
+		condition.PodShortcutFailed.Log(env.Log, reason)
 		return &component.Instance{
 			Status:     func(s *inspect.Status) { s.Pods = &pods.Status{Unavailable: reason} },
 			Conditions: func() condition.List { return condition.List{condition.PodShortcutFailed.New("%s", reason)} },

@@ -36,7 +36,7 @@ func (o *optOuts) prepare(change component.Change) {
 	defer o.mu.Unlock()
 	for _, p := range problems {
 		if !slices.Contains(o.problems, p) {
-			o.log.Warn("cannot apply an opt-out of the socket shortcut", "object", p.Object.String(), "why", p.Problem.Text())
+			p.Problem.At(p.Object.String()).Log(o.log, "cannot apply an opt-out of the socket shortcut")
 		}
 	}
 	o.problems = problems

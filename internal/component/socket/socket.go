@@ -17,6 +17,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"beeline.io/beeline/internal/component"
+	"beeline.io/beeline/internal/condition"
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/inspect"
 	"beeline.io/beeline/internal/metrics"
@@ -95,7 +96,7 @@ type running struct {
 
 func (c *config) run(env component.Env) (*component.Instance, error) {
 	if env.Datapath.NoBindProtection != "" {
-		env.Log.Error(env.Datapath.NoBindProtection)
+		condition.BindNotProtected.Log(env.Log, env.Datapath.NoBindProtection)
 	}
 	tracker, err := optout.New(env.Datapath.Tables.OptedOut, c.podCgroups, env.Datapath.CgroupPath(), env.Log)
 	if err != nil {

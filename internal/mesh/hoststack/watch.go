@@ -78,7 +78,7 @@ func (w *Watcher) fail(err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.failed != err.Error() {
-		w.log.Error("mesh: look at programs with the host stack", "error", err)
+		condition.MeshHostStackUnread.Log(w.log, "mesh: look at programs with the host stack", "error", err)
 	}
 	w.failed = err.Error()
 }
