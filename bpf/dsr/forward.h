@@ -116,7 +116,7 @@ static __always_inline enum action dsr_route_or_reply(struct context *ctx, struc
 		reason = EDGE_DROP_NO_ADDRESS;
 	else if (routed == FORWARDING_OFF)
 		reason = EDGE_DROP_FORWARDING;
-	if (reason == EDGE_DROP_NO_ADDRESS && may_reply)
+	if (reason == EDGE_DROP_NO_ADDRESS || reason == EDGE_DROP_NO_ROUTE)
 		count_loss(&w->to.destination, &w->outer.destination, reason);
 	return drop(ctx, reason);
 }

@@ -12,6 +12,7 @@
 #include <linux/in.h>
 #include <bpf/bpf_helpers.h>
 
+#include "dsr/maps.h"
 #include "encap/encap.h"
 #include "lb/address.h"
 #include "lb/types.h"
@@ -41,15 +42,6 @@ struct {
 	__type(key, __u64);
 	__type(value, struct dsr_check);
 } dsr_checks SEC(".maps");
-
-/* The socket's cookie by the tuple of its replies: from the frontend, and from the connected
- * address. Entries of checks that have ended have no effect. */
-struct {
-	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__uint(max_entries, 8192);
-	__type(key, struct tuple);
-	__type(value, __u64);
-} dsr_check_replies SEC(".maps");
 
 /* 1 while there may be entries: then packets that match nothing else are looked up. */
 struct {

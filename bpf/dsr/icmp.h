@@ -15,6 +15,7 @@
 #include "conntrack/conntrack.h"
 #include "conntrack/types.h"
 #include "dsr/forward.h"
+#include "dsr/maps.h"
 #include "encap/encap.h"
 #include "encap/path_mtu.h"
 #include "encap/wire.h"
@@ -284,9 +285,12 @@ static __always_inline enum action icmp_error_to_client(struct context *ctx, str
 	if (!overhead || (error < 0 && !is_redirect(ctx, &w->packet)) || !is_own_address(ctx, w) ||
 	    !is_encapsulated_so(w))
 		return pass(ctx, EDGE_NOT_SERVICE);
+	tuple_reverse(&w->quoted.tuple, &w->to);
+	/* A health check of this node has no client. It fails by its timeout. */
+	if (bpf_map_lookup_elem(&dsr_check_replies, &w->to))
+		return pass(ctx, EDGE_NOT_SERVICE);
 	if (error < 0)
 		return drop(ctx, EDGE_DROP_REDIRECT);
-	tuple_reverse(&w->quoted.tuple, &w->to);
 	routed = fib_lookup(ctx, w, 0, w->packet.tuple.protocol, &w->to, packet_device(ctx), 0);
 #ifdef EDGE_XDP
 	if (needs_tc(ctx, routed, &w->fib))

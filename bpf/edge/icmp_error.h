@@ -14,6 +14,7 @@
 #include "route/fib.h"
 #include "route/redirect.h"
 #include "state/events.h"
+#include "state/losses.h"
 #include "state/scratch.h"
 #include "state/types.h"
 
@@ -62,6 +63,8 @@ __noinline enum action icmp_error_forward(struct context *ctx)
 #endif
 		if (routed == ROUTED_TOO_BIG)
 			return drop(ctx, EDGE_DROP_TOO_BIG);
+		if (not_routed(routed) && routed != FORWARDING_OFF && !(ct->flags & CT_REPLY))
+			count_loss(&w->to.destination, &w->to.destination, EDGE_DROP_NO_ROUTE);
 	}
 	if (icmp_translate(ctx, w, &w->reverse_key, ct))
 		return drop(ctx, EDGE_DROP_REWRITE_FAILED);

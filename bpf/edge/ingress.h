@@ -139,7 +139,7 @@ static __always_inline enum action new_flow_hairpin(struct context *ctx, struct 
 	w->ct.xlate.source = w->packet.tuple.destination;
 	routed = route(ctx, w, &w->ct.xlate);
 	if (not_routed(routed))
-		return no_route(ctx, routed);
+		return no_route_to(ctx, &w->ct.xlate.destination, &w->ct.xlate.destination, routed);
 	if (w->packet.hops <= 1)
 		return ttl_exceeded(ctx);
 	if (routed == ROUTED_TOO_BIG)
@@ -190,7 +190,9 @@ static __always_inline enum action expired_local(struct context *ctx, struct scr
 	routed = route(ctx, w, &w->ct.xlate);
 	if (routed == NOT_ROUTED)
 		return ACTION_CONTINUE;
-	return not_routed(routed) ? no_route(ctx, routed) : ttl_exceeded(ctx);
+	if (not_routed(routed))
+		return no_route_to(ctx, &w->ct.xlate.destination, &w->ct.xlate.destination, routed);
+	return ttl_exceeded(ctx);
 }
 
 /* Handles the first packet of a flow from outside the node, or from its pods. */

@@ -165,6 +165,9 @@ func TestHealthChecksGoByDSR(t *testing.T) {
 		_, err = b.CLI("cleanup")
 		w.must(err)
 		w.wantChecked(targets, words, w.Host("b1").Addr4, w.Host("b1").Addr6)
+		if n := w.status().Edge.Counters["drop_no_route"]; n > 0 {
+			t.Errorf("%d of node-b's ICMP errors about the checks are counted as packets to clients without a route", n)
+		}
 		list, err := w.agent.CLI("backend", "list")
 		w.must(err)
 		if !strings.Contains(list, "down") || !strings.Contains(list, words) {

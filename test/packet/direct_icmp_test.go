@@ -53,6 +53,11 @@ func TestDirectErrorsOfAnswers(t *testing.T) {
 				w.ignores(t, at, e.frame(t, probe{}, router, f.own))
 			}
 		}
+		question = f.question(protocol, direct(toNoRoute, dsr))
+		back = reply(on(f.noRoute, targetPort), question.from, protocol).translated(question.to, question.from)
+		w.loses(t, f.noRoute, datapath.LostWithoutRoute, 1, f.noRoute, func() {
+			w.drops(t, at, errorsOf(f, back)[0].frame(t, probe{}, router, f.vip), model.DropNoRoute)
+		})
 		w.remembersNothing(t)
 	})
 }
@@ -134,12 +139,28 @@ func TestDirectErrorsOfOuterPackets(t *testing.T) {
 				stranger.to = to
 				w.ignores(t, at, outerError(t, router, f.own, m.kind, m.code, m.rest, way.sent(t, atIngress, stranger, nodeBMAC), 548))
 			}
+			// A health check of this node has no client.
+			w.ofCheck(t, question, func() {
+				before := w.counts(t)
+				w.ignores(t, at, outerError(t, router, f.own, m.kind, m.code, m.rest, sent, 548))
+				w.counted(t, before, model.NotService)
+			})
 			for cut := 0; cut < more+28; cut += 4 { // quotes that are too short
 				w.ignores(t, at, outerError(t, router, f.own, m.kind, m.code, m.rest, sent, cut))
 			}
 			w.forget(t)
 		}
 	})
+}
+
+// ofCheck calls do while a packet is one of a health check of this node.
+func (w *world) ofCheck(t testing.TB, packet probe, do func()) {
+	t.Helper()
+	replies, key := w.maps[datapath.EdgeTCMapDsrCheckReplies], kernelTuple(model.Tuple{Source: packet.to.Addr(), SourcePort: packet.to.Port(),
+		Destination: packet.from.Addr(), DestinationPort: packet.from.Port(), Protocol: uint8(packet.transportType())})
+	must(t, replies.Put(key, uint64(1)))
+	do()
+	must(t, replies.Delete(key))
 }
 
 // outerTooBig is the "too big" about a sent packet, with an MTU.

@@ -143,6 +143,14 @@ func TestWayChanges(t *testing.T) {
 				lost, end = 0, f.client
 			}
 			w.loses(t, end, datapath.LostWithoutRoute, lost, end, func() { w.run(t, atXDP, p.frame(t)) })
+			// An ICMP error on the same way is about a packet of the other end.
+			by, about := f.client, reply(on(f.remote, targetPort), own, udp).translated(fl.question.to, fl.question.from)
+			if back {
+				by, about = f.remote, fl.question.translated(own, on(f.remote, targetPort))
+			}
+			w.loses(t, end, datapath.LostWithoutRoute, lost, end, func() {
+				w.drops(t, atXDP, errorsOf(f, about)[0].frame(t, probe{}, by, about.from.Addr()), model.DropNoRoute)
+			})
 
 			must(t, netlink.RouteAdd(w.towards(prefix, via, "eth0", 0)))
 			w.soon(t, atXDP, p.frame(t), model.ActionSend, sent(p), f.name+", the usual route in the end")
