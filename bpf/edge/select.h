@@ -21,6 +21,7 @@
 #include "packet/packet.h"
 #include "route/redirect.h"
 #include "state/events.h"
+#include "state/losses.h"
 #include "state/scratch.h"
 #include "state/types.h"
 
@@ -88,8 +89,11 @@ __noinline enum action edge_select(struct context *ctx, enum source_class class)
 	dsr = frontend->dsr;
 	if (class == FROM_OUTSIDE && !w->egress && !w->decap.dsr && !(p->tcp_flags & TCP_SYN))
 		stable = jet_backend(frontend, p->tuple.protocol, w->hash, &dsr);
-	if (!decision->count && !w->decap.chosen && !stable)
+	if (!decision->count && !w->decap.chosen && !stable) {
+		if (decision->verdict == VERDICT_DROP && class == FROM_OUTSIDE)
+			count_policy_drop(&asked);
 		return apply_verdict(ctx, decision->verdict);
+	}
 	__builtin_memset(ct, 0, sizeof(*ct));
 	ct->tag = w->hash;
 	ct->lb.backend = stable ? stable : w->decap.chosen;

@@ -65,6 +65,15 @@ struct {
 	__type(value, struct loss);
 } backend_losses SEC(".maps");
 
+/* Packets of clients outside that a frontend dropped: traffic policy Local, and no local endpoint.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 1024);
+	__type(key, struct frontend_key);
+	__type(value, __u64);
+} policy_drops SEC(".maps");
+
 /* The result of a dry run. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);

@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Counts clients' packets that do not reach their backend, for the condition that names it. */
+/* Counts clients' packets that do not reach a backend, for the conditions that name backend or
+ * frontend. */
 #pragma once
 
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
 
 #include "lb/maps.h"
+#include "lb/types.h"
 #include "state/counters.h"
 #include "state/scratch.h"
 #include "state/types.h"
@@ -33,5 +35,23 @@ __noinline int count_loss(const struct address *backend, const struct address *a
 	__sync_fetch_and_add(&known->packets, 1);
 	known->asked = new.asked;
 	known->device = new.device;
+	return 0;
+}
+
+/* Counts a packet that a frontend drops by its policy. Global function: the verifier checks it
+ * once. */
+__noinline int count_policy_drop(const struct frontend_key *frontend)
+{
+	struct frontend_key key;
+	__u64 one = 1, *known;
+
+	if (!frontend || dry_run)
+		return 0;
+	key = *frontend;
+	known = bpf_map_lookup_elem(&policy_drops, &key);
+	if (known)
+		__sync_fetch_and_add(known, 1);
+	else
+		bpf_map_update_elem(&policy_drops, &key, &one, BPF_NOEXIST);
 	return 0;
 }

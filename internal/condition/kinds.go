@@ -133,7 +133,8 @@ var (
 		"The last endpoint of a Service that takes new connections is gone, and clients are refused. This is an Event of the Service, and never in `beeline status`: a Service without endpoints is as its objects ask.",
 		"see why its pods are not ready")
 	ServiceRefuses = register("ServiceRefuses", Warning,
-		"In the last minute, all that clients outside sent to a port of a Service was refused (TCP reset, or port unreachable) or dropped, and nothing was served: the Service has no endpoint that is ready, or, with traffic policy Local, none on this node. Load balancers and routers must send such a Service only to nodes whose healthCheckNodePort answers 200. The condition ends a minute after the last such packet. "+
+		"In the last minute, all that clients outside sent to a port of a Service was refused (TCP reset, or port unreachable), and nothing was served: the Service has no endpoint that is ready. "+
+			"Or packets to one of its addresses were dropped, whatever its other addresses serve: the address has traffic policy Local, and no endpoint is on this node. Load balancers and routers must send such a Service only to nodes whose healthCheckNodePort answers 200. The packets are counted by the passes of conntrack's garbage collection, every ten seconds, or up to a minute with very many flows: the condition begins with the next pass, and ends a minute after the last such packet. "+
 			"Refused connections of this node's own programs are not counted by Service: `connect` tells the program (docs/operate/debug.md#calls-of-sockets).",
 		"`beeline service show NAME` lists the endpoints: make one ready, or remove the Service, or stop who sends to this node")
 	HealthCheckUnlikely = register("HealthCheckUnlikely", Warning,
@@ -205,11 +206,11 @@ var (
 		"The devices of this node, or their attached programs, cannot be read from the kernel. The devices known so far are served.",
 		"see the reason in the message; the agent retries")
 	EdgeDropsToBackend = register("EdgeDropsToBackend", Error,
-		"In the last minute, the edge dropped packets of clients on their way to a backend on another node: the node has no route to it or none that the edge can send by, the route's device has no address to send from, or no SNAT port is free. The condition ends when that is there again, or after a minute without such packets. "+
+		"In the last minute, the edge dropped packets of clients on their way to a backend on another node: the node has no route to it or none that the edge can send by, the route's device has no address to send from, or no SNAT port is free. `beeline status` reads the counters when it is asked, so that the first lost packet is there; the log has the condition within two seconds. A packet that waits for its neighbour, or that a later hop drops, is not counted. The condition ends when that is there again, or after a minute without such packets. "+
 			"What is dropped elsewhere is not seen here: a backend that is dead behind a working route gets its share of clients, as with kube-proxy, unless a health check finds out (docs/operate/health.md). Connections of this node's programs that fail at it are counted (docs/operate/debug.md#connections-at-sockets).",
 		"see the reason in the message: `ip route get ADDRESS` shows the route; restore it, give the device an address, or widen --snat-ports").ofNode()
 	EdgeDropsToClients = register("EdgeDropsToClients", Warning,
-		"In the last minute, the edge dropped replies of backends, or could not refuse packets of clients, because the node has no route to these clients, or one of type blackhole, unreachable or prohibit. The condition ends a minute after the last such packet. Clients are not named: anybody may forge a source.",
+		"In the last minute, the edge dropped replies of backends, or could not refuse packets of clients, because the node has no route to these clients, or one of type blackhole, unreachable or prohibit. Health checks of this node are no clients. The condition ends a minute after the last such packet. Clients are not named: anybody may forge a source.",
 		"`beeline monitor --reason drop_no_route` shows clients, `ip route get ADDRESS` the route: restore it, or the default route").ofNode()
 	EdgeBypassesFilter = register("EdgeBypassesFilter", Warning,
 		"Packet filters of this node would drop, reject, queue or redirect packets that the edge forwards for Services, and the packets do not meet them: the edge sends them past. They are served. There is one condition for each place, which quotes the first rules.",

@@ -102,6 +102,7 @@ var edgeTables = []Table{
 	{Name: EdgeTCMapEdgeEvents, Kind: StateTable, Copy: StartEmpty},
 	{Name: EdgeTCMapEdgeCounts, Kind: CounterTable, Copy: StartEmpty},
 	{Name: EdgeTCMapBackendLosses, Kind: CounterTable, Copy: StartEmpty},
+	{Name: EdgeTCMapPolicyDrops, Kind: CounterTable, Copy: StartEmpty},
 	{Name: EdgeTCMapServiceCounts, Kind: CounterTable, Limit: &limitServices, Copy: StartEmpty},
 	{Name: EdgeTCMapServiceUntracked, Kind: CounterTable, Copy: StartEmpty},
 	// Written by the agent, which reads it back: not a counter of programs.

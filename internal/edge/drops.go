@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -30,7 +31,8 @@ const maxDropsNamed = 3
 
 // drops are the packets of clients that did not reach a backend on another node.
 type drops struct {
-	known      bool // the counters have been read: what they have grown by since is new
+	reading    sync.Mutex // one reading at a time: a later one has larger counts
+	known      bool       // the counters have been read: what they have grown by since is new
 	backends   map[datapath.BackendLossKey]*dropCounter
 	clients    dropCounter // all packets without a route that are not in backends: replies, and refusals
 	conditions condition.List
@@ -68,9 +70,14 @@ func (e *Edge) followDrops(ctx context.Context) {
 	}
 }
 
+// CountDrops reads the counters now, for a status without delay.
+func (e *Edge) CountDrops() { e.countDrops(time.Now()) }
+
 // countDrops reads the counters, and makes conditions of those that have grown in the last minute. Counters that cannot
 // be read count as unchanged; status reports missing tables.
 func (e *Edge) countDrops(now time.Time) {
+	e.drops.reading.Lock()
+	defer e.drops.reading.Unlock()
 	all, err := e.withoutRoute() // before the rows: these may have more, not fewer
 	if err != nil {
 		return

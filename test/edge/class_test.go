@@ -5,6 +5,7 @@ package edge
 import (
 	"context"
 	"net/netip"
+	"regexp"
 	"slices"
 	"testing"
 
@@ -48,6 +49,14 @@ func TestPodIsNoClientFromOutside(t *testing.T) {
 		}
 		w.wantDropped(to)
 	}
+	// The ports serve pods, and drop what clients outside send all the same.
+	to := addresses(w.Host("node-a"), nodePort)[0]
+	named := regexp.MustCompile(`ServiceRefuses: Service default/web: what clients outside sent in the last minute was dropped, because the traffic policy there is Local and this node has no endpoint: .*[1-9][0-9]* packets to ` + regexp.QuoteMeta(to.String()) + `/UDP`)
+	w.eventually("status names the address", func() bool {
+		w.wantDropped(to)
+		text, err := w.agent.CLI("status")
+		return err != nil && named.MatchString(text)
+	})
 }
 
 // wantDropped sends one datagram and waits until the edge has counted it.

@@ -11,6 +11,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"beeline.io/beeline/internal/condition"
 )
 
 // Clients' packets to a backend to which the node has lost the route are what status begins with, an error with the
@@ -38,6 +40,7 @@ func TestLostRouteToBackend(t *testing.T) {
 			w.route(lost.route)
 			first := regexp.MustCompile(fmt.Sprintf(`^1 error\.\nerror    EdgeDropsToBackend: [1-9][0-9]* packets? of clients in the last minute did not reach backend (%[1]s|%[2]s) of Service default/web, backend (%[1]s|%[2]s) of Service default/web: %[3]s\n`,
 				regexp.QuoteMeta(backend.Addr4.String()), regexp.QuoteMeta(backend.Addr6.String()), lost.cause))
+			before := w.status().Edge.Counters["drop_no_route"]
 			w.eventually("status begins with "+first.String(), func() bool {
 				for i, to := range addresses(node, nodePort) {
 					if lost.known {
@@ -46,7 +49,11 @@ func TestLostRouteToBackend(t *testing.T) {
 						w.loses(to)
 					}
 				}
+				s := w.status()
 				text, _ := w.agent.CLI("status")
+				if s.Edge.Counters["drop_no_route"] > before && !s.Conditions.Has(condition.EdgeDropsToBackend) {
+					t.Errorf("packets are lost, and status does not know yet:\n%s", text)
+				}
 				return first.MatchString(text)
 			})
 			w.wantExit(3)

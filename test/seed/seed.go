@@ -20,8 +20,8 @@ const Variable = "BEELINE_SEED"
 
 // A Flag is a flag of a test's program that has a seed.
 type Flag struct {
-	name  string
-	set   bool // by the command line
+	name string
+	set  bool // by the command line
 
 	mu    sync.Mutex
 	value uint64

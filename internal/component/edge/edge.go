@@ -86,7 +86,7 @@ func (c *config) run(env component.Env) (*component.Instance, error) {
 	tables := conntrack.TablesOf(env.Datapath.ConntrackMaps())
 	r.traffic = &traffic{
 		counters: func() (map[uint32]datapath.ServiceCounters, error) { return datapath.ReadServiceCounters(env.BPFFS) },
-		names:    env.Datapath.Tables.Services.All, backends: c.metricsBackends,
+		names:    env.Datapath.Tables.Services.All, drops: env.Datapath.PolicyDrops().All, backends: c.metricsBackends,
 	}
 	r.edge = edge.New(env.Datapath, tables, config)
 	r.conntrack = conntrack.NewCollector(tables, env.Datapath.WaitForReaders, conntrack.Config{
@@ -167,6 +167,7 @@ func (r *running) status(s *inspect.Status) {
 	tunnels, option := r.env.Syncer.Accepted()
 	s.DSRAccepted = r.dsrAccepted(tunnels, option, s.Counts.DSR)
 	s.Slots = r.env.Syncer.SlotUsage(r.establishedTimeout)
+	r.edge.CountDrops()
 	s.Edge = r.edge.CompleteStatus(s.Edge)
 	if s.Edge.Flows.Limit == 0 { // not counted
 		passes := r.conntrack.Passes()

@@ -3,6 +3,7 @@
 package edge
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -17,25 +18,29 @@ import (
 // refusalsShown is for how long refused packets count. At least one GC pass counts.
 const refusalsShown = time.Minute
 
+// maxRefusing is how many addresses of a Service a condition names.
+const maxRefusing = 3
+
 // refusals are what clients outside were refused and given in the last minute.
 type refusals struct {
 	passes []refusalPass
-	// local are the ports that drop what clients outside send to some address: policy Local, and no endpoint here.
-	local map[service.Ref]map[service.Port]bool
-	// turned are those among them that have begun to since the last pass, which may have been served in it.
-	turned map[service.Port]bool
+	// local are the frontends that drop what clients outside send: policy Local, and no endpoint here.
+	local map[service.Ref]map[service.FrontendKey]bool
+	drops map[service.FrontendKey]uint64 // packets of each frontend, as last read; nil before
 }
 
-// refusalPass is what one GC pass has found, by port.
+// refusalPass is what one GC pass has found.
 type refusalPass struct {
 	at    time.Time
 	ports map[service.Port]portUse
+	drops map[service.FrontendKey]uint64 // packets, by policy Local
 }
 
-type portUse struct{ refused, dropped, served uint64 } // packets
+type portUse struct{ refused, served uint64 } // packets
 
-// note adds a pass. Ports that no Service has any more are forgotten.
-func (r *refusals) note(at time.Time, ports map[service.Port]portUse, exists func(service.Port) bool) {
+// note adds a pass: how ports were used in it, and what each frontend has dropped so far. Ports that no Service has any
+// more are forgotten.
+func (r *refusals) note(at time.Time, ports map[service.Port]portUse, drops map[service.FrontendKey]uint64, exists func(service.Port) bool) {
 	r.passes = slices.DeleteFunc(r.passes, func(p refusalPass) bool { return at.Sub(p.at) >= refusalsShown })
 	for _, p := range r.passes {
 		for port := range p.ports {
@@ -44,79 +49,109 @@ func (r *refusals) note(at time.Time, ports map[service.Port]portUse, exists fun
 			}
 		}
 	}
-	r.passes = append(r.passes, refusalPass{at, ports})
-	for _, p := range r.passes {
-		for port := range r.turned {
-			delete(p.ports, port)
+	r.passes = append(r.passes, refusalPass{at, ports, r.grown(drops)})
+}
+
+// grown returns what frontends have dropped since the last pass; none in the first, which has the time before this agent.
+// The kernel may have begun a counter anew, for lack of room.
+func (r *refusals) grown(drops map[service.FrontendKey]uint64) map[service.FrontendKey]uint64 {
+	grown := map[service.FrontendKey]uint64{}
+	for key, n := range drops {
+		before := r.drops[key]
+		if n < before {
+			before = 0
+		}
+		if r.drops != nil && n > before {
+			grown[key] = n - before
 		}
 	}
-	r.turned = nil
+	if r.drops = drops; drops == nil {
+		r.drops = map[service.FrontendKey]uint64{}
+	}
+	return grown
 }
 
 // useOf is what counters say that a port has done.
 func useOf(c datapath.ServiceCounters) portUse {
-	return portUse{refused: c.Refused, dropped: c.Dropped, served: c.Flows + c.SentPackets + c.ReceivedPackets}
+	return portUse{refused: c.Refused, served: c.Flows + c.SentPackets + c.ReceivedPackets}
 }
 
-// change notes which ports drop packets.
+// change notes which frontends drop packets.
 func (r *refusals) change(d service.Delta) {
 	for ref, plan := range d.Plans {
-		before := r.local[ref]
 		delete(r.local, ref)
 		if plan == nil {
 			continue
 		}
-		ports := map[service.Port]bool{}
+		keys := map[service.FrontendKey]bool{}
 		for _, f := range plan.Frontends {
 			if f.Decisions[service.FromOutside].Verdict == service.Drop {
-				ports[f.Port] = true
-				if !before[f.Port] {
-					if r.turned == nil {
-						r.turned = map[service.Port]bool{}
-					}
-					r.turned[f.Port] = true
-				}
+				keys[f.Key] = true
 			}
 		}
-		if len(ports) > 0 {
+		if len(keys) > 0 {
 			if r.local == nil {
-				r.local = map[service.Ref]map[service.Port]bool{}
+				r.local = map[service.Ref]map[service.FrontendKey]bool{}
 			}
-			r.local[ref] = ports
+			r.local[ref] = keys
 		}
 	}
 }
 
-// conditions names the Services with a port that has refused all of its packets.
-func (r *refusals) conditions() (all condition.List) {
+// conditions names the Services with a port that has refused all of its packets, or with an address that drops them,
+// whatever other addresses of its port do.
+func (r *refusals) conditions() condition.List { return append(r.refusing(), r.dropping()...) }
+
+func (r *refusals) refusing() (all condition.List) {
 	sums := map[service.Port]portUse{}
 	for _, p := range r.passes {
 		for port, use := range p.ports {
 			sum := sums[port]
-			sums[port] = portUse{sum.refused + use.refused, sum.dropped + use.dropped, sum.served + use.served}
+			sums[port] = portUse{sum.refused + use.refused, sum.served + use.served}
 		}
 	}
-	refused, dropped := map[service.Ref][]string{}, map[service.Ref][]string{}
+	refused := map[service.Ref][]string{}
 	for port, use := range sums {
-		if use.served > 0 {
-			continue
-		}
-		text := func(packets uint64) string {
-			return fmt.Sprintf("%s to port %s", plural.Of(packets, "packet"), strings.TrimPrefix(port.Name+"/"+port.Protocol.String(), "/"))
-		}
-		if use.refused > 0 {
-			refused[port.Owner] = append(refused[port.Owner], text(use.refused))
-		} else if use.dropped > 0 && r.local[port.Owner][port] {
-			dropped[port.Owner] = append(dropped[port.Owner], text(use.dropped))
+		if use.refused > 0 && use.served == 0 {
+			name := strings.TrimPrefix(port.Name+"/"+port.Protocol.String(), "/")
+			refused[port.Owner] = append(refused[port.Owner], fmt.Sprintf("%s to port %s", plural.Of(use.refused, "packet"), name))
 		}
 	}
 	for owner, ports := range refused {
 		slices.Sort(ports)
 		all = append(all, condition.ServiceRefuses.New("all that clients outside sent in the last minute was refused: %s", strings.Join(ports, ", ")).At(owner.String()))
 	}
-	for owner, ports := range dropped {
-		slices.Sort(ports)
-		all = append(all, condition.ServiceRefuses.New("all that clients outside sent in the last minute was dropped, because its traffic policy is Local and this node has no endpoint: %s", strings.Join(ports, ", ")).At(owner.String()))
+	return all
+}
+
+func (r *refusals) dropping() (all condition.List) {
+	sums := map[service.FrontendKey]uint64{}
+	for _, p := range r.passes {
+		for key, n := range p.drops {
+			sums[key] += n
+		}
+	}
+	for owner, keys := range r.local {
+		var at []service.FrontendKey
+		for key := range keys {
+			if sums[key] > 0 {
+				at = append(at, key)
+			}
+		}
+		if len(at) == 0 {
+			continue
+		}
+		slices.SortFunc(at, func(a, b service.FrontendKey) int {
+			return cmp.Or(cmp.Compare(sums[b], sums[a]), strings.Compare(a.String(), b.String()))
+		})
+		var names []string
+		for _, key := range at[:min(len(at), maxRefusing)] {
+			names = append(names, fmt.Sprintf("%s to %s", plural.Of(sums[key], "packet"), key))
+		}
+		if more := len(at) - len(names); more > 0 {
+			names = append(names, fmt.Sprintf("others to %d more", more))
+		}
+		all = append(all, condition.ServiceRefuses.New("what clients outside sent in the last minute was dropped, because the traffic policy there is Local and this node has no endpoint: %s", strings.Join(names, ", ")).At(owner.String()))
 	}
 	return all
 }

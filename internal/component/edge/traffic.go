@@ -21,7 +21,8 @@ type traffic struct {
 	// counters reads the tables (datapath.ReadServiceCounters), names the Services' ports by ID.
 	counters func() (map[uint32]datapath.ServiceCounters, error)
 	names    func() (map[uint32]datapath.ServiceName, error)
-	backends bool // count flows by backend
+	drops    func() (map[datapath.FrontendKey]uint64, error) // by policy Local (Datapath.PolicyDrops)
+	backends bool                                            // count flows by backend
 
 	// Of the pass in progress.
 	sums  map[uint32]datapath.ServiceCounters
@@ -54,7 +55,7 @@ type backendRef struct {
 	backend netip.AddrPort
 }
 
-// change notes which ports drop packets of clients.
+// change notes which frontends drop packets of clients.
 func (t *traffic) change(d service.Delta) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -83,9 +84,10 @@ func (t *traffic) Entry(key conntrack.Tuple, e *conntrack.Entry) {
 // End adds what is new to the totals.
 func (t *traffic) End() error {
 	names, err := t.names()
+	drops, dropsErr := t.drops()
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.failed = cmp.Or(t.err, err); t.failed != nil {
+	if t.failed = cmp.Or(t.err, err, dropsErr); t.failed != nil {
 		return nil // the metrics report it
 	}
 	before, totals := t.before, map[service.Ref]datapath.ServiceCounters{}
@@ -114,7 +116,11 @@ func (t *traffic) End() error {
 		totals[port.Owner] = total
 	}
 	t.totals = totals
-	t.refusals.note(time.Now(), uses, func(p service.Port) bool { return exists[p] })
+	dropped := make(map[service.FrontendKey]uint64, len(drops))
+	for key, n := range drops {
+		dropped[codec.FrontendKeyOf(key)] = n
+	}
+	t.refusals.note(time.Now(), uses, dropped, func(p service.Port) bool { return exists[p] })
 	for key, n := range t.flows {
 		if ref, ok := refs[key.id]; ok {
 			t.byBackend[backendRef{ref, key.backend}] += n

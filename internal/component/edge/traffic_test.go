@@ -25,6 +25,7 @@ func TestTrafficOnlyGrows(t *testing.T) {
 			name, err := codec.ServiceName(port)
 			return map[uint32]datapath.ServiceName{7: name}, err
 		},
+		drops: func() (map[datapath.FrontendKey]uint64, error) { return nil, nil },
 	}
 	pass := func(want uint64, live ...uint64) {
 		t.Helper()
