@@ -78,6 +78,7 @@ func (c *conditions) current() (aged[condition.List], error) {
 // determine determines the conditions. The fill of the conntrack tables is that of the last GC pass.
 func (c *conditions) determine() {
 	a := c.agent
+	a.datapath.RestorePins() // an error is one of reading them, too
 	uncounted := func(*conntrack.Tables) (conntrack.Status, error) { return conntrack.Status{}, nil }
 	s := inspect.ReadStatusWith(a.config.BPFFS, a.version, &inspect.Tables{}, uncounted)
 	err := c.readTables(s)

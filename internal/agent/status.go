@@ -77,6 +77,7 @@ func (a *Agent) countedTables(ctx context.Context) (*inspect.Tables, error) {
 }
 
 func (a *Agent) status(ctx context.Context) (*inspect.Status, error) {
+	a.datapath.RestorePins() // an error is one of reading them, too
 	tables, err := inspect.ReadScope(ctx, a.datapath.Tables, inspect.Scope{Outline: true})
 	if err != nil {
 		return nil, err

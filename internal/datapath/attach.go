@@ -79,7 +79,11 @@ func (d *Datapath) Attach() error {
 	if err := d.holdLinks(); err != nil {
 		return err
 	}
-	return d.swapResized()
+	if err := d.swapResized(); err != nil {
+		return err
+	}
+	d.attached.Store(true)
+	return nil
 }
 
 func (d *Datapath) attachAll() error {
@@ -181,6 +185,12 @@ func (d *Datapath) attach(h CgroupHook, program *ebpf.Program, cgroup uint64) er
 // returns false for it, or if it rejects the program.
 func (d *Datapath) attachPinned(path string, program *ebpf.Program, there func(*link.Info) bool, attach func() (link.Link, error)) error {
 	old, err := link.LoadPinnedLink(path, nil)
+	if errors.Is(err, os.ErrNotExist) && d.isPinLost(path) {
+		if err := d.RestorePins(); err != nil {
+			return err
+		}
+		old, err = link.LoadPinnedLink(path, nil)
+	}
 	if err == nil {
 		info, err := old.Info()
 		if err == nil && there(info) && old.Update(program) == nil {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"sync"
+	"sync/atomic"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
@@ -71,6 +72,9 @@ type Datapath struct {
 	aside      bool                 // setAside has renamed the directory of the tables
 	follower   follower             // of the migration
 	fresh      bool                 // no table was pinned before Open
+	attached   atomic.Bool          // Attach has ended: what is missing from then on was removed by others
+	restoring  sync.Mutex           // guards lock, and what follows
+	restored   []string             // pins that RestorePins has restored and Repair has not named
 	holding    sync.Mutex           // guards held
 	held       map[string]link.Link // pinned links, by path (hold)
 	// replacement returns an error if XDP programs cannot share a device under this kernel.

@@ -5,6 +5,8 @@ package datapath
 import (
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -107,6 +109,16 @@ func TestDeviceHooks(t *testing.T) {
 	w.do(func() error { return d.SetDevices("passing", w.device) })
 	if devices, err := d.Devices("passing"); err != nil || !slices.Equal(devices, []int{w.device}) {
 		t.Errorf("devices %v, %v", devices, err)
+	}
+	must(t, os.RemoveAll(filepath.Join(w.options.BPFFS, "links")))
+	w.do(func() error { return d.SetDevices("passing", w.device) })
+	for i, l := range w.wantLinks("without pins", c, all) {
+		if l.link != before[i].link {
+			t.Errorf("without pins: %s is another link", l.hook)
+		}
+	}
+	if repaired, err := d.Repair(); err != nil || !slices.Contains(repaired, "directory "+filepath.Join(w.options.BPFFS, "links")) {
+		t.Errorf("without pins: repaired %q, %v", repaired, err)
 	}
 	for _, h := range hooks {
 		l, err := link.LoadPinnedLink(deviceLinkPath(w.options.BPFFS, c.Name, w.device, h.Name), nil)

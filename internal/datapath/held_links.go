@@ -87,6 +87,16 @@ func (d *Datapath) releaseLinks(chosen func(path string) bool) {
 	}
 }
 
+// isPinLost reports whether a link has no pin because another program has removed the pin, or its directory.
+func (d *Datapath) isPinLost(path string) bool {
+	if _, err := os.Stat(filepath.Dir(path)); err != nil {
+		return true
+	}
+	d.holding.Lock()
+	defer d.holding.Unlock()
+	return d.held[path] != nil
+}
+
 // repinLinks pins held links that have lost their pins and are still attached. Links are detached before they are
 // unpinned (takeDown), so that none comes back which the agent has removed.
 func (d *Datapath) repinLinks() (repaired []string, err error) {

@@ -16,9 +16,7 @@ import (
 // Repair restores what was removed while the agent ran: pins of tables, links, attachments. It returns what
 // it restored.
 func (d *Datapath) Repair() (repaired []string, err error) {
-	for _, repair := range []func() ([]string, error){
-		d.repairDirectory, d.repinLinks, d.repairPins, d.repairHooks, d.repinPrograms, d.repairDevices,
-	} {
+	for _, repair := range []func() ([]string, error){d.restoredPins, d.repairHooks, d.repairDevices} {
 		some, err := repair()
 		repaired = append(repaired, some...)
 		if err != nil {
@@ -26,6 +24,33 @@ func (d *Datapath) Repair() (repaired []string, err error) {
 		}
 	}
 	return repaired, d.holdLinks()
+}
+
+// RestorePins restores directories and pins that another program has removed. The next Repair names them. It may be
+// called from any goroutine, and does nothing before Attach.
+func (d *Datapath) RestorePins() error {
+	if !d.attached.Load() {
+		return nil
+	}
+	d.restoring.Lock()
+	defer d.restoring.Unlock()
+	for _, restore := range []func() ([]string, error){d.repairDirectory, d.repinLinks, d.repairPins, d.repinPrograms} {
+		some, err := restore()
+		d.restored = append(d.restored, some...)
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// restoredPins restores pins, and returns all that have been restored since the last time.
+func (d *Datapath) restoredPins() (restored []string, err error) {
+	err = d.RestorePins()
+	d.restoring.Lock()
+	defer d.restoring.Unlock()
+	restored, d.restored = d.restored, nil
+	return restored, err
 }
 
 // repairPins restores pins of tables.

@@ -36,6 +36,7 @@ func TestLostHooksComeBack(t *testing.T) {
 		take          func(path string) error
 	}{
 		{"pins of links of devices", "links/edge-*", remove},
+		{"pins of links of the cgroup", "links/*4", remove},
 		{"links of devices", "links/edge-*", detach},
 		{"links of the cgroup", "links/*4", detach},
 		{"pins of tables", filepath.Base(filepath.Dir(datapath.TablePath(pins, "x"))) + "/*", remove},
@@ -50,6 +51,9 @@ func TestLostHooksComeBack(t *testing.T) {
 			if err := c.take(path); err != nil && !os.IsNotExist(err) {
 				t.Logf("%s: %s: %v", c.name, filepath.Base(path), err)
 			}
+		}
+		if strings.HasPrefix(c.name, "pins") { // nothing is wrong: what asks restores them
+			w.wantExit(0)
 		}
 		unserved, last := time.Duration(0), begin // from the last answer before a failure to the next one
 		for failing := false; (failing || !w.whole(tables)) && time.Since(begin) < patience; {
