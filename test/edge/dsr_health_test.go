@@ -192,6 +192,10 @@ func TestHealthChecksGoByDSR(t *testing.T) {
 		w.wantChecked(targets, "")
 		served("c1")
 		w.must(os.WriteFile(file, equal, 0o644))
+		w.eventually("the weight is that of before", func() bool {
+			answer, err := w.ask("tcp", netip.AddrPortFrom(checkedVIP(0, 0), 80))
+			return err == nil && answer.Pod == "b1"
+		})
 		served("b1", "c1")
 	})
 }
