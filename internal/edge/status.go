@@ -148,6 +148,14 @@ func ReadStatus(bpffs string, count FlowCount) (*Status, error) {
 	if err != nil {
 		return nil, err
 	}
+	elsewhere, err := datapath.OtherNamespace(bpffs)
+	if err != nil {
+		return nil, err
+	}
+	name := deviceName
+	if elsewhere { // an index is another device here
+		name = func(index int) string { return fmt.Sprintf("(index %d)", index) }
+	}
 	byIndex := map[int]int{} // place in Devices
 	for _, a := range attached {
 		if a.Detached {
@@ -155,11 +163,14 @@ func ReadStatus(bpffs string, count FlowCount) (*Status, error) {
 		}
 		if _, known := byIndex[a.Device]; !known {
 			byIndex[a.Device] = len(s.Devices)
-			s.Devices = append(s.Devices, DeviceStatus{Name: deviceName(a.Device), Index: a.Device, Mode: "tc"})
+			s.Devices = append(s.Devices, DeviceStatus{Name: name(a.Device), Index: a.Device, Mode: "tc"})
 		}
 		if a.Hook == datapath.EdgeXDP {
 			device := &s.Devices[byIndex[a.Device]]
-			device.Mode, device.Chain, device.Why = xdpName(datapath.XDPModeOf(a.Device)), a.Chain, strings.TrimPrefix(chainText(a.Chain), "; ")
+			device.Mode, device.Chain, device.Why = "xdp", a.Chain, strings.TrimPrefix(chainText(a.Chain), "; ")
+			if !elsewhere {
+				device.Mode = xdpName(datapath.XDPModeOf(a.Device))
+			}
 		}
 	}
 	return s, nil

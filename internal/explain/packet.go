@@ -179,6 +179,7 @@ func (x *explainer) explained(e *datapath.Explanation) error {
 	if f != nil {
 		d = x.setFrontend(s, f, class)
 	}
+	d.Masquerade = d.Masquerade && e.Dsr == 0 // by DSR the client keeps its address
 	a.Rules = rulesOf(f, class, d, a.Reason)
 	if e.Known != 0 {
 		x.known(e)

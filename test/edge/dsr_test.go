@@ -100,6 +100,13 @@ func TestDSRFromOutside(t *testing.T) {
 // wantDSRAt checks how pods serve Service n.
 func (w *world) wantDSRAt(kind string, n int, pods ...string) {
 	w.t.Helper()
+	w.eventually("explain shows a packet by DSR, which is not masqueraded", func() bool {
+		answer := w.explain(w.clientOf(0).String(), w.address(external[0], n, 0).String()+"/tcp")
+		if answer.Encapsulated != nil && slices.Contains(answer.Rules, "R19") {
+			w.t.Errorf("%s: %+v", kind, answer)
+		}
+		return answer.Encapsulated != nil
+	})
 	seen := w.sightings("client", "node-a", "node-b", "node-c")
 	for _, address := range external {
 		for family := range 2 {

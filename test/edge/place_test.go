@@ -47,6 +47,7 @@ func TestWrongPlace(t *testing.T) {
 		{"node-b", 2, "another network namespace", []string{"explain", "packet", "--pins", pins, "198.51.100.7", to}},
 		{"node-b", 2, "another network namespace", []string{"explain", "connect", "--pins", pins, w.Host("a1").Addr4.String(), to}},
 		{"node-b", 3, "another network namespace", []string{"status", "--pins", pins}},
+		{"node-b", 3, "(index ", []string{"status", "-v", "--pins", pins}}, // another device has the index there
 	} {
 		if out, exit := w.runAt(c.host, c.args...); exit != c.exit || !strings.Contains(out, c.says) {
 			t.Errorf("at %s %q: exit code %d, want %d and %q:\n%s", c.host, c.args, exit, c.exit, c.says, out)
