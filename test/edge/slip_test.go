@@ -37,7 +37,7 @@ func TestSlipsAreNamed(t *testing.T) {
 		{"a port of no slice", replace("- name: http\n", "- name: htpp\n"), "EndpointsMissing: Service default/web", "have no port of this name"},
 		{"a port of no slice, in one of two", strings.Replace(good, "- name: http\n    port: 8081\n", "- name: htpp\n    port: 8081\n", 1), "EndpointSliceUnused: EndpointSlice default/web-", ""},
 		{"a misspelt weight", replace("beeline.io/weight: \"3\"", "beeline.io/weigth: \"0\""), "AnnotationUnknown: EndpointSlice default/web-1: annotation beeline.io/weigth: there is no such annotation, did you mean", ""},
-		{"a misspelt health check", replace("beeline.io/health-check: ", "beeline.io/healthcheck: "), "AnnotationInvalid: Service default/web: annotation beeline.io/healthcheck: there is no such annotation, did you mean", ""},
+		{"a misspelt health check", replace("beeline.io/health-check: ", "beeline.io/healthcheck: "), "AnnotationInvalid: Service default/web: " + w.agent.Manifests + ":17: annotation beeline.io/healthcheck: there is no such annotation, did you mean", ""},
 		{"a weight at a Service", replace("beeline.io/health-check-rise: \"2\"", "beeline.io/weight: \"0\""), "AnnotationUnknown: Service default/web: annotation beeline.io/weight: objects of kind Service do not have it", ""},
 		{"no endpoints", head + "---\napiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {name: web-1, labels: {kubernetes.io/service-name: web}}\naddressType: IPv4\nports: [{name: http, port: 8081}]\nendpoints: []\n",
 			"EndpointsMissing: Service default/web", "its EndpointSlices have no endpoints"},
