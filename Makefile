@@ -37,7 +37,7 @@ GENERATED := internal/datapath/sock_bpfel.go internal/datapath/bind_bpfel.go int
 GENERATED_FOLDERS := $(sort $(dir $(GENERATED)))
 BENCH_GENERATED := bench/costxdp_bpfel.go bench/costtc_bpfel.go bench/sockmap_bpfel.go bench/podsredirect_bpfel.go \
 	bench/rates_bpfel.go bench/ratestc_bpfel.go
-SCRIPTS := hoststack/programs/run scripts/audit scripts/hoststack scripts/manifests scripts/includes scripts/links scripts/words scripts/setup scripts/suites scripts/envoy scripts/kernels test/kernels/guest test/kernels/instructions .ci/run test/edge/testdata/systemd
+SCRIPTS := hoststack/programs/run scripts/audit scripts/hoststack scripts/manifests scripts/includes scripts/links scripts/words scripts/setup scripts/mutants scripts/suites scripts/envoy scripts/kernels test/kernels/guest test/kernels/instructions .ci/run test/edge/testdata/systemd
 # Runs commands: hides what passes, reports progress every 30 seconds, and sums up at the end.
 SUITE = bin/suite
 # lint vets all packages. The program is the one that users get. Go runs a test of the first module again if a file of
@@ -76,7 +76,7 @@ IMAGE ?= beeline.invalid/beeline:$(subst +,-,$(VERSION))
 API_SERVER ?=
 IMAGE_DATE := $(shell git log -1 --format=%ct 2>/dev/null || echo 0)
 
-.PHONY: help setup programs generate build hoststack image manifests controlplane kubeproxy monitoring demo check test test-full test-kernels soak fuzz audit lint bin/bench bench bench-endurance bench-instructions bench-docs clean
+.PHONY: help setup programs generate build hoststack image manifests controlplane kubeproxy monitoring demo check test test-full test-kernels soak fuzz mutants audit lint bin/bench bench bench-endurance bench-instructions bench-docs clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -198,6 +198,7 @@ test-full: build hoststack lint controlplane kubeproxy monitoring build/envoy ##
 		--go '650 scenarios=$(CLUSTER_TEST) -timeout 40m ./judge -run TheSame -seed=0 -scenarios=650' \
 		--go "judge, kube-proxy $(KUBE_PROXY_VERSION)=$(CLUSTER_TEST) -timeout 40m ./judge -run 'TheSame|TestLiveChanges' -kubeproxy=$(CURDIR)/build/kubeproxy" \
 		--go 'ten minutes of reused ports=$(CLUSTER_TEST) -timeout 20m ./judge -run ReusedPorts -reuse=10m' \
+		--run 'planted faults=scripts/mutants' \
 		--run 'kernels, emulated=scripts/kernels' \
 		--run 'instructions=$(MAKE) bench-instructions'
 
@@ -216,6 +217,11 @@ fuzz: build | setup ## random packets and calls for FUZZTIME (5m) each, with SEE
 	go test -count=1 -vet=off -timeout 0 -v -run '^TestModel$$' ./test/packet -lasting=$(FUZZTIME) -seed=$(SEED)
 	BEELINE_PROGRAM=$(CURDIR)/bin/beeline go test -count=1 -vet=off -timeout 0 -v -run '^TestWalk$$' ./test/twin -lasting=$(FUZZTIME) -seed=$(SEED)
 	scripts/hoststack fuzz $(FUZZTIME) $(SEED)
+
+# PARTS, and other arguments of scripts/mutants, which sets this up.
+mutants: build ## plant small faults, and run the tests that have to notice them: PARTS="edge mesh", or all (root)
+	@go build -o bin/mutants ./test/mutants
+	@bin/mutants $(PARTS)
 
 audit: | setup ## search the modules and crates for known vulnerabilities and for licences that do not fit (needs a network)
 	@scripts/audit

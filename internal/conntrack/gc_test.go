@@ -117,6 +117,24 @@ func TestGCOfOneSide(t *testing.T) {
 	}
 }
 
+// A flow has lost its SNAT port to another flow: the entry at that port keeps neither its flow's other entry, nor is it
+// deleted with it.
+func TestGCOfALostPort(t *testing.T) {
+	table := conntracktest.Table{}
+	table.Put(tcp, client, backend, [2]int{conntracktest.Closed, conntracktest.Closed}, [2]uint32{1000, 1000})
+	port := conntracktest.Tuple(tcp, backend, conntracktest.Seen)
+	other := table[port]
+	other.State, other.LastSeen = uint8(datapath.ConntrackEstablished), 1100
+	other.Xlate.DestinationPort++
+	table[port] = other
+	flows := &Tables{Assured: table, Unreplied: conntracktest.Table{}}
+	collects(t, flows, 1000+119, 0)
+	collects(t, flows, 1000+120, 1)
+	if _, kept := table[port]; !kept || len(table) != 1 {
+		t.Errorf("left: %v; want the other flow's entry", table)
+	}
+}
+
 // A packet that arrives after the clock was read does not end its flow.
 func TestGCOfTheFuture(t *testing.T) {
 	table := conntracktest.Table{}
@@ -176,6 +194,12 @@ func TestGCBesidePrograms(t *testing.T) {
 			other := table[backend]
 			other.Xlate.DestinationPort++
 			other.LastSeen = 200000
+			table[backend] = other
+			delete(table, client)
+		},
+		"another flow had its port, and is closed, too": func(table conntracktest.Table, client, backend Tuple) {
+			other := table[backend]
+			other.Xlate.DestinationPort++
 			table[backend] = other
 			delete(table, client)
 		},

@@ -76,6 +76,7 @@ func TestPortIsTaken(t *testing.T) {
 		{"question", udp, func(t *testing.T, fl *flow) {}, 0, true},
 		{"question and answer", udp, func(t *testing.T, fl *flow) { fl.says(t, 0) }, 0, true},
 		{"assured", udp, func(t *testing.T, fl *flow) { fl.assures(t) }, 0, false},
+		{"assured and idle for less than ten seconds after its last mark", udp, func(t *testing.T, fl *flow) { fl.assures(t) }, 12 * time.Second, false},
 		{"assured and idle", udp, func(t *testing.T, fl *flow) { fl.assures(t) }, 20 * time.Second, true},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+)
+
+// builder builds tests of changed sources. The sources themselves stay as they are: Go reads changed files and BPF
+// objects through an overlay (go help build), clang and cargo read copies.
+type builder struct {
+	root     string
+	folder   string // for copies and test programs
+	programs []bpfProgram
+	rust     sync.Mutex // of the copy of hoststack/
+}
+
+// tree is a copy of the sources with a mutant.
+type tree struct {
+	folder  string
+	overlay map[string]string // replaced files, absolute: path in the sources, path of the replacement
+	program string            // the changed bin/beeline, once it is built
+}
+
+func (t *tree) remove() { os.RemoveAll(t.folder) }
+
+func newBuilder(root string) (*builder, error) {
+	programs, err := bpfPrograms(root)
+	if err != nil {
+		return nil, err
+	}
+	parent := filepath.Join(root, "build/mutants")
+	if err := os.MkdirAll(parent, 0o755); err != nil {
+		return nil, err
+	}
+	folder, err := os.MkdirTemp(parent, "work-")
+	return &builder{root: root, folder: folder, programs: programs}, err
+}
+
+func (b *builder) close() { os.RemoveAll(b.folder) }
+
+// plant makes a tree with a mutant, and compiles the BPF programs that it changes.
+func (b *builder) plant(ctx context.Context, m *mutant) (*tree, error) {
+	changed, err := m.apply(b.root)
+	if err != nil {
+		return nil, err
+	}
+	folder, err := os.MkdirTemp(b.folder, "tree-")
+	if err != nil {
+		return nil, err
+	}
+	t := &tree{folder: folder, overlay: map[string]string{}}
+	bpf := slices.DeleteFunc(slices.Sorted(maps.Keys(changed)), func(file string) bool { return !strings.HasPrefix(file, "bpf/") })
+	if len(bpf) > 0 {
+		if err := os.CopyFS(filepath.Join(folder, "bpf"), os.DirFS(filepath.Join(b.root, "bpf"))); err != nil {
+			return nil, err
+		}
+	}
+	for file, text := range changed {
+		path := filepath.Join(folder, file)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			return nil, err
+		}
+		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+			return nil, err
+		}
+		t.overlay[filepath.Join(b.root, file)] = path
+	}
+	if len(bpf) > 0 {
+		err = b.compilePrograms(ctx, t, bpf)
+	}
+	return t, err
+}
+
+// outcome is the result of a test command.
+type outcome struct {
+	ran    bool   // at least one test ran to its end, and was not skipped
+	failed string // the first test that failed
+	output string
+}
+
+// testTimeout is how long a test command may take. A fault can make a test wait for ever: that counts as noticed.
+const testTimeout = 5 * time.Minute
+
+// test builds and runs a test command in a tree; nil is the unchanged sources.
+func (b *builder) test(ctx context.Context, t *tree, c testCommand) (outcome, error) {
+	switch c.kind {
+	case "cargo":
+		return b.cargo(ctx, t, c)
+	case "conformance":
+		return b.conformance(ctx, t, c)
+	}
+	return b.goTest(ctx, t, c)
+}
+
+// goTest builds the tests of a package, and runs those that a command names.
+func (b *builder) goTest(ctx context.Context, t *tree, c testCommand) (outcome, error) {
+	folder, err := os.MkdirTemp(b.folder, "test-")
+	if err != nil {
+		return outcome{}, err
+	}
+	defer os.RemoveAll(folder)
+	program := filepath.Join(folder, "package.test")
+	if err := b.goBuild(ctx, t, "test", "-c", "-vet=off", "-o", program, c.target); err != nil {
+		return outcome{}, err
+	}
+	env := os.Environ()
+	if needsProgram(c.target) {
+		path, err := b.beeline(ctx, t)
+		if err != nil {
+			return outcome{}, err
+		}
+		env = append(env, "BEELINE_PROGRAM="+path)
+	}
+	args := []string{program, "-test.v", "-test.short", "-test.failfast", "-test.run=" + c.filter, fmt.Sprintf("-test.timeout=%v", testTimeout)}
+	output, err := b.command(ctx, filepath.Join(b.root, c.target), env, args...)
+	return goOutcome(output, err), ctx.Err()
+}
+
+// needsProgram reports whether the tests of a package run bin/beeline: the folders in test/ that have agents.
+func needsProgram(target string) bool {
+	inTest, ok := strings.CutPrefix(target, "./test/")
+	return ok && !slices.Contains([]string{"packet", "shared", "suite", "mutants"}, inTest)
+}
+
+// beeline returns the program of a tree, and builds it first if it has to be.
+func (b *builder) beeline(ctx context.Context, t *tree) (string, error) {
+	if t == nil {
+		return filepath.Join(b.root, "bin/beeline"), nil
+	}
+	if t.program == "" {
+		path := filepath.Join(t.folder, "beeline")
+		if err := b.goBuild(ctx, t, "build", "-o", path, "./cmd/beeline"); err != nil {
+			return "", err
+		}
+		t.program = path
+	}
+	return t.program, nil
+}
+
+// goBuild runs go with the overlay of a tree.
+func (b *builder) goBuild(ctx context.Context, t *tree, verb string, args ...string) error {
+	all := []string{"go", verb}
+	if t != nil {
+		overlay, err := json.Marshal(map[string]any{"Replace": t.overlay})
+		if err != nil {
+			return err
+		}
+		path := filepath.Join(t.folder, "overlay.json")
+		if err := os.WriteFile(path, overlay, 0o644); err != nil {
+			return err
+		}
+		all = append(all, "-overlay", path)
+	}
+	output, err := b.command(ctx, b.root, os.Environ(), append(all, args...)...)
+	if err != nil {
+		return fmt.Errorf("it does not build: go %s: %w\n%s", verb, err, output)
+	}
+	return nil
+}
+
+// command runs a command to its end, or ends it and what it has started when ctx is done.
+func (b *builder) command(ctx context.Context, dir string, env []string, args ...string) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, 3*testTimeout)
+	defer cancel()
+	var output bytes.Buffer
+	cmd := exec.CommandContext(ctx, args[0], args[1:]...)
+	cmd.Dir, cmd.Env, cmd.Stdout, cmd.Stderr = dir, env, &output, &output
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGTERM) }
+	cmd.WaitDelay = 10 * time.Second
+	err := cmd.Run()
+	return output.String(), err
+}
