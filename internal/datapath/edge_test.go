@@ -257,6 +257,48 @@ func TestEdgeTablesAreResized(t *testing.T) {
 	}
 }
 
+// The last pass of a migration begins when no program runs any more that has seen the phase before: such a program may
+// still write to the old tables what the pass would miss. (R37)
+func TestLastPassWaitsForOldPhase(t *testing.T) {
+	w := newEdgeWorld(t)
+	w.options.Limits.Flows = 1024
+	d := mustOpen(t, w.options)
+	w.do(func() error { return errors.Join(d.AttachEdgeTC(w.device), d.Attach()) })
+	d.Close()
+	w.options.Limits.Flows = 4096
+	w.options.Components = product()
+	var waited []migrationPhase // the phase at each wait since the first pass
+	passes := 0
+	for _, table := range componentList(w.options.Components).tables() {
+		if table.Name != EdgeTCMapConntrack {
+			continue
+		}
+		follow := table.Follow
+		table.Follow = func(d *Datapath, pass CopyPass) error {
+			passes++
+			wait := d.Tables.WaitForReaders
+			switch pass {
+			case firstPass:
+				d.Tables.WaitForReaders = func() error {
+					phase, err := d.migrationPhase()
+					waited = append(waited, phase)
+					return errors.Join(err, wait())
+				}
+			case lastPass:
+				if !slices.Contains(waited, migrationDrain) {
+					t.Errorf("the last pass begins after waits in the phases %v, want one in phase %d", waited, migrationDrain)
+				}
+			}
+			return follow(d, pass)
+		}
+	}
+	d = mustOpen(t, w.options)
+	w.do(d.Attach)
+	if passes != 3 {
+		t.Errorf("conntrack was copied in %d passes, want 3", passes)
+	}
+}
+
 // With programs of a version that has fewer reasons, the commands of this one report that, a dry run works,
 // and the next agent restarts the counters.
 func TestCountersOfAnotherVersion(t *testing.T) {

@@ -181,6 +181,23 @@ func TestNewPodsWait(t *testing.T) {
 	b.want("after a search of all", []int{1, 3, 4}, 10, 11)
 }
 
+// An address that has moved to another port of its bridge is new there: those that were there before it stay.
+func TestAddressLimitOfMovedPods(t *testing.T) {
+	moved := netip.MustParseAddr("10.10.0.1") // before the others in order
+	before := map[netip.Addr]place{moved: {device: 2, learned: true}}
+	at := map[netip.Addr]place{moved: {device: 3, learned: true}}
+	for i := range mostLearned {
+		a := netip.AddrFrom4([4]byte{10, 10, 1, byte(i)})
+		before[a], at[a] = place{device: 3, learned: true}, place{device: 3, learned: true}
+	}
+	if excess := limit(at, before); !maps.Equal(excess, map[int]int{3: 1}) {
+		t.Errorf("addresses too many by device: %v, want one of device 3", excess)
+	}
+	if _, ok := at[moved]; ok || len(at) != mostLearned {
+		t.Errorf("%d addresses have places, the one that has moved among them: %v; want the %d that were there before", len(at), ok, mostLearned)
+	}
+}
+
 // A pod whose device is another one, or has another bridge, waits like a new pod.
 func TestMovedPodsWait(t *testing.T) {
 	b := newBench(t)

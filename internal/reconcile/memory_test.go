@@ -108,16 +108,21 @@ func (m *memory) gc(records map[uint32]byte) {
 }
 
 func (m *memory) note(w *slotPass, records map[uint32]byte) {
-	row := m.row()
-	size := uint64(row.Decisions[service.FromOutside].Count)
 	for slot, backend := range records {
-		var key datapath.Tuple
-		key.Destination.Bytes, key.DestinationPort, key.Protocol = row.Key.Address.Bytes, row.Key.Port, row.Key.Protocol
-		track := datapath.ConntrackEntry{Tag: uint32((uint64(slot)<<32 + size - 1) / size), Dsr: uint8(datapath.DSRIPIP)}
-		track.Xlate.Destination.Bytes = datapath.AddressFrom(backendOf(backend).Addr.Addr()).Bytes
-		track.Xlate.DestinationPort = datapath.NetworkOrder(8080)
+		key, track := m.entryOf(slot, backend)
 		w.note(key, &track)
 	}
+}
+
+// entryOf returns a conntrack entry of a slot that leads to a backend by DSR.
+func (m *memory) entryOf(slot uint32, backend byte) (key datapath.Tuple, track datapath.ConntrackEntry) {
+	row := m.row()
+	size := uint64(row.Decisions[service.FromOutside].Count)
+	key.Destination.Bytes, key.DestinationPort, key.Protocol = row.Key.Address.Bytes, row.Key.Port, row.Key.Protocol
+	track = datapath.ConntrackEntry{Tag: uint32((uint64(slot)<<32 + size - 1) / size), Dsr: uint8(datapath.DSRIPIP)}
+	track.Xlate.Destination.Bytes = datapath.AddressFrom(backendOf(backend).Addr.Addr()).Bytes
+	track.Xlate.DestinationPort = datapath.NetworkOrder(8080)
+	return key, track
 }
 
 // settledMemory returns a memory of some backends and without contested slots.

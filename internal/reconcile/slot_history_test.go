@@ -3,6 +3,7 @@
 package reconcile
 
 import (
+	"net/netip"
 	"slices"
 	"strings"
 	"testing"
@@ -112,6 +113,49 @@ func TestHistoryAfterRestart(t *testing.T) {
 	m.gc(nil)
 	if m.words() != nil {
 		t.Fatal("still contested")
+	}
+}
+
+// TestWhatKeepsASlotContested: a slot stays contested while a conntrack entry leads elsewhere than a packet without one
+// would go: to another backend or port, or to the same one by NAT instead of DSR, or as if it were on this node.
+func TestWhatKeepsASlotContested(t *testing.T) {
+	const slot = 7
+	address := func(text string) [16]byte { return datapath.AddressFrom(netip.MustParseAddr(text)).Bytes }
+	client, pod, node := address("198.51.100.7"), address("10.244.1.9"), address("192.0.2.12")
+	for _, c := range []struct {
+		name   string
+		source [16]byte
+		change func(e *datapath.ConntrackEntry)
+		stays  bool
+	}{
+		{"DSR to the slot's backend", client, func(*datapath.ConntrackEntry) {}, false},
+		{"another backend", client, func(e *datapath.ConntrackEntry) { e.Xlate.Destination.Bytes[15]++ }, true},
+		{"another port", client, func(e *datapath.ConntrackEntry) { e.Xlate.DestinationPort++ }, true},
+		{"NAT to the slot's backend", client, func(e *datapath.ConntrackEntry) { e.Dsr = 0 }, true},
+		{"NAT for a client that is the backend's node", node, func(e *datapath.ConntrackEntry) { e.Dsr = 0 }, false},
+		{"as if the backend were on this node", client, func(e *datapath.ConntrackEntry) { e.Flags = uint8(datapath.ConntrackLocal) }, true},
+		{"the entry of replies", client, func(e *datapath.ConntrackEntry) { e.Dsr, e.Flags = 0, uint8(datapath.ConntrackReply) }, false},
+		{"NAT for a pod, which is not outside", pod, func(e *datapath.ConntrackEntry) { e.Dsr = 0 }, false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			m := settledMemory(t, 2000, 1, 2)
+			m.s.mu.Lock()
+			m.s.pods = []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")}
+			m.s.mu.Unlock()
+			m.apply(untrackedPlan(slotsOfTable, 1, 2, 4))
+			w := m.s.beginSlotPass()
+			key, e := m.entryOf(slot, m.table()[slot])
+			group := w.frontends[codec.AskedFrontend(key)]
+			b := group.backends[group.table[slot]]
+			b.Node.Bytes = node
+			group.backends[group.table[slot]] = b
+			key.Source.Bytes = c.source
+			c.change(&e)
+			w.note(key, &e)
+			if group.busy[slot] != c.stays {
+				t.Errorf("the slot stays contested: %v, want %v", group.busy[slot], c.stays)
+			}
+		})
 	}
 }
 
