@@ -33,7 +33,7 @@ BENCH_SOURCES := $(wildcard bench/bpf/*.c bench/bpf/*.h)
 C_SOURCES := $(BPF_SOURCES) $(BENCH_SOURCES) $(wildcard test/*/testdata/*.c) $(wildcard hoststack/programs/*.c)
 GENERATED := internal/datapath/sock_bpfel.go internal/datapath/bind_bpfel.go internal/datapath/sockgc_bpfel.go internal/datapath/sockstats_bpfel.go \
 	internal/datapath/connectexplain_bpfel.go internal/datapath/edgetc_bpfel.go internal/datapath/edgemigrate_bpfel.go internal/datapath/edgel3_bpfel.go internal/datapath/edgexdp_bpfel.go internal/datapath/pod_bpfel.go internal/datapath/podnetkit_bpfel.go internal/datapath/podl3_bpfel.go internal/datapath/offload_bpfel.go internal/datapath/offloadl3_bpfel.go internal/datapath/mesh_bpfel.go internal/datapath/meshinbound_bpfel.go internal/datapath/meshreroute_bpfel.go internal/datapath/xdpslot_bpfel.go \
-	internal/xdpdispatch/xdpdispatcher_bpfel.go test/counter/counter_bpfel.go test/shared/shared_bpfel.go
+	internal/xdpdispatch/xdpdispatcher_bpfel.go test/counter/counter_bpfel.go test/shared/shared_bpfel.go test/shared/meshpolicy_bpfel.go
 GENERATED_FOLDERS := $(sort $(dir $(GENERATED)))
 BENCH_GENERATED := bench/costxdp_bpfel.go bench/costtc_bpfel.go bench/sockmap_bpfel.go bench/podsredirect_bpfel.go \
 	bench/rates_bpfel.go bench/ratestc_bpfel.go

@@ -3,11 +3,16 @@
 package offload
 
 import (
+	"log/slog"
+	"net"
+	"net/netip"
 	"strings"
 	"testing"
+	"time"
 
 	"beeline.io/beeline/internal/kernelct"
 	"beeline.io/beeline/internal/netns"
+	"beeline.io/beeline/internal/offload/selftest"
 )
 
 // A flow is stored only as it was seen since the last change of the node: a candidate from before may have the next hop
@@ -68,4 +73,109 @@ func emptyConntrack(t *testing.T) (table *kernelct.Table) {
 	}
 	t.Cleanup(func() { table.Close() })
 	return table
+}
+
+// A TCP connection that one side has closed is not learned, however many packets it still has: its next FIN or RST ends
+// it, and until then the kernel's conntrack has another timeout than the flow cache would set. Learning of an open
+// connection afterwards shows that the candidates before it were considered.
+func TestClosingConnectionsAreNotLearned(t *testing.T) {
+	const threshold, segments = 10, 100
+	w, err := selftest.NewWorld()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(w.Close)
+	p := &prover{wait: func() error { return nil }, log: slog.New(slog.DiscardHandler)}
+	if err := p.Attach(w.Router, []string{selftest.ClientDevice, selftest.ServerDevice}, threshold); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { p.Detach() })
+	for _, c := range []struct {
+		name          string
+		client, after bool // the client closes its side, after some segments
+		learned       bool
+	}{
+		{"closed by the client", true, false, false},
+		{"closed by the server", false, false, false},
+		{"open", false, true, true},
+	} {
+		client, server := connectedBy(t, w)
+		sender, receiver := server, client
+		if !c.client && !c.after {
+			sender, receiver = client, server
+		}
+		if !c.after {
+			receiver.CloseWrite()
+			if n, err := sender.Read(make([]byte, 1)); n != 0 || err == nil {
+				t.Fatalf("%s: the end is not seen: %d bytes, %v", c.name, n, err)
+			}
+		}
+		exchanged(t, sender, receiver, segments)
+		port := client.LocalAddr().(*net.TCPAddr).AddrPort().Port()
+		if c.learned {
+			for end := time.Now().Add(20 * time.Second); learnedOf(p.flows, port) == 0 && time.Now().Before(end); {
+				exchanged(t, sender, receiver, 1)
+			}
+		}
+		if n := learnedOf(p.flows, port); (n > 0) != c.learned {
+			t.Errorf("a connection %s: %d directions are learned after %d segments", c.name, n, segments)
+		}
+		defer func() {
+			if n := learnedOf(p.flows, port); !c.learned && n > 0 {
+				t.Errorf("a connection %s: %d directions are learned", c.name, n)
+			}
+		}()
+	}
+}
+
+// connectedBy returns the ends of a connection that the router forwards without NAT.
+func connectedBy(t *testing.T, w *selftest.World) (client, server *net.TCPConn) {
+	t.Helper()
+	to := netip.AddrPortFrom(selftest.ServerAddresses[0].Addr(), 0)
+	var listener net.Listener
+	if err := w.Server.Do(func() (err error) { listener, err = net.Listen("tcp4", to.String()); return err }); err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	if err := w.Client.Do(func() error {
+		c, err := net.Dial("tcp4", listener.Addr().String())
+		if err == nil {
+			client = c.(*net.TCPConn)
+		}
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	accepted, err := listener.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { client.Close(); accepted.Close() })
+	return client, accepted.(*net.TCPConn)
+}
+
+// exchanged sends segments one after the other: each is received before the next is sent.
+func exchanged(t *testing.T, from, to *net.TCPConn, segments int) {
+	t.Helper()
+	for range segments {
+		_, err := from.Write([]byte{1})
+		if err == nil {
+			_, err = to.Read(make([]byte, 1))
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// learnedOf counts the directions in the cache of the flow of a client's port.
+func learnedOf(f *Flows, port uint16) (n int) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.cache.each(func(e *Entry) {
+		if e.Key.Tuple.From().Port() == port || e.Key.Tuple.To().Port() == port {
+			n++
+		}
+	})
+	return n
 }

@@ -18,8 +18,9 @@ type prover struct {
 	wait func() error // datapath.Tables.WaitForReaders
 	log  *slog.Logger
 
-	copy *datapath.OffloadCopy
-	end  func()
+	copy  *datapath.OffloadCopy
+	flows *Flows
+	end   func()
 }
 
 // Attach implements selftest.Provider.
@@ -27,7 +28,6 @@ func (p *prover) Attach(router *netns.Namespace, devices []string, threshold int
 	if p.copy, err = datapath.NewOffloadCopy(); err != nil {
 		return err
 	}
-	var flows *Flows
 	err = router.Do(func() error {
 		for _, name := range devices {
 			device, err := net.InterfaceByName(name)
@@ -38,7 +38,7 @@ func (p *prover) Attach(router *netns.Namespace, devices []string, threshold int
 				return err
 			}
 		}
-		flows, err = NewFlows(p.copy.Tables, p.wait, FlowsConfig{
+		p.flows, err = NewFlows(p.copy.Tables, p.wait, FlowsConfig{
 			Threshold: uint32(threshold), Refuses: func(flow.Flow) string { return "" }, Log: p.log,
 		})
 		return err
@@ -49,11 +49,11 @@ func (p *prover) Attach(router *netns.Namespace, devices []string, threshold int
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
-	go func() { ended <- router.Do(func() error { return flows.Run(ctx) }) }()
+	go func() { ended <- router.Do(func() error { return p.flows.Run(ctx) }) }()
 	p.end = func() {
 		cancel()
 		<-ended
-		flows.Close()
+		p.flows.Close()
 	}
 	return nil
 }

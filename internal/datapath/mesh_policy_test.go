@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"net/netip"
+	"os"
+	"testing"
+
+	"beeline.io/beeline/test/shared"
+)
+
+// What goes to the proxy of a pod, by its policy as the agent writes it: each rule alone, its precedence, and what the
+// proxy itself does. The process of this test is the one that connects, so it is the proxy if it has the proxy's user or
+// group.
+func TestMeshPolicy(t *testing.T) {
+	p := shared.LoadMesh(t)
+	d := &Datapath{maps: p.Maps}
+	must(t, d.SetMeshNodeAddresses([]netip.Addr{netip.MustParseAddr("192.0.2.11")}))
+	const pod, peer, node, server, port = "10.10.1.5", "10.10.2.7", "192.0.2.11", "10.96.0.10", 8080
+	mine, myGroup, other := uint32(os.Getuid()), uint32(os.Getgid()), uint32(os.Getuid()+1337)
+	notProxy := MeshProxy{UID: &other, GID: &other}
+	all := MeshPolicy{Proxy: notProxy, AllOutbound: true, AllInbound: true, DNS: true, NameServers: []netip.Addr{netip.MustParseAddr(server)}}
+	with := func(p MeshPolicy, change func(*MeshPolicy)) MeshPolicy {
+		change(&p)
+		return p
+	}
+	ports := func(rule MeshRule) map[uint16]MeshRule { return map[uint16]MeshRule{port: rule} }
+	networks := func(rules ...any) map[netip.Prefix]MeshRule {
+		all := map[netip.Prefix]MeshRule{}
+		for i := 0; i < len(rules); i += 2 {
+			all[netip.MustParsePrefix(rules[i].(string))] = rules[i+1].(MeshRule)
+		}
+		return all
+	}
+	none := MeshPolicy{Proxy: notProxy}
+	for _, c := range []struct {
+		name                   string
+		policy                 MeshPolicy
+		remote, local          string
+		port                   uint16
+		outbound, dns, inbound bool
+	}{
+		{"everything", all, peer, pod, port, true, false, true},
+		{"everything of IPv6", all, "2001:db8::7", "2001:db8::5", port, true, false, true},
+		{"nothing", none, peer, pod, port, false, false, false},
+		{"outbound alone", with(none, func(p *MeshPolicy) { p.AllOutbound = true }), peer, pod, port, true, false, false},
+		{"inbound alone", with(none, func(p *MeshPolicy) { p.AllInbound = true }), peer, pod, port, false, false, true},
+
+		{"the process has the proxy's user", with(all, func(p *MeshPolicy) { p.Proxy.UID = &mine }), peer, pod, port, false, false, true},
+		{"the process has the proxy's group", with(all, func(p *MeshPolicy) { p.Proxy.GID = &myGroup }), peer, pod, port, false, false, true},
+		{"neither user nor group tells the proxy", with(all, func(p *MeshPolicy) { p.Proxy = MeshProxy{} }), peer, pod, port, true, false, true},
+		{"the group alone tells it", with(all, func(p *MeshPolicy) { p.Proxy = MeshProxy{GID: &myGroup} }), peer, pod, port, false, false, true},
+		{"the user alone tells it", with(all, func(p *MeshPolicy) { p.Proxy = MeshProxy{UID: &mine} }), peer, pod, port, false, false, true},
+
+		{"a loopback address", all, "127.0.0.1", pod, port, false, false, false},
+		{"this host", all, "0.0.0.0", pod, port, false, false, true},
+		{"the pod itself", all, pod, pod, port, true, false, false},
+		{"::6, the proxy's source", all, "::6", "2001:db8::5", port, true, false, false},
+		{"the proxy's port for outbound connections", all, peer, pod, shared.MeshOutboundPort, false, false, false},
+		{"the proxy's port for inbound connections", all, peer, pod, shared.MeshInboundPort, false, false, false},
+
+		{"an excluded port, outbound", with(all, func(p *MeshPolicy) { p.OutboundPorts = ports(MeshExclude) }), peer, pod, port, false, false, true},
+		{"an excluded port, inbound", with(all, func(p *MeshPolicy) { p.InboundPorts = ports(MeshExclude) }), peer, pod, port, true, false, false},
+		{"another port is excluded", with(all, func(p *MeshPolicy) { p.OutboundPorts, p.InboundPorts = ports(MeshExclude), ports(MeshExclude) }), peer, pod, port + 1, true, false, true},
+		{"an included port, outbound", with(none, func(p *MeshPolicy) { p.OutboundPorts = ports(MeshInclude) }), peer, pod, port, true, false, false},
+		{"an included port, inbound", with(none, func(p *MeshPolicy) { p.InboundPorts = ports(MeshInclude) }), peer, pod, port, false, false, true},
+		{"an excluded network", with(all, func(p *MeshPolicy) { p.Networks = networks("10.10.0.0/16", MeshExclude) }), peer, pod, port, false, false, true},
+		{"an included network", with(none, func(p *MeshPolicy) { p.Networks = networks("10.10.0.0/16", MeshInclude) }), peer, pod, port, true, false, false},
+		{"an included network in an excluded one", with(none, func(p *MeshPolicy) { p.Networks = networks("10.0.0.0/8", MeshExclude, "10.10.2.0/24", MeshInclude) }), peer, pod, port, true, false, false},
+		{"an included port of an excluded network", with(none, func(p *MeshPolicy) {
+			p.OutboundPorts, p.Networks = ports(MeshInclude), networks("10.10.0.0/16", MeshExclude)
+		}), peer, pod, port, false, false, false},
+		{"an excluded port of an included network", with(none, func(p *MeshPolicy) {
+			p.OutboundPorts, p.Networks = ports(MeshExclude), networks("10.10.0.0/16", MeshInclude)
+		}), peer, pod, port, false, false, false},
+
+		{"a probe of the kubelet", with(all, func(p *MeshPolicy) { p.InboundPorts = ports(MeshProbe) }), node, pod, port, true, false, false},
+		{"another host to a probed port", with(all, func(p *MeshPolicy) { p.InboundPorts = ports(MeshProbe) }), peer, pod, port, true, false, true},
+		{"another host to a probed port, nothing is included", with(none, func(p *MeshPolicy) { p.InboundPorts = ports(MeshProbe) }), peer, pod, port, false, false, false},
+		{"a probe of the kubelet at an included port", with(none, func(p *MeshPolicy) { p.InboundPorts = ports(MeshProbeIncluded) }), node, pod, port, false, false, false},
+		{"another host to an included port that is probed", with(none, func(p *MeshPolicy) { p.InboundPorts = ports(MeshProbeIncluded) }), peer, pod, port, false, false, true},
+		{"the kubelet at a port that it does not probe", all, node, pod, port, true, false, true},
+
+		{"a question for a name server", all, server, pod, 53, true, true, true},
+		{"a question for another", all, peer, pod, 53, true, false, true},
+		{"another, of all servers", with(all, func(p *MeshPolicy) { p.AllNameServers = true }), peer, pod, 53, true, true, true},
+		{"another port of a name server", all, server, pod, port, true, false, true},
+		{"without DNS", with(all, func(p *MeshPolicy) { p.DNS = false }), server, pod, 53, true, false, true},
+		{"its port is excluded", with(all, func(p *MeshPolicy) { p.OutboundPorts = map[uint16]MeshRule{53: MeshExclude} }), server, pod, 53, false, false, true},
+		{"its network is excluded", with(all, func(p *MeshPolicy) { p.Networks = networks("10.96.0.0/12", MeshExclude) }), server, pod, 53, false, true, true},
+		{"the proxy asks", with(all, func(p *MeshPolicy) { p.Proxy.UID = &mine }), server, pod, 53, false, false, true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			const namespace = 77
+			strict := none // of another pod, whose rules must not matter
+			strict.OutboundPorts, strict.InboundPorts, strict.Networks = ports(MeshExclude), ports(MeshExclude), networks("0.0.0.0/0", MeshExclude)
+			must(t, d.SetMeshPods([]MeshPodPolicy{{Cgroup: 1<<32 | 9, Namespace: namespace, Policy: &c.policy}, {Cgroup: 9, Namespace: namespace + 1, Policy: &strict}}))
+			q := shared.MeshQuestion{Netns: namespace, Port: c.port}
+			q.Remote.Bytes, q.Local.Bytes = AddressFrom(netip.MustParseAddr(c.remote)).Bytes, AddressFrom(netip.MustParseAddr(c.local)).Bytes
+			p.Ask(&q)
+			if q.Outbound != 0 != c.outbound || q.Dns != 0 != c.dns || q.Inbound != 0 != c.inbound {
+				t.Errorf("to the proxy: connect() to %s port %d %d, a question for it %d, a connection from it to %s %d; want %v, %v, %v",
+					c.remote, c.port, q.Outbound, q.Dns, c.local, q.Inbound, c.outbound, c.dns, c.inbound)
+			}
+		})
+	}
+}
