@@ -9,6 +9,7 @@ import (
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/inspect"
 	"beeline.io/beeline/internal/metrics"
+	"beeline.io/beeline/internal/reconcile"
 	"beeline.io/beeline/internal/service"
 	"beeline.io/beeline/internal/source"
 )
@@ -41,8 +42,9 @@ func (a *Agent) ownMetrics() ([]inspect.Metric, error) {
 		b.Add("beeline_table_entries", float64(u.Used), "table", u.Table)
 		b.Add("beeline_table_limit", float64(u.Limit), "table", u.Table)
 	}
-	a.syncMetrics(b)
-	a.sourceMetrics(b)
+	addSync(b, a.syncer.Totals())
+	addSource(b, a.sourceStatus())
+	a.countObjects(b)
 	if health := a.healthStatus(); health != nil {
 		b.Add("beeline_health_check_backends", float64(len(health.Down)), "state", "down")
 		b.Add("beeline_health_check_backends", float64(health.Backends-len(health.Down)), "state", "up")
@@ -58,8 +60,8 @@ func (a *Agent) ownMetrics() ([]inspect.Metric, error) {
 	return b.Metrics, nil
 }
 
-func (a *Agent) syncMetrics(b *metrics.Batch) {
-	s := a.syncer.Totals()
+// addSync adds how far the tables follow the objects.
+func addSync(b *metrics.Batch, s reconcile.Stats) {
 	b.Add("beeline_sync_complete", number(s.Synced))
 	b.Add("beeline_sync_applied_total", float64(s.Applied))
 	b.Add("beeline_sync_updates_total", float64(s.Updates))
@@ -73,14 +75,18 @@ func (a *Agent) syncMetrics(b *metrics.Batch) {
 	b.Add("beeline_sync_last_audit_timestamp_seconds", metrics.Seconds(s.LastAudit))
 }
 
-func (a *Agent) sourceMetrics(b *metrics.Batch) {
-	s := a.sourceStatus()
+// addSource adds the state of the source of the objects.
+func addSource(b *metrics.Batch, s inspect.Source) {
 	b.Add("beeline_source_problems", float64(s.Errors), "severity", string(condition.Error))
 	b.Add("beeline_source_problems", float64(s.Warnings), "severity", string(condition.Warning))
 	if s.Connection != nil {
 		b.Add("beeline_source_connected", number(s.Connection.Connected))
 		b.Add("beeline_source_last_answer_timestamp_seconds", metrics.Seconds(s.Connection.LastSeen))
 	}
+}
+
+// countObjects adds what the source has received.
+func (a *Agent) countObjects(b *metrics.Batch) {
 	counted, ok := a.objects.(source.Counted)
 	if !ok {
 		return

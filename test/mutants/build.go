@@ -25,13 +25,17 @@ type builder struct {
 	folder   string // for copies and test programs
 	programs []bpfProgram
 	rust     sync.Mutex // of the copy of hoststack/
+	plain    *tree      // the unchanged sources
 }
 
 // tree is a copy of the sources with a mutant.
 type tree struct {
 	folder  string
 	overlay map[string]string // replaced files, absolute: path in the sources, path of the replacement
-	program string            // the changed bin/beeline, once it is built
+
+	building sync.Mutex        // of what follows
+	program  string            // the changed bin/beeline, once it is built
+	tests    map[string]string // programs with the tests of packages, likewise
 }
 
 func (t *tree) remove() { os.RemoveAll(t.folder) }
@@ -46,7 +50,19 @@ func newBuilder(root string) (*builder, error) {
 		return nil, err
 	}
 	folder, err := os.MkdirTemp(parent, "work-")
-	return &builder{root: root, folder: folder, programs: programs}, err
+	if err != nil {
+		return nil, err
+	}
+	b := &builder{root: root, folder: folder, programs: programs}
+	if b.plain, err = b.newTree(); err == nil {
+		b.plain.program = filepath.Join(root, "bin/beeline")
+	}
+	return b, err
+}
+
+func (b *builder) newTree() (*tree, error) {
+	folder, err := os.MkdirTemp(b.folder, "tree-")
+	return &tree{folder: folder, overlay: map[string]string{}, tests: map[string]string{}}, err
 }
 
 func (b *builder) close() { os.RemoveAll(b.folder) }
@@ -57,19 +73,18 @@ func (b *builder) plant(ctx context.Context, m *mutant) (*tree, error) {
 	if err != nil {
 		return nil, err
 	}
-	folder, err := os.MkdirTemp(b.folder, "tree-")
+	t, err := b.newTree()
 	if err != nil {
 		return nil, err
 	}
-	t := &tree{folder: folder, overlay: map[string]string{}}
 	bpf := slices.DeleteFunc(slices.Sorted(maps.Keys(changed)), func(file string) bool { return !strings.HasPrefix(file, "bpf/") })
 	if len(bpf) > 0 {
-		if err := os.CopyFS(filepath.Join(folder, "bpf"), os.DirFS(filepath.Join(b.root, "bpf"))); err != nil {
+		if err := os.CopyFS(filepath.Join(t.folder, "bpf"), os.DirFS(filepath.Join(b.root, "bpf"))); err != nil {
 			return nil, err
 		}
 	}
 	for file, text := range changed {
-		path := filepath.Join(folder, file)
+		path := filepath.Join(t.folder, file)
 		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 			return nil, err
 		}
@@ -94,10 +109,10 @@ type outcome struct {
 // testTimeout is how long a test command may take. A fault can make a test wait for ever: that counts as noticed.
 const testTimeout = 5 * time.Minute
 
-// test builds and runs a test command in a tree; nil is the unchanged sources.
+// test builds and runs a test command in a tree.
 func (b *builder) test(ctx context.Context, t *tree, c testCommand) (outcome, error) {
 	switch c.kind {
-	case "cargo":
+	case "cargo", "loom":
 		return b.cargo(ctx, t, c)
 	case "conformance":
 		return b.conformance(ctx, t, c)
@@ -107,13 +122,8 @@ func (b *builder) test(ctx context.Context, t *tree, c testCommand) (outcome, er
 
 // goTest builds the tests of a package, and runs those that a command names.
 func (b *builder) goTest(ctx context.Context, t *tree, c testCommand) (outcome, error) {
-	folder, err := os.MkdirTemp(b.folder, "test-")
+	program, err := b.testProgram(ctx, t, c.target)
 	if err != nil {
-		return outcome{}, err
-	}
-	defer os.RemoveAll(folder)
-	program := filepath.Join(folder, "package.test")
-	if err := b.goBuild(ctx, t, "test", "-c", "-vet=off", "-o", program, c.target); err != nil {
 		return outcome{}, err
 	}
 	env := os.Environ()
@@ -135,11 +145,25 @@ func needsProgram(target string) bool {
 	return ok && !slices.Contains([]string{"packet", "shared", "suite", "mutants"}, inTest)
 }
 
+// testProgram returns the program with the tests of a package, and builds it first if it has to be.
+func (b *builder) testProgram(ctx context.Context, t *tree, target string) (string, error) {
+	t.building.Lock()
+	defer t.building.Unlock()
+	if path := t.tests[target]; path != "" {
+		return path, nil
+	}
+	path := filepath.Join(t.folder, strings.ReplaceAll(strings.TrimPrefix(target, "./"), "/", "-")+".test")
+	if err := b.goBuild(ctx, t, "test", "-c", "-vet=off", "-o", path, target); err != nil {
+		return "", err
+	}
+	t.tests[target] = path
+	return path, nil
+}
+
 // beeline returns the program of a tree, and builds it first if it has to be.
 func (b *builder) beeline(ctx context.Context, t *tree) (string, error) {
-	if t == nil {
-		return filepath.Join(b.root, "bin/beeline"), nil
-	}
+	t.building.Lock()
+	defer t.building.Unlock()
 	if t.program == "" {
 		path := filepath.Join(t.folder, "beeline")
 		if err := b.goBuild(ctx, t, "build", "-o", path, "./cmd/beeline"); err != nil {
@@ -152,19 +176,15 @@ func (b *builder) beeline(ctx context.Context, t *tree) (string, error) {
 
 // goBuild runs go with the overlay of a tree.
 func (b *builder) goBuild(ctx context.Context, t *tree, verb string, args ...string) error {
-	all := []string{"go", verb}
-	if t != nil {
-		overlay, err := json.Marshal(map[string]any{"Replace": t.overlay})
-		if err != nil {
-			return err
-		}
-		path := filepath.Join(t.folder, "overlay.json")
-		if err := os.WriteFile(path, overlay, 0o644); err != nil {
-			return err
-		}
-		all = append(all, "-overlay", path)
+	overlay, err := json.Marshal(map[string]any{"Replace": t.overlay})
+	if err != nil {
+		return err
 	}
-	output, err := b.command(ctx, b.root, os.Environ(), append(all, args...)...)
+	path := filepath.Join(t.folder, "overlay.json")
+	if err := os.WriteFile(path, overlay, 0o644); err != nil {
+		return err
+	}
+	output, err := b.command(ctx, b.root, os.Environ(), append([]string{"go", verb, "-overlay", path}, args...)...)
 	if err != nil {
 		return fmt.Errorf("it does not build: go %s: %w\n%s", verb, err, output)
 	}

@@ -27,7 +27,7 @@ type hunk struct {
 
 // testCommand selects tests: those of a Go package, of a crate, or cases of the conformance suite.
 type testCommand struct {
-	kind   string // "test", "cargo" or "conformance"
+	kind   string // "test", "cargo", "loom" or "conformance"
 	target string // the package, the crate, or the cases
 	filter string // -run of go test; the filter of cargo test
 }
@@ -63,7 +63,7 @@ func readList(folder, part string) ([]*mutant, error) {
 //	file PATH
 //	-a line of the old text
 //	+a line of the new text
-//	test PACKAGE REGEXP, or cargo CRATE [FILTER], or conformance CASE...
+//	test PACKAGE REGEXP, or cargo CRATE [FILTER], or loom CRATE [FILTER], or conformance CASE...
 //	survives REASON
 //
 // Another `file`, or a line with - after one with +, begins another hunk. Lines that are empty or begin with # are
@@ -113,14 +113,14 @@ func (p *parser) take(line string, number int) error {
 		p.file, p.hunk = rest, nil
 	case word == "survives":
 		m.survives = rest
-	case word == "test" || word == "cargo" || word == "conformance":
+	case word == "test" || word == "cargo" || word == "loom" || word == "conformance":
 		c := testCommand{kind: word, target: rest}
 		if word != "conformance" {
 			c.target, c.filter, _ = strings.Cut(rest, " ")
 		}
 		m.tests = append(m.tests, c)
 	default:
-		return fmt.Errorf("want mutant, file, -, +, test, cargo, conformance or survives")
+		return fmt.Errorf("want mutant, file, -, +, test, cargo, loom, conformance or survives")
 	}
 	return nil
 }

@@ -58,7 +58,7 @@ func (r *runner) baseline(ctx context.Context, mutants []*mutant) error {
 		if ctx.Err() != nil {
 			return
 		}
-		result, err := r.builder.test(ctx, nil, c)
+		result, err := r.builder.test(ctx, r.builder.plain, c)
 		switch {
 		case err != nil:
 		case result.failed != "":

@@ -20,11 +20,15 @@ func (b *builder) cargo(ctx context.Context, t *tree, c testCommand) (outcome, e
 	if err := b.syncRust(t); err != nil {
 		return outcome{}, err
 	}
-	args := []string{"cargo", "test", "--locked", "--target-dir", b.rustTarget(), "-p", c.target}
-	if output, err := b.command(ctx, b.rustFolder(), os.Environ(), append(args, "--no-run")...); err != nil {
+	args, env := []string{"cargo", "test", "--locked", "--target-dir", b.rustTarget(), "-p", c.target}, os.Environ()
+	if c.kind == "loom" { // as scripts/hoststack: the atomics are others, so all is compiled again
+		args = []string{"cargo", "test", "--locked", "--release", "--target-dir", b.rustTarget() + "/loom", "-p", c.target, "--test", "interleavings"}
+		env = append(env, "RUSTFLAGS=--cfg loom")
+	}
+	if output, err := b.command(ctx, b.rustFolder(), env, append(args, "--no-run")...); err != nil {
 		return outcome{}, fmt.Errorf("it does not build: cargo test: %w\n%s", err, output)
 	}
-	output, err := b.command(ctx, b.rustFolder(), os.Environ(), append(args, strings.Fields(c.filter)...)...)
+	output, err := b.command(ctx, b.rustFolder(), env, append(args, strings.Fields(c.filter)...)...)
 	return cargoOutcome(output, err), ctx.Err()
 }
 
@@ -79,7 +83,7 @@ func (b *builder) syncRust(t *tree) error {
 			}
 			return os.MkdirAll(target, 0o755)
 		}
-		if t != nil && t.overlay[path] != "" {
+		if t.overlay[path] != "" {
 			path = t.overlay[path]
 		}
 		text, err := os.ReadFile(path)

@@ -115,6 +115,15 @@ func (r *running) metrics() ([]inspect.Metric, error) {
 	b := metrics.NewBatch()
 	b.Add("beeline_mesh_pods", float64(served), "state", "served")
 	b.Add("beeline_mesh_pods", float64(all-served), "state", "waiting")
+	addCounters(b, counts)
+	if r.programs != nil {
+		r.programs.Metrics(b)
+	}
+	return b.Metrics, nil
+}
+
+// addCounters adds what the programs count.
+func addCounters(b *metrics.Batch, counts *datapath.MeshCounters) {
 	b.Add("beeline_mesh_connections_total", float64(counts.Outbound), "direction", "outbound")
 	b.Add("beeline_mesh_connections_total", float64(counts.Inbound), "direction", "inbound")
 	b.Add("beeline_mesh_messages_total", float64(counts.Skipped), "path", "sockmap")
@@ -127,8 +136,4 @@ func (r *running) metrics() ([]inspect.Metric, error) {
 	b.Add("beeline_mesh_refused_total", float64(counts.Refused))
 	b.Add("beeline_mesh_unnamed_total", float64(counts.Unnamed))
 	b.Add("beeline_mesh_listeners_unserved_total", float64(counts.Listeners))
-	if r.programs != nil {
-		r.programs.Metrics(b)
-	}
-	return b.Metrics, nil
 }

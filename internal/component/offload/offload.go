@@ -76,12 +76,19 @@ func (r *running) metrics() ([]inspect.Metric, error) {
 	if err != nil {
 		return nil, err
 	}
+	status := r.offload.Status()
+	status.Packets, status.Bytes = packets, bytes
 	b := metrics.NewBatch()
-	for path, n := range packets {
+	addStatus(b, &status)
+	return b.Metrics, nil
+}
+
+// addStatus adds the state of flow offload with its counters of packets.
+func addStatus(b *metrics.Batch, status *offload.Status) {
+	for path, n := range status.Packets {
 		b.Add("beeline_offload_packets_total", float64(n), "path", path)
 	}
-	b.Add("beeline_offload_bytes_total", float64(bytes))
-	status := r.offload.Status()
+	b.Add("beeline_offload_bytes_total", float64(status.Bytes))
 	b.Add("beeline_offload_entries", float64(status.Entries))
 	b.Add("beeline_offload_entries_limit", float64(status.Limit))
 	b.Add("beeline_offload_learned_total", float64(status.Learned))
@@ -101,5 +108,4 @@ func (r *running) metrics() ([]inspect.Metric, error) {
 		}
 	}
 	b.Add("beeline_offload_flowtable_replaced_total", float64(replaced))
-	return b.Metrics, nil
 }
