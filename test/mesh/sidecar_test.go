@@ -28,11 +28,11 @@ func TestSidecars(t *testing.T) {
 	for _, s := range sidecars {
 		t.Run(s.name, func(t *testing.T) {
 			w := w.in(t)
-			w.inbound(s)
+			w.moves("inbound", func() { w.inbound(s) })
 			if s.outbound {
 				w.outbound(s)
 			}
-			w.untouched(s)
+			w.moves("", func() { w.untouched(s) })
 			w.restartOfProxy(s)
 		})
 	}
@@ -235,12 +235,16 @@ func (w *world) restartOfProxy(s *sidecar) {
 	w.t.Helper()
 	in, out := netip.AddrPortFrom(s.pod.Addr4, lab.PortTCP), netip.AddrPortFrom(w.Host("b1").Addr4, lab.PortTCP)
 	s.end()
-	if conn, err := w.dial("client", in, lab.DialOptions{}); !errors.Is(err, syscall.ECONNREFUSED) {
-		w.t.Errorf("without a proxy a client connects to %s: %v, %v", in, conn, err)
-	}
-	if conn, err := w.dial(s.pod.Name, out, lab.DialOptions{}); !errors.Is(err, syscall.ECONNREFUSED) {
-		w.t.Errorf("without a proxy the application connects to %s: %v, %v", out, conn, err)
-	}
+	w.moves("refused", func() {
+		if conn, err := w.dial("client", in, lab.DialOptions{}); !errors.Is(err, syscall.ECONNREFUSED) {
+			w.t.Errorf("without a proxy a client connects to %s: %v, %v", in, conn, err)
+		}
+	})
+	w.moves("outbound", func() {
+		if conn, err := w.dial(s.pod.Name, out, lab.DialOptions{}); !errors.Is(err, syscall.ECONNREFUSED) {
+			w.t.Errorf("without a proxy the application connects to %s: %v, %v", out, conn, err)
+		}
+	})
 	*s = *w.startProxyAgain(s)
 	w.inbound(s)
 	if s.outbound {

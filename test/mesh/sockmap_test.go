@@ -160,6 +160,21 @@ func (w *world) counts() *datapath.MeshCounters {
 	return c
 }
 
+// moves runs a part of the test, and expects that of the counters of connections one grows, and no other; "": none does.
+func (w *world) moves(one string, do func()) {
+	w.t.Helper()
+	of := func(c *datapath.MeshCounters) map[string]uint64 {
+		return map[string]uint64{"outbound": c.Outbound, "inbound": c.Inbound, "dns": c.Dns, "refused": c.Refused, "unnamed": c.Unnamed, "loops": c.Loops, "unknown": c.Unknown}
+	}
+	before := of(w.counts())
+	do()
+	for name, n := range of(w.counts()) {
+		if grown := n - before[name]; grown > 0 != (name == one) {
+			w.t.Errorf("the counter %q has grown by %d, want %q to grow alone", name, grown, one)
+		}
+	}
+}
+
 // randomSizes sends messages both ways at once, some so large that they take TCP, to readers that pause now and then.
 func randomSizes(t *testing.T, from, to *net.TCPConn) { exchange(t, from, to, 16<<20, true) }
 
