@@ -18,8 +18,9 @@ import (
 	"time"
 )
 
-// builder builds tests of changed sources. The sources themselves stay as they are: Go reads changed files and BPF
-// objects through an overlay (go help build), clang and cargo read copies.
+// builder builds tests of changed sources. The sources themselves stay as they are: Go reads changed files through an
+// overlay (go help build), clang and cargo read copies. Changed BPF objects are written into programs that are built
+// already (patch.go).
 type builder struct {
 	root     string
 	folder   string // for copies and test programs
@@ -32,6 +33,8 @@ type builder struct {
 type tree struct {
 	folder  string
 	overlay map[string]string // replaced files, absolute: path in the sources, path of the replacement
+	bpf     []string          // changed files of bpf/
+	other   bool              // files elsewhere are changed, too
 
 	building sync.Mutex        // of what follows
 	program  string            // the changed bin/beeline, once it is built
@@ -55,7 +58,7 @@ func newBuilder(root string) (*builder, error) {
 	}
 	b := &builder{root: root, folder: folder, programs: programs}
 	if b.plain, err = b.newTree(); err == nil {
-		b.plain.program = filepath.Join(root, "bin/beeline")
+		err = b.padObjects()
 	}
 	return b, err
 }
@@ -67,8 +70,8 @@ func (b *builder) newTree() (*tree, error) {
 
 func (b *builder) close() { os.RemoveAll(b.folder) }
 
-// plant makes a tree with a mutant, and compiles the BPF programs that it changes.
-func (b *builder) plant(ctx context.Context, m *mutant) (*tree, error) {
+// plant makes a tree with a mutant.
+func (b *builder) plant(m *mutant) (*tree, error) {
 	changed, err := m.apply(b.root)
 	if err != nil {
 		return nil, err
@@ -77,8 +80,9 @@ func (b *builder) plant(ctx context.Context, m *mutant) (*tree, error) {
 	if err != nil {
 		return nil, err
 	}
-	bpf := slices.DeleteFunc(slices.Sorted(maps.Keys(changed)), func(file string) bool { return !strings.HasPrefix(file, "bpf/") })
-	if len(bpf) > 0 {
+	t.bpf = slices.DeleteFunc(slices.Sorted(maps.Keys(changed)), func(file string) bool { return !strings.HasPrefix(file, "bpf/") })
+	t.other = len(t.bpf) < len(changed)
+	if len(t.bpf) > 0 {
 		if err := os.CopyFS(filepath.Join(t.folder, "bpf"), os.DirFS(filepath.Join(b.root, "bpf"))); err != nil {
 			return nil, err
 		}
@@ -93,10 +97,7 @@ func (b *builder) plant(ctx context.Context, m *mutant) (*tree, error) {
 		}
 		t.overlay[filepath.Join(b.root, file)] = path
 	}
-	if len(bpf) > 0 {
-		err = b.compilePrograms(ctx, t, bpf)
-	}
-	return t, err
+	return t, nil
 }
 
 // outcome is the result of a test command.
@@ -152,26 +153,42 @@ func (b *builder) testProgram(ctx context.Context, t *tree, target string) (stri
 	if path := t.tests[target]; path != "" {
 		return path, nil
 	}
-	path := filepath.Join(t.folder, strings.ReplaceAll(strings.TrimPrefix(target, "./"), "/", "-")+".test")
-	if err := b.goBuild(ctx, t, "test", "-c", "-vet=off", "-o", path, target); err != nil {
-		return "", err
+	name := strings.ReplaceAll(strings.TrimPrefix(target, "./"), "/", "-") + ".test"
+	plain := func() (string, error) { return b.testProgram(ctx, b.plain, target) }
+	path, err := b.build(ctx, t, name, plain, "test", "-c", "-vet=off", target)
+	if err == nil {
+		t.tests[target] = path
 	}
-	t.tests[target] = path
-	return path, nil
+	return path, err
 }
 
 // beeline returns the program of a tree, and builds it first if it has to be.
-func (b *builder) beeline(ctx context.Context, t *tree) (string, error) {
+func (b *builder) beeline(ctx context.Context, t *tree) (path string, err error) {
 	t.building.Lock()
 	defer t.building.Unlock()
 	if t.program == "" {
-		path := filepath.Join(t.folder, "beeline")
-		if err := b.goBuild(ctx, t, "build", "-o", path, "./cmd/beeline"); err != nil {
+		plain := func() (string, error) { return b.beeline(ctx, b.plain) }
+		t.program, err = b.build(ctx, t, "beeline", plain, "build", "./cmd/beeline")
+	}
+	return t.program, err
+}
+
+// build builds a program of a tree. plain returns the one of the unchanged sources.
+func (b *builder) build(ctx context.Context, t *tree, name string, plain func() (string, error), verb string, args ...string) (string, error) {
+	path := filepath.Join(t.folder, name)
+	if len(t.bpf) > 0 && !t.other {
+		from, err := plain()
+		if err != nil {
 			return "", err
 		}
-		t.program = path
+		if done, err := b.patch(ctx, t, from, path); done || err != nil {
+			return path, err
+		}
 	}
-	return t.program, nil
+	if err := b.compilePrograms(ctx, t); err != nil {
+		return "", err
+	}
+	return path, b.goBuild(ctx, t, verb, append([]string{"-o", path}, args...)...)
 }
 
 // goBuild runs go with the overlay of a tree.

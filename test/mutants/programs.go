@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 )
 
@@ -74,31 +75,32 @@ func includes(root, source string) ([]string, error) {
 	return files, nil
 }
 
-// compilePrograms compiles the programs that include one of the changed files, and puts them into the overlay.
-func (b *builder) compilePrograms(ctx context.Context, t *tree, changed []string) error {
+// changes reports whether a program includes one of the changed files of a tree.
+func (p *bpfProgram) changes(t *tree) bool {
+	return slices.ContainsFunc(t.bpf, func(file string) bool { return slices.Contains(p.needs, file) })
+}
+
+// compilePrograms compiles the programs that a tree changes, and puts them into its overlay.
+func (b *builder) compilePrograms(ctx context.Context, t *tree) error {
 	for _, p := range b.programs {
-		uses := false
-		for _, file := range changed {
-			for _, need := range p.needs {
-				uses = uses || need == file
-			}
-		}
-		if !uses {
+		if !p.changes(t) {
 			continue
 		}
 		folder, err := b.compileProgram(ctx, t, p)
 		if err != nil {
 			return err
 		}
-		made, err := filepath.Glob(filepath.Join(folder, "*_bpfel.*"))
-		if err != nil {
-			return err
-		}
-		for _, path := range made {
-			t.overlay[filepath.Join(b.root, p.folder, filepath.Base(path))] = path
+		for _, name := range p.made() {
+			t.overlay[filepath.Join(b.root, p.folder, name)] = filepath.Join(folder, name)
 		}
 	}
 	return nil
+}
+
+// made returns the names of the files that bpf2go makes of a program: the Go source, and the object.
+func (p *bpfProgram) made() []string {
+	stem := strings.ToLower(p.args[len(p.args)-2]) + "_bpfel"
+	return []string{stem + ".go", stem + ".o"}
 }
 
 // compileProgram compiles a program of a tree, and returns the folder of what it made. It keeps that for the next run.

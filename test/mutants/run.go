@@ -115,7 +115,7 @@ func (m *mutant) id() string {
 
 // test runs the commands of a mutant until one notices it, and returns the test that did; "" if none has.
 func (r *runner) test(ctx context.Context, m *mutant) (caught, output string, err error) {
-	tree, err := r.builder.plant(ctx, m)
+	tree, err := r.builder.plant(m)
 	if err != nil {
 		return "", "", err
 	}
