@@ -311,6 +311,21 @@ func TestWant(t *testing.T) {
 	})
 }
 
+// A target that is removed between its change and the report of it is not reported.
+func TestRemovedBeforeTheReport(t *testing.T) {
+	n := newNetwork()
+	n.set(addr(1), refused)
+	n.set(addr(2), refused)
+	run(t, n, Options{}, func(t *testing.T, p *Prober, changes <-chan []Change) {
+		p.SetTargets([]service.Target{tcp(1), tcp(2)}, as(Unknown))
+		time.Sleep(batchDelay / 2) // both have failed
+		p.SetTargets([]service.Target{tcp(1)}, as(Unknown))
+		if all := <-changes; len(all) != 1 || all[0].Target != tcp(1) {
+			t.Errorf("reported %+v, want the target that is left", all)
+		}
+	})
+}
+
 // A prober ends at once with probes in progress, and does not count them as failed.
 func TestStop(t *testing.T) {
 	n := newNetwork()

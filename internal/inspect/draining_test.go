@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"testing"
+	"time"
 
 	"beeline.io/beeline/internal/conntrack"
 	"beeline.io/beeline/internal/conntrack/conntracktest"
@@ -67,6 +68,28 @@ func TestLeaving(t *testing.T) {
 		}
 		if fmt.Sprint(got) != c.want {
 			t.Errorf("%+v, down %q: %v, want %s", c.scope, c.down, got, c.want)
+		}
+	}
+}
+
+// The idle time of a draining backend is that of the connection that was used last; it is by DSR if all of its
+// connections are.
+func TestRemainingConnections(t *testing.T) {
+	var r remaining
+	for _, c := range []struct {
+		ago     uint32 // seconds
+		dsr     datapath.DSR
+		atLeast time.Duration
+		all     bool // by DSR
+	}{
+		{600, datapath.DSRIPIP, 600 * time.Second, true},
+		{300, datapath.DSRIPIP, 300 * time.Second, true},
+		{900, datapath.DSRIPIP, 300 * time.Second, true},
+		{900, datapath.DSRNone, 300 * time.Second, false},
+	} {
+		r.add(&conntrack.Entry{LastSeen: datapath.Now() - c.ago, Dsr: uint8(c.dsr)})
+		if r.idle < c.atLeast || r.idle > c.atLeast+200*time.Second || r.dsr != c.all {
+			t.Errorf("after one used %d s ago: idle for %v, by DSR %v; want about %v, %v", c.ago, r.idle, r.dsr, c.atLeast, c.all)
 		}
 	}
 }

@@ -72,8 +72,16 @@ func TestHeldPortsOfOthers(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	ephemeral, err := net.ListenUDP("udp4", &net.UDPAddr{Port: 40080}) // as if the kernel had chosen it for a client
+	if err != nil {
+		t.Fatal(err)
+	}
+	clients, err := ephemeral.File()
+	if err != nil {
+		t.Fatal(err)
+	}
 	other := exec.Command("cat")
-	other.ExtraFiles = []*os.File{f}
+	other.ExtraFiles = []*os.File{f, clients}
 	input, err := other.StdinPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -87,16 +95,23 @@ func TestHeldPortsOfOthers(t *testing.T) {
 		Kind: service.NodePort,
 		Key:  datapath.FrontendKey{Address: datapath.AddressFrom(netip.MustParseAddr("192.0.2.1")), Port: datapath.NetworkOrder(30080), Protocol: unix.IPPROTO_UDP},
 	}}}}}
+	frontend := tables.Services[0].Frontends[0]
+	frontend.Key.Port = datapath.NetworkOrder(40080)
+	tables.Services[0].Frontends = append(tables.Services[0].Frontends, frontend)
 	if held, err := PortConflicts(tables); len(held) != 0 || err != nil {
 		t.Errorf("with the socket open here: %v, %v", held, err)
 	}
 	f.Close()
 	l.Close()
+	clients.Close()
+	ephemeral.Close()
 	held, err := PortConflicts(tables)
 	if len(held) != 1 || err != nil || held[0].PID != other.Process.Pid || held[0].Process != "cat" {
 		t.Errorf("with the socket open in process %d (cat): %v, %v", other.Process.Pid, held, err)
 	}
-	tables.Services[0].Frontends[0].Kind = service.LoadBalancer
+	for i := range tables.Services[0].Frontends {
+		tables.Services[0].Frontends[i].Kind = service.LoadBalancer
+	}
 	if held, err := PortConflicts(tables); len(held) != 0 || err != nil {
 		t.Errorf("at an address of another node: %v, %v", held, err)
 	}

@@ -121,6 +121,15 @@ func TestConditionsOfCounts(t *testing.T) {
 	}
 }
 
+// A table that is nearly full has the flag that raises its limit, or says that there is none.
+func TestRemedyOfAFullTable(t *testing.T) {
+	for flag, want := range map[string]string{"max-slots": "raise --max-slots", "": "remove unneeded objects; the size of this table is fixed"} {
+		if c := fullTable(reconcile.Usage{Table: "slots", Used: 91, Limit: 100, Flag: flag}); c.Remedy != want || c.Object != "slots" {
+			t.Errorf("the remedy for %q with flag %q is %q, want %q", c.Object, flag, c.Remedy, want)
+		}
+	}
+}
+
 func withDown(down, of int) Status {
 	h := &HealthStatus{Backends: of, Services: map[string]int{"default/web": of}}
 	for range down {

@@ -49,6 +49,10 @@ func TestProbes(t *testing.T) {
 			t.SetFaults("probe", fault)
 			t.SetFaults("probe", nil)
 		}, 200, 200, true, true, 0},
+		{"one of two observers finds that", func(t *Tracker, _ func(time.Duration)) {
+			t.SetFaults("probe", fault)
+			t.SetFaults("hooks", nil)
+		}, 503, 200, false, false, 1},
 		{"the Node", func(t *Tracker, _ func(time.Duration)) { t.SetIneligible("tainted") }, 503, 200, true, true, 1},
 		{"all of it", func(t *Tracker, wait func(time.Duration)) {
 			t.SetIneligible("tainted")
