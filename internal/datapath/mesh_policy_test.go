@@ -10,9 +10,9 @@ import (
 	"beeline.io/beeline/test/shared"
 )
 
-// What goes to the proxy of a pod, by its policy as the agent writes it: each rule alone, its precedence, and what the
-// proxy itself does. The process of this test is the one that connects, so it is the proxy if it has the proxy's user or
-// group.
+// What goes to the proxy of a pod, by its policy as the agent writes it: each rule alone, its precedence, and what
+// the proxy itself does. The process of this test is the one that connects, so it is the proxy if it has the proxy's
+// user or group.
 func TestMeshPolicy(t *testing.T) {
 	p := shared.LoadMesh(t)
 	d := &Datapath{maps: p.Maps}

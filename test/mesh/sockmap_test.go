@@ -160,7 +160,8 @@ func (w *world) counts() *datapath.MeshCounters {
 	return c
 }
 
-// moves runs a part of the test, and expects that of the counters of connections one grows, and no other; "": none does.
+// moves runs a part of the test, and expects that of the counters of connections one grows, and no other; "": none
+// does.
 func (w *world) moves(one string, do func()) {
 	w.t.Helper()
 	of := func(c *datapath.MeshCounters) map[string]uint64 {

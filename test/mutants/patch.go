@@ -37,9 +37,9 @@ func padded(object string) ([]byte, error) {
 	return append(data, make([]byte, objectRoom)...), err
 }
 
-// patch copies a program of the unchanged sources, with the objects that a tree changes. It compiles only those that the
-// program has. It returns false if the changed objects do not fit, or need other Go sources: then the program has to be
-// built.
+// patch copies a program of the unchanged sources, with the objects that a tree changes. It compiles only those that
+// the program has. It returns false if the changed objects do not fit, or need other Go sources: then the program has
+// to be built.
 func (b *builder) patch(ctx context.Context, t *tree, from, to string) (done bool, err error) {
 	program, err := os.ReadFile(from)
 	if err != nil {
