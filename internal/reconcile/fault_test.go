@@ -146,3 +146,28 @@ func TestIDRestsWhileAffinityNamesIt(t *testing.T) {
 		t.Errorf("affinity entries left: %v", k.affinity.entries)
 	}
 }
+
+// TestAffinityOfRemovedBackend (R27): the Service stays, and one of its backends is removed: affinity to that ends when
+// the id is freed, and affinity to the other stays.
+func TestAffinityOfRemovedBackend(t *testing.T) {
+	k := newFakeKernel(t, datapath.Limits{Backends: 8})
+	s := newSyncer(t, k)
+	owner := ref("sticky")
+	two := map[service.Ref]*service.Plan{owner: simplePlan(owner, 0, 2)}
+	one := map[service.Ref]*service.Plan{owner: simplePlan(owner, 0, 1)}
+	mustApply(t, s, difference(nil, two))
+	services, backends := k.ids()
+	id := services[service.Port{Owner: owner, Protocol: service.TCP}]
+	stays := datapath.AffinityKey{Service: id, Client: datapath.SockAddress{Bytes: [16]byte{1}}}
+	leaves := datapath.AffinityKey{Service: id, Client: datapath.SockAddress{Bytes: [16]byte{2}}}
+	k.affinity.entries[stays] = datapath.AffinityEntry{Key: stays, Backend: backends["10.10.0.1:8080 6 0 10.10.0.1"]}
+	k.affinity.entries[leaves] = datapath.AffinityEntry{Key: leaves, Backend: backends["10.10.0.2:8080 6 0 10.10.0.2"]}
+	mustApply(t, s, difference(two, one))
+	mustCollect(t, s)
+	if _, ok := k.affinity.entries[leaves]; ok {
+		t.Error("a client has affinity to a backend that was removed, and would get the next one with its id")
+	}
+	if _, ok := k.affinity.entries[stays]; !ok {
+		t.Error("a client has lost its affinity to a backend that serves")
+	}
+}
