@@ -90,6 +90,12 @@ func TestLease(t *testing.T) {
 	if has(s.Conditions(), condition.PodShortcutUnsearched) {
 		t.Error("a condition although the search is recent")
 	}
+	if err := s.extendLease(time.Now().Add(-20 * time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	if got := d.leases[0].Until; got > begin+15 {
+		t.Errorf("the lease ends %d s after a search that took 20 s, want about 10", got-begin)
+	}
 	s.lease.until.Store(begin - 10)
 	if !has(s.Conditions(), condition.PodShortcutUnsearched) {
 		t.Error("no condition although the last search is 40 seconds old")
