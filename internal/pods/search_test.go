@@ -217,6 +217,18 @@ func TestMovedPodsWait(t *testing.T) {
 	}
 }
 
+// A device behind another bridge of the same name is another one: the bridge was made again, without its filters.
+func TestBridgeMadeAgain(t *testing.T) {
+	behind := func(bridge int) *network {
+		n := &network{links: []link{{index: 1, name: "veth1", master: bridge}, {index: bridge, name: "cni0", kind: "bridge"}}}
+		n.prepare()
+		return n
+	}
+	if !sameDevice(behind(5), behind(5), 1) || sameDevice(behind(5), behind(6), 1) {
+		t.Errorf("behind the same bridge it is the same: %v; behind one that was made again: %v", sameDevice(behind(5), behind(5), 1), sameDevice(behind(5), behind(6), 1))
+	}
+}
+
 // If a search has not seen a change of filters in time, all pods are withheld until it has.
 func TestLateSearch(t *testing.T) {
 	b := newBench(t)
