@@ -48,6 +48,21 @@ func TestRemoveSocket(t *testing.T) {
 	}
 }
 
+// An agent does not replace a file that is no socket.
+func TestListenBesideAFile(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "agent.sock")
+	if err := os.WriteFile(path, []byte("notes"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if l, err := listen(path, "/pins"); err == nil {
+		l.Close()
+		t.Error("an agent listens in place of a file")
+	}
+	if text, err := os.ReadFile(path); err != nil || string(text) != "notes" {
+		t.Errorf("the file has %q, %v", text, err)
+	}
+}
+
 // refused is a transport without permission to open the agent's socket.
 type refused struct{}
 

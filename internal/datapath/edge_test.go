@@ -268,7 +268,7 @@ func TestLastPassWaitsForOldPhase(t *testing.T) {
 	w.options.Limits.Flows = 4096
 	w.options.Components = product()
 	var waited []migrationPhase // the phase at each wait since the first pass
-	passes := 0
+	passes, known := 0, 0
 	for _, table := range componentList(w.options.Components).tables() {
 		if table.Name != EdgeTCMapConntrack {
 			continue
@@ -285,6 +285,7 @@ func TestLastPassWaitsForOldPhase(t *testing.T) {
 					return errors.Join(err, wait())
 				}
 			case lastPass:
+				known = len(knownPredecessors(t, d))
 				if !slices.Contains(waited, migrationDrain) {
 					t.Errorf("the last pass begins after waits in the phases %v, want one in phase %d", waited, migrationDrain)
 				}
@@ -297,6 +298,24 @@ func TestLastPassWaitsForOldPhase(t *testing.T) {
 	if passes != 3 {
 		t.Errorf("conntrack was copied in %d passes, want 3", passes)
 	}
+	if left := knownPredecessors(t, d); known == 0 || len(left) > 0 {
+		t.Errorf("%d programs of the predecessor were known during the migration, and after it those at %v", known, left)
+	}
+}
+
+// knownPredecessors returns the hooks at which packets are passed to a program of the predecessor.
+func knownPredecessors(t *testing.T, d *Datapath) (hooks []uint32) {
+	t.Helper()
+	for _, hook := range migrationHooks {
+		var id uint32
+		switch err := d.maps[EdgeTCMapPredecessors].Lookup(hook, &id); {
+		case err == nil:
+			hooks = append(hooks, hook)
+		case !errors.Is(err, ebpf.ErrKeyNotExist):
+			t.Fatal(err)
+		}
+	}
+	return hooks
 }
 
 // With programs of a version that has fewer reasons, the commands of this one report that, a dry run works,

@@ -71,6 +71,9 @@ func TestFollowConntrack(t *testing.T) {
 	half.Ct.Dsr, half.Ct.LastSeen = uint8(DSRNone), 0
 	oldU.Set(half, settable.Eviction{Owner: 8})
 	must(t, d.follow(firstPass))
+	if _, _, found := newU.At(&half.Key); found {
+		t.Error("a flow is copied whose other entry is lost")
+	}
 	oldU.Delete(&half.Key)
 	for range flows {
 		step(rand.IntN(2 * flows))
@@ -146,5 +149,69 @@ func TestFollowIntoFullTables(t *testing.T) {
 		if !inA && !inU {
 			t.Errorf("a connection begun %s is lost", when)
 		}
+	}
+}
+
+// newConntrackCopy returns a last pass into new tables.
+func newConntrackCopy(t *testing.T) *conntrackCopy {
+	t.Helper()
+	tables, _ := newConntrack(t, EdgeTCMapConntrack, 20, 0, nil)
+	half, _ := newConntrack(t, EdgeTCMapUnreplied, 20, 0, tables.Secret)
+	c := &conntrackCopy{pass: lastPass, tick: settable.Tick()}
+	var err error
+	c.assured, err = tables.Open()
+	must(t, err)
+	c.unreplied, err = half.Open()
+	must(t, err)
+	return c
+}
+
+// TestFlowThatHasBegunAgain: a client has used its port again in the new tables, and the old ones still have the
+// connection before that: the new one stays. (R37)
+func TestFlowThatHasBegunAgain(t *testing.T) {
+	for name, copied := range map[string]uint8{"a flow of the new programs": 0, "a copy": conntrackCopied} {
+		c := newConntrackCopy(t)
+		e := &ConntrackSlot{Key: Tuple{Protocol: 6, SourcePort: 1}, Ct: ConntrackEntry{State: uint8(ConntrackNew), Flags: copied}}
+		e.Ct.Tag = tupleHash(&e.Key)
+		if !c.unreplied.Insert(e, settable.Eviction{Expires: c.tick + 1000}) {
+			t.Fatal("no room")
+		}
+		old := *e
+		old.Ct.State, old.Ct.Flags = uint8(ConntrackEstablished), 0
+		c.assuredFlow(&old, settable.Eviction{Expires: c.tick + 1000})
+		_, _, stays := c.unreplied.At(&e.Key)
+		_, _, replaced := c.assured.At(&e.Key)
+		if own := copied == 0; stays != own || replaced == own {
+			t.Errorf("%s: it stays: %v, the old one is copied: %v", name, stays, replaced)
+		}
+	}
+}
+
+// TestEvictedFlowsAreDeletedWhole: a flow that gives way to a copy loses both entries; an entry of another flow at its
+// SNAT port stays. (R37)
+func TestEvictedFlowsAreDeletedWhole(t *testing.T) {
+	c := newConntrackCopy(t)
+	entry := func(client, snat uint16, reply bool) *ConntrackSlot {
+		asked, seen := Tuple{Protocol: 6, SourcePort: client, DestinationPort: 80}, Tuple{Protocol: 6, SourcePort: 8080, DestinationPort: snat}
+		e := &ConntrackSlot{Key: asked, Ct: ConntrackEntry{Xlate: seen.Reverse()}}
+		if reply {
+			e = &ConntrackSlot{Key: seen, Ct: ConntrackEntry{Xlate: asked.Reverse()}}
+		}
+		e.Ct.Tag = tupleHash(&e.Key)
+		return e
+	}
+	own, others := entry(1, 2000, true), entry(9, 3000, true)
+	for _, e := range []*ConntrackSlot{own, others} {
+		if !c.assured.Insert(e, settable.Eviction{Expires: c.tick + 1000}) {
+			t.Fatal("no room")
+		}
+	}
+	c.deleteOther(entry(1, 2000, false))
+	c.deleteOther(entry(2, 3000, false)) // had the port before
+	if _, _, found := c.assured.At(&own.Key); found {
+		t.Error("the other entry of an evicted flow stays")
+	}
+	if _, _, found := c.assured.At(&others.Key); !found {
+		t.Error("the entry of another flow is deleted")
 	}
 }
