@@ -79,3 +79,16 @@ func TestFullCache(t *testing.T) {
 		t.Fatalf("a new agent finds %d flows; want %d", len(restored.places), len(c.places))
 	}
 }
+
+// TestFullCacheOfFlowsWithPackets: no flow that has packets gives up its place.
+func TestFullCacheOfFlowsWithPackets(t *testing.T) {
+	c := smallCache(t)
+	for i := range uint16(settable.Places) {
+		if err := c.add(entry(i, quietTime/4)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := c.add(entry(100, 0)); !errors.Is(err, errFull) || len(c.places) != settable.Places {
+		t.Errorf("%v, %d of %d flows are left", err, len(c.places), settable.Places)
+	}
+}
