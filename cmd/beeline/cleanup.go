@@ -167,7 +167,8 @@ func stopAgent(ctx context.Context, out io.Writer, pins string) error {
 	return err
 }
 
-// processState says why a process may not take a signal, by the state in /proc/PID/stat (proc(5)); "" for no such reason.
+// processState says why a process may not take a signal, by the state in /proc/PID/stat (proc(5)); "" for no such
+// reason.
 func processState(pid int) string {
 	stat, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	_, state, _ := strings.Cut(string(stat), ") ") // the name before it may have any characters

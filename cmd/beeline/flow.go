@@ -46,7 +46,8 @@ func (s *flowSource) ofBackend() (func(netip.AddrPort) bool, error) {
 	return func(a netip.AddrPort) bool { return a == netip.AddrPortFrom(end.Addr().Unmap(), end.Port()) }, nil
 }
 
-// open returns the flows and the names of Services, and completes the name of --service. An unknown one is a usage error.
+// open returns the flows and the names of Services, and completes the name of --service. An unknown one is a usage
+// error.
 func (s *flowSource) open() (*conntrack.Tables, map[uint32]datapath.ServiceName, error) {
 	if s.service != "" && strings.Count(s.service, "/") > 1 {
 		return nil, nil, exitError{exitUsage, fmt.Errorf("--service %q: not of the form namespace/name or name", s.service)}

@@ -3,6 +3,7 @@
 package inspect
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 
@@ -10,12 +11,14 @@ import (
 )
 
 // Placed returns the conditions, sorted. An invalid annotation in manifests is both a warning of the source, with file
-// and line, and a condition of the rules, with what happens meanwhile and what to change: it becomes one with both.
+// and line, and a condition of the rules, with what happens meanwhile and what to change: it becomes one with both. If
+// the condition stands for several of an object, the others stay warnings of the source, and are not counted there.
 func Placed(all condition.List) condition.List {
-	places := map[annotated]string{}
+	places, warnings := map[annotated]string{}, map[string]int{}
 	for _, c := range all {
 		if key, place, ok := warnedOf(c); ok {
 			places[key] = place
+			warnings[key.object]++
 		}
 	}
 	merged := map[annotated]bool{}
@@ -23,7 +26,8 @@ func Placed(all condition.List) condition.List {
 	for i, c := range placed {
 		key, ok := invalidOf(c)
 		if place, warned := places[key]; ok && warned {
-			placed[i].Message, merged[key] = place+c.Message, true
+			others := fmt.Sprintf(" (and %d more)", warnings[key.object]-1)
+			placed[i].Message, merged[key] = place+strings.TrimSuffix(c.Message, others), true
 		}
 	}
 	return slices.DeleteFunc(placed, func(c condition.Condition) bool {

@@ -24,8 +24,8 @@ func PortNames(names map[uint32]datapath.ServiceName) conntrack.PortName {
 	}
 }
 
-// FindService returns the namespace/name of the Service of --service, which has that name, or alone has that name in any
-// namespace. It returns a *RequestError if there is none, or several.
+// FindService returns the namespace/name of the Service of --service, which has that name, or alone has that name in
+// any namespace. It returns a *RequestError if there is none, or several.
 func FindService(names map[uint32]datapath.ServiceName, name string) (string, error) {
 	var known []string
 	for id := range names {

@@ -122,7 +122,7 @@ func TestHealthCheckIsEdited(t *testing.T) {
 		}
 	}
 	if s := w.status(); s.Source.Errors > 0 || !slices.ContainsFunc(s.Conditions, func(c condition.Condition) bool {
-		return c.Code == condition.AnnotationInvalid.Code && strings.Contains(c.Message, "web.yaml:") && strings.Contains(c.Message, "health-check-path")
+		return c.Code == condition.SourceWarning.Code && strings.Contains(c.Message, "web.yaml:") && strings.Contains(c.Message, "health-check-path")
 	}) {
 		t.Errorf("the conditions are\n%s", s.Conditions)
 	}

@@ -88,8 +88,8 @@ func TestFileReplacedByPipe(t *testing.T) {
 	})
 }
 
-// What is said of a path of --manifests that is not there fits the path: a file's name, or a directory's. A file that was
-// removed since the directory was listed is no link to nothing, and the next list does not have it.
+// What is said of a path of --manifests that is not there fits the path: a file's name, or a directory's. A file that
+// was removed since the directory was listed is no link to nothing, and the next list does not have it.
 func TestMissing(t *testing.T) {
 	dir := t.TempDir()
 	for path, want := range map[string]string{
