@@ -2,23 +2,15 @@
 
 //! System calls of the cases, through the C library, with results as text.
 
-use libc::{c_int, c_long, c_void, iovec};
+use libc::{c_int, c_long, iovec};
 use std::fmt::Display;
 use std::mem::{size_of, zeroed};
 use std::net::SocketAddr;
 use std::time::Duration;
 
-/// counters of the preload library; None without it.
+/// counters of the preload library: ends attached, octets received and sent, violations; None without it.
 pub fn counters() -> Option<[u64; 4]> {
-    // SAFETY: the name ends with a zero octet.
-    let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"beeline_hoststack_counters".as_ptr()) };
-    if found.is_null() {
-        return None;
-    }
-    let mut counters = [0; 4];
-    // SAFETY: the library's function of this name has this signature and stores four numbers.
-    unsafe { std::mem::transmute::<*mut c_void, extern "C" fn(*mut u64)>(found)(counters.as_mut_ptr()) };
-    Some(counters)
+    beeline_counters::read().map(|c| [c.attached, c.received, c.sent, c.violations])
 }
 
 /// enter is a system call that the library does not see.

@@ -3,7 +3,7 @@
 //! Small requests with replies of one size, by a client with blocking calls: a connection for each request, or one for
 //! all. The server is a process of its own with epoll, which may have another `LD_PRELOAD` than the client.
 
-use super::{attached, cpu_of, pin, Measured, Options, Poller, LISTENER};
+use super::{cpu_of, pin, Measured, Options, Poller, LISTENER};
 use std::collections::HashMap;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -73,7 +73,7 @@ impl Client<'_> {
     fn warm_up(&self) -> io::Result<Option<TcpStream>> {
         let (mut stream, begun) = (None, Instant::now());
         let both = self.options.server_preload.as_ref().is_none_or(|library| !library.is_empty());
-        let waits = || self.usage == Use::Again && both && attached() == Some(0);
+        let waits = || self.usage == Use::Again && both && beeline_counters::attached() == Some(0);
         while begun.elapsed() < Duration::from_millis(200) || waits() && begun.elapsed() < Duration::from_secs(10) {
             self.request(&mut stream)?;
         }

@@ -265,7 +265,7 @@ fn warm_up(poller: &Poller, conversations: &mut [Conversation]) -> io::Result<()
     let end = Instant::now() + Duration::from_secs(10);
     loop {
         rounds(poller, conversations, Duration::from_millis(200), &mut Vec::new())?;
-        if attached().is_none_or(|n| n >= conversations.len() as u64) || Instant::now() > end {
+        if beeline_counters::attached().is_none_or(|n| n >= conversations.len() as u64) || Instant::now() > end {
             return Ok(());
         }
     }
@@ -293,7 +293,7 @@ fn line(measured: Measured) -> String {
     let each = |cpu: Duration| cpu.as_secs_f64() * 1e6 / times.len() as f64;
     format!(
         r#"{{"attached":{},"rounds":{},"p10":{:.1},"p50":{:.1},"p90":{:.1},"p99":{:.1},"client_cpu":{:.2},"server_cpu":{:.2}}}"#,
-        attached().unwrap_or(0),
+        beeline_counters::attached().unwrap_or(0),
         times.len(),
         at(0.1),
         at(0.5),
@@ -315,17 +315,4 @@ fn cpu_of(process: i32) -> io::Result<Duration> {
         true => Ok(Duration::new(time.tv_sec as u64, time.tv_nsec as u32)),
         false => Err(io::Error::other(format!("the CPU time of process {process} is not known"))),
     }
-}
-
-/// attached is the number of connections of this process that have got rings; None without the preload library.
-fn attached() -> Option<u64> {
-    // SAFETY: the name ends with a zero octet.
-    let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"beeline_hoststack_counters".as_ptr()) };
-    if found.is_null() {
-        return None;
-    }
-    let mut counters = [0; 4];
-    // SAFETY: the library's function of this name has this signature and stores four numbers.
-    unsafe { std::mem::transmute::<*mut libc::c_void, extern "C" fn(*mut u64)>(found)(counters.as_mut_ptr()) };
-    Some(counters[0])
 }

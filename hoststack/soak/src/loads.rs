@@ -149,16 +149,3 @@ fn killed(load: &Load, client: &mut Client) -> io::Result<u64> {
         false => Err(io::Error::other("a process that was to be killed has failed before")),
     }
 }
-
-/// attached is the number of connections of this process that have got rings; None without the preload library.
-pub fn attached() -> Option<u64> {
-    // SAFETY: the name ends with a zero octet.
-    let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"beeline_hoststack_counters".as_ptr()) };
-    if found.is_null() {
-        return None;
-    }
-    let mut counters = [0; 4];
-    // SAFETY: the library's function of this name has this signature and stores four numbers.
-    unsafe { std::mem::transmute::<*mut libc::c_void, extern "C" fn(*mut u64)>(found)(counters.as_mut_ptr()) };
-    Some(counters[0])
-}

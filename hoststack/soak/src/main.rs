@@ -82,7 +82,7 @@ fn load(name: &str, servers: [&str; 2], time: &str, rate: &str) -> Result<(), St
 
 /// report prints what a program had and has; an error if it has grown.
 fn report(name: &str, connections: u64, before: &Usage, after: &Usage) -> Result<(), String> {
-    let attached = loads::attached().map_or(String::new(), |n| format!(", {n} got rings"));
+    let attached = beeline_counters::attached().map_or(String::new(), |n| format!(", {n} got rings"));
     println!("{name}: {connections} connections{attached}\n  before {before}\n  after  {after}");
     match after.has_grown(before) {
         true => Err(format!("{name} has grown")),
