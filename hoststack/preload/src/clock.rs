@@ -10,16 +10,17 @@ pub struct Deadline(Option<Duration>);
 
 impl Deadline {
     pub fn after(limit: Option<Duration>) -> Self {
-        Self(limit.map(|limit| now().saturating_add(limit)))
+        // Without time to wait the clock is not asked.
+        Self(limit.map(|limit| if limit.is_zero() { limit } else { now().saturating_add(limit) }))
     }
 
     /// left is the time that remains; None without a limit.
     pub fn left(self) -> Option<Duration> {
-        self.0.map(|end| end.saturating_sub(now()))
+        self.0.map(|end| if end.is_zero() { end } else { end.saturating_sub(now()) })
     }
 
     pub fn is_over(self) -> bool {
-        self.0.is_some_and(|end| now() >= end)
+        self.0.is_some_and(|end| end.is_zero() || now() >= end)
     }
 }
 

@@ -74,9 +74,14 @@ pub unsafe fn connected(fd: c_int, address: *const sockaddr, length: socklen_t, 
     session.merits.connected();
 }
 
-/// has_ends reports whether a descriptor is a connection between these addresses, at the server's end.
+/// has_ends reports whether a descriptor is a connection between these addresses, at the server's end. The kernel does not
+/// know the client any more when both ends have closed, or one has reset the connection.
 pub fn has_ends(fd: c_int, server: SocketAddr, client: SocketAddr) -> bool {
-    address(fd, libc::getsockname) == Some(server) && address(fd, libc::getpeername) == Some(client)
+    let is_clients = match address(fd, libc::getpeername) {
+        Some(peer) => peer == client,
+        None => real::errno() == libc::ENOTCONN && option(fd, libc::SO_ACCEPTCONN) == Some(0),
+    };
+    is_clients && address(fd, libc::getsockname) == Some(server)
 }
 
 /// anticipate makes a session of a socket that a program puts into an epoll instance before it connects.
@@ -219,8 +224,8 @@ fn leave(session: &'static Session, fd: c_int) {
     let watches = session.watches.lock().clone();
     for (epoll, slot) in watches {
         match was_last_here {
-            true => epoll.closed(slot, !was_last),
-            false => epoll.orphan(slot, fd),
+            true => epoll.closed(slot, session, !was_last),
+            false => epoll.orphan(slot, session, fd),
         }
     }
     // As long as another process has the connection it has not ended.
@@ -266,6 +271,9 @@ pub fn fork_failed() {
 /// did not see that it made a child. If they are `borrowed`, they need not be those of the table.
 pub fn after_fork(counted: bool, borrowed: bool) {
     for fd in table::descriptors() {
+        if let Some(epoll) = table::epoll(fd) {
+            epoll.after_fork();
+        }
         let Some(session) = table::session(fd) else { continue };
         match counted {
             true => session.side().owners.adopt(),

@@ -2,7 +2,7 @@
 
 //! Who has a TCP socket of this network namespace, as the kernel tells by sock_diag(7).
 
-use crate::{hidden, real};
+use crate::{hidden, real, uncancelled};
 use core::mem::{size_of, zeroed};
 use core::net::{IpAddr, SocketAddr};
 use core::sync::atomic::{AtomicI32, AtomicU32, Ordering};
@@ -83,21 +83,24 @@ pub fn owner(local: SocketAddr, remote: SocketAddr) -> Result<Owner, i32> {
     let request = Request::new(local, remote, number);
     let length = size_of::<Request>();
     // SAFETY: the request has `length` octets.
-    let sent = unsafe { real::send(socket, core::ptr::from_ref(&request).cast(), length, libc::MSG_DONTWAIT) };
+    let sent = unsafe { uncancelled::send(socket, core::ptr::from_ref(&request).cast(), length, libc::MSG_DONTWAIT) };
     real::outcome(sent)?;
     loop {
         if let Some(answer) = receive(socket, number)? {
-            return answer;
+            // The kernel answers with a socket that listens there if it has no such connection.
+            return answer.and_then(|(found, peer)| (peer == remote.port()).then_some(found).ok_or(libc::ENOENT));
         }
     }
 }
 
-/// receive reads an answer; None if it is that of another request. The kernel puts it into the queue before send returns,
+type Answer = Result<(Owner, u16), i32>;
+
+/// receive reads an answer, an owner and the port of the peer; None if it is that of another request. The kernel puts it into the queue before send returns,
 /// so nothing waits.
-fn receive(socket: c_int, number: u32) -> Result<Option<Result<Owner, i32>>, i32> {
+fn receive(socket: c_int, number: u32) -> Result<Option<Answer>, i32> {
     let mut buffer = [0u64; 256];
     // SAFETY: the buffer has that many octets.
-    let n = unsafe { real::recv(socket, buffer.as_mut_ptr().cast(), size_of_val(&buffer), libc::MSG_DONTWAIT) };
+    let n = unsafe { uncancelled::recv(socket, buffer.as_mut_ptr().cast(), size_of_val(&buffer), libc::MSG_DONTWAIT) };
     let n = real::outcome(n)?;
     // SAFETY: the buffer is aligned and larger than each of these.
     let (header, reply) = unsafe { (&*buffer.as_ptr().cast::<libc::nlmsghdr>(), &*buffer.as_ptr().cast::<Reply>()) };
@@ -115,7 +118,7 @@ fn receive(socket: c_int, number: u32) -> Result<Option<Result<Owner, i32>>, i32
     // SAFETY: the kernel has stored so many words.
     let words = unsafe { core::slice::from_raw_parts(buffer.as_ptr().cast::<u32>(), length) };
     let group = group(words.get(size_of::<Reply>() / 4..).unwrap_or(&[]));
-    Ok(Some(Ok(Owner { cookie, uid: reply.uid, group })))
+    Ok(Some(Ok((Owner { cookie, uid: reply.uid, group }, u16::from_be(reply.id.destination_port)))))
 }
 
 /// group is the number of the control group among attributes (struct nlattr), which are aligned to words; 0 if there is
@@ -183,5 +186,35 @@ fn octets(address: IpAddr) -> [u8; 16] {
             padded[..4].copy_from_slice(&v4.octets());
             padded
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::{TcpListener, TcpStream};
+    use std::os::fd::AsRawFd;
+
+    #[test]
+    fn the_answer_to_another_request_is_left_out() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let connections = [(); 2].map(|()| TcpStream::connect(listener.local_addr().unwrap()).unwrap());
+        let ends = |stream: &TcpStream| (stream.local_addr().unwrap(), stream.peer_addr().unwrap());
+        let cookie = |stream: &TcpStream| crate::identity::cookie(stream.as_raw_fd()).unwrap();
+        let [(local, remote), (other, its_remote)] = [ends(&connections[0]), ends(&connections[1])];
+        // A thread that was killed in a call has left its answer.
+        let request = Request::new(other, its_remote, u32::MAX);
+        let (at, length) = (core::ptr::from_ref(&request).cast(), size_of::<Request>());
+        // SAFETY: the request has `length` octets.
+        assert_eq!(unsafe { uncancelled::send(socket().unwrap(), at, length, 0) }, length as isize);
+        assert_eq!(owner(local, remote).unwrap().cookie, cookie(&connections[0]));
+        assert_eq!(owner(other, its_remote).unwrap().cookie, cookie(&connections[1]));
+    }
+
+    #[test]
+    fn a_listener_is_not_the_end_of_a_connection_that_is_not_there() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let local = listener.local_addr().unwrap();
+        assert_eq!(owner(local, "127.0.0.1:1".parse().unwrap()), Err(libc::ENOENT));
     }
 }

@@ -250,6 +250,8 @@ pub fn direct_wait(session: &'static Session) -> Option<Direct> {
 /// uncopied counts what a call of the kernel has moved that rings would copy.
 pub fn uncopied(alone: Alone, fd: c_int, n: ssize_t, direction: &Way) {
     let session = alone.0;
+    // How much was to be sent is not known.
+    session.found_full();
     let Ok(octets) = u64::try_from(n) else { return };
     direction.kernel.fetch_add(octets, Ordering::Relaxed);
     session.merits.uncopied.fetch_add(octets, Ordering::Relaxed);
@@ -294,7 +296,10 @@ impl Direct {
         self.done(fd, n, way, flags & (MSG_PEEK | MSG_OOB) == 0)
     }
 
-    pub fn sent(self, fd: c_int, n: ssize_t, flags: c_int) -> ssize_t {
+    pub fn sent(self, fd: c_int, n: ssize_t, wanted: usize, flags: c_int) -> ssize_t {
+        if n < wanted as ssize_t {
+            self.0.found_full();
+        }
         let way = &self.0.side().send;
         self.done(fd, n, way, flags & MSG_OOB == 0)
     }

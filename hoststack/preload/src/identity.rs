@@ -89,8 +89,8 @@ fn abandon(session: &'static Session, fd: c_int) {
     let watches = session.watches.lock().clone();
     for (epoll, slot) in watches {
         match was_last_here {
-            true => epoll.closed(slot, false),
-            false => epoll.lost(slot, fd),
+            true => epoll.closed(slot, session, false),
+            false => epoll.lost(slot, session, fd),
         }
     }
     // Without this hint the peer takes a FIN before its octets were read for that of a killed process, whose kernel would

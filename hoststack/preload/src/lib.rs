@@ -45,6 +45,7 @@ mod splice;
 mod stream;
 mod table;
 mod transfer;
+mod uncancelled;
 mod wait;
 
 /// report writes a line to standard error.

@@ -92,9 +92,7 @@ pub fn pause() {
 }
 
 fn sleep(nanoseconds: i64) {
-    let time = libc::timespec { tv_sec: 0, tv_nsec: nanoseconds };
-    // SAFETY: the time is this function's.
-    unsafe { libc::clock_nanosleep(libc::CLOCK_MONOTONIC, 0, &time, core::ptr::null_mut()) };
+    crate::uncancelled::pause(nanoseconds);
 }
 
 /// has_ended reports whether there is no such process. One whose parent has not waited for it is there.

@@ -30,6 +30,16 @@ impl Parts {
         Self { most: n, ..self }
     }
 
+    /// is_missing reports whether one of the buffers of the first `count` octets cannot be one.
+    pub fn is_missing(&self, count: usize) -> bool {
+        let mut left = count;
+        self.each().any(|(address, length)| {
+            let is_used = left > 0;
+            left = left.saturating_sub(length);
+            is_used && is_no_address(address)
+        })
+    }
+
     pub fn length(&self) -> usize {
         self.each().map(|(_, length)| length).sum()
     }
@@ -118,6 +128,14 @@ impl Octets {
             }
         }
     }
+}
+
+/// is_no_address reports whether no program can have memory at an address: the first page, and the kernel's half. Whether
+/// other memory is there only the kernel knows.
+pub fn is_no_address<T>(address: *const T) -> bool {
+    let address = address.addr();
+    // On aarch64 the upper octet may be a tag.
+    address < 4096 || cfg!(target_arch = "x86_64") && address >> 63 != 0
 }
 
 /// one describes a single buffer.

@@ -102,8 +102,9 @@ fn publish_waits(fds: &[pollfd], sessions: &[Option<Held>]) {
         if one.events & READ_BITS != 0 {
             rings.receive().consumer_waits();
         }
+        let in_ring = |session: &&Session| session.side().send.phase() == Phase::Ring;
         if one.events & WRITE_BITS != 0 {
-            session.as_deref().inspect(|session| session.await_room(&rings));
+            session.as_deref().filter(in_ring).inspect(|session| session.await_room(&rings));
         }
     }
 }
@@ -128,6 +129,9 @@ fn merge(fds: &mut [pollfd], sessions: &[Option<Held>], polled: &[pollfd]) -> us
         let asked = one.events | POLLERR | POLLHUP | libc::POLLNVAL;
         one.revents = (by_kernel | ring_ready(one, session.as_deref())) & asked;
         n += usize::from(one.revents != 0);
+        if one.events & !one.revents & POLLOUT != 0 {
+            session.as_deref().inspect(|session| session.found_full());
+        }
     }
     n
 }

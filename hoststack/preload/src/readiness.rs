@@ -41,9 +41,14 @@ impl Session {
         }
     }
 
+    /// found_full notes that somebody has found less room than was asked for: room is an edge from now on.
+    pub fn found_full(&self) {
+        self.side().room_waits.fetch_add(1, Ordering::Relaxed);
+    }
+
     /// await_room has the peer wake this end when the ring has room.
     pub fn await_room(&self, rings: &Rings) {
-        self.room_waits.fetch_add(1, Ordering::Relaxed);
+        self.found_full();
         rings.send().producer_waits();
     }
 

@@ -3,6 +3,7 @@
 //! The C library's own functions, behind those that this library exports under the same names.
 
 use crate::api::syscall::direct;
+use crate::uncancelled;
 use core::sync::atomic::{AtomicUsize, Ordering};
 use libc::{
     c_char, c_int, c_short, c_uint, c_void, epoll_event, fd_set, iovec, msghdr, nfds_t, off_t, pollfd, sigset_t,
@@ -170,7 +171,7 @@ pub fn outcome(result: ssize_t) -> Result<usize, i32> {
 pub fn close_quietly(fd: c_int) {
     let before = errno();
     // SAFETY: closing a number is harmless to memory; it is this library's own.
-    unsafe { close(fd) };
+    unsafe { uncancelled::close(fd) };
     set_errno(before);
 }
 
@@ -187,8 +188,6 @@ pub fn poll_or_suspect(fd: c_int, events: c_short) -> c_short {
 
 fn polled(fd: c_int, events: c_short) -> Option<c_short> {
     let mut one = pollfd { fd, events, revents: 0 };
-    let now = timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: one descriptor, and no signal mask.
-    let n = unsafe { ppoll(&mut one, 1, &now, core::ptr::null()) };
+    let n = uncancelled::poll_now(&mut one);
     (n >= 0).then_some(if n > 0 { one.revents } else { 0 })
 }

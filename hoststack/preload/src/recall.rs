@@ -10,7 +10,7 @@ use crate::session::{Rings, Session};
 use crate::side::{Phase, SHORT};
 use crate::sink::Sink;
 use crate::stream::{self, Outcome};
-use crate::{page, real, table};
+use crate::{page, real, table, uncancelled};
 use beeline_ring::{Answer, Recall, Violation};
 use core::sync::atomic::Ordering;
 use core::time::Duration;
@@ -133,7 +133,7 @@ fn send(fd: c_int, rings: &Rings, from: u64, to: u64) -> Outcome {
     message.msg_iov = regions.as_ptr().cast_mut();
     message.msg_iovlen = regions.len() as _;
     // SAFETY: the regions are those of a ring.
-    real::outcome(unsafe { real::sendmsg(fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL) })
+    real::outcome(unsafe { uncancelled::sendmsg(fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL) })
 }
 
 /// receive takes octets of the ring from the kernel's connection that the peer has sent there, after a recall that did not

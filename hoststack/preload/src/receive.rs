@@ -9,7 +9,7 @@ use crate::session::{Rings, Session};
 use crate::side::{Phase, SHORT};
 use crate::sink::Sink;
 use crate::stream::{break_off, is_kernels, octets, resync, Outcome, OTHER_FILE, STUCK};
-use crate::{identity, page, real, recall};
+use crate::{identity, page, real, recall, uncancelled};
 use beeline_ring::Violation;
 use core::sync::atomic::Ordering;
 use libc::{c_int, EAGAIN, ECONNRESET, MSG_DONTWAIT, MSG_PEEK};
@@ -56,7 +56,9 @@ pub fn try_once(session: &'static Session, fd: c_int, sink: &impl Sink, pauses: 
     if now != before {
         page::note(session.side());
     }
-    if now != before && now == Phase::After {
+    // A program that has met the end knows it.
+    let met_end = result == Ok(0) && sink.length() > 0 || result.is_err_and(|error| error != EAGAIN);
+    if now != before && now == Phase::After && !met_end {
         report_again(session, fd);
     }
     result
@@ -136,6 +138,9 @@ fn before_ring(session: &'static Session, fd: c_int, rings: &Rings, sink: &impl 
         missing = missing_before_ring(session, rings)?;
         match (missing, counted) {
             (None, Ok(n)) if n > 0 => return Ok(Part::Last(by_kernel(session, fd, &sink.at_most(n)))),
+            (None, other) if sink.length() == 0 => return Ok(Part::Last(other)),
+            (None, Ok(_)) => return Ok(Part::Last(kept_for_receive(session).map_or(Ok(0), Err))),
+            (None, Err(EAGAIN)) => return Ok(Part::Last(Err(kept_for_receive(session).unwrap_or(EAGAIN)))),
             (None, other) => return Ok(Part::Last(other)),
             (Some(_), Err(error)) => keep(session, error),
             (Some(_), Ok(_)) => {}
@@ -168,7 +173,7 @@ pub fn peek(fd: c_int) -> Outcome {
     let mut octet = 0u8;
     let place = core::ptr::from_mut(&mut octet).cast();
     // SAFETY: one octet of this function's own.
-    real::outcome(unsafe { real::recv(fd, place, 1, MSG_PEEK | MSG_DONTWAIT) })
+    real::outcome(unsafe { uncancelled::recv(fd, place, 1, MSG_PEEK | MSG_DONTWAIT) })
 }
 
 /// by_kernel receives from the kernel's connection without waiting, and counts.

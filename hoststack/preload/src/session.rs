@@ -7,13 +7,13 @@ use crate::earn::Merits;
 use crate::epoll::Epoll;
 use crate::lock::Lock;
 use crate::side::{Phase, Side};
-use crate::{bell, config, hidden, page, real};
+use crate::{bell, config, hidden, page, real, uncancelled};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use beeline_ring::{Direction, Header, Layout, Recall, Role, HEADER_BYTES};
 use core::net::SocketAddr;
 use core::ptr::null_mut;
-use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 use libc::c_int;
 
 /// A watch of a session in an epoll instance: the instance, and the entry's place in it.
@@ -65,8 +65,6 @@ pub struct Session {
 
     /// The kernel's connection may have ended: ask it before the next octets go into the ring.
     pub suspect: AtomicBool,
-    /// How often this end has asked for room in a full ring.
-    pub room_waits: AtomicU32,
     pub watches: Lock<Vec<Watch>>,
     /// The only epoll instance that may leave the peer without a wish to be woken while it is awake.
     pub watcher: AtomicPtr<Epoll>,
@@ -190,7 +188,6 @@ impl Session {
             anticipated: AtomicBool::new(false),
             connecting: AtomicBool::new(false),
             suspect: AtomicBool::new(false),
-            room_waits: AtomicU32::new(0),
             watches: Lock::new(Vec::new()),
             watcher: AtomicPtr::new(null_mut()),
         }
@@ -285,7 +282,7 @@ impl Session {
         }
         let watches = self.watches.lock().clone();
         for (epoll, slot) in watches {
-            epoll.attach(slot);
+            epoll.attach(slot, self);
         }
         signal(self.early_event.load(Ordering::SeqCst));
         if self.side().stays.load(Ordering::SeqCst) != 0 {
@@ -405,7 +402,7 @@ pub fn signal(event: c_int) {
     let before = real::errno();
     let one = 1u64;
     // SAFETY: eight octets, as eventfd(2) requires.
-    unsafe { real::write(event, core::ptr::from_ref(&one).cast(), 8) };
+    unsafe { uncancelled::write(event, core::ptr::from_ref(&one).cast(), 8) };
     real::set_errno(before);
 }
 
@@ -414,6 +411,6 @@ pub fn drain(event: c_int) {
     let before = real::errno();
     let mut count = 0u64;
     // SAFETY: eight octets, as eventfd(2) requires.
-    unsafe { real::read(event, core::ptr::from_mut(&mut count).cast(), 8) };
+    unsafe { uncancelled::read(event, core::ptr::from_mut(&mut count).cast(), 8) };
     real::set_errno(before);
 }

@@ -44,6 +44,8 @@ pub struct Side {
     pub listed: AtomicU32,
     /// SO_RCVLOWAT: as many octets make this end readable. 0 and 1 are the same.
     pub low_mark: AtomicU32,
+    /// How often a send of this end found no room, in the ring or in the kernel.
+    pub room_waits: AtomicU32,
     /// shutdown(2) has ended receiving at this end.
     pub shut: AtomicU32,
     /// An error of the kernel's socket that was met before the ring was empty.
@@ -222,6 +224,7 @@ impl Side {
         self.stays.store(0, Ordering::Relaxed);
         self.shut.store(0, Ordering::Relaxed);
         self.low_mark.store(0, Ordering::Relaxed);
+        self.room_waits.store(0, Ordering::Relaxed);
         self.left.store(0, Ordering::Relaxed);
         self.recalled.store(0, Ordering::Relaxed);
         crate::page::unlist(self);

@@ -142,8 +142,11 @@ extern "C" fn on_signal(signal: c_int, info: *mut siginfo_t, context: *mut ucont
     }
     // SAFETY: the mask that the kernel restores when this function returns; its first 64 bits are the kernel's.
     let mask = unsafe { &mut *(&raw mut (*context).uc_sigmask).cast::<u64>() };
-    if area.pending.swap(1, Ordering::Relaxed) == 0 {
-        area.mask.store(*mask, Ordering::Relaxed);
+    // Of several signals that the kernel delivers at once the last one runs first, on top of the others: its mask is
+    // that of the handler below, which blocks more.
+    match area.pending.swap(1, Ordering::Relaxed) {
+        0 => area.mask.store(*mask, Ordering::Relaxed),
+        _ => area.mask.store(area.mask.load(Ordering::Relaxed) & *mask, Ordering::Relaxed),
     }
     *mask = u64::MAX;
     let before = real::errno();

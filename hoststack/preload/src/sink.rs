@@ -5,6 +5,7 @@
 use crate::parts::{Octets, Parts};
 use crate::real;
 use crate::stream::Outcome;
+use crate::uncancelled;
 use libc::{c_int, MSG_DONTWAIT, MSG_OOB, MSG_PEEK, MSG_TRUNC, MSG_WAITALL};
 
 pub trait Sink {
@@ -43,7 +44,7 @@ pub struct Buffers {
 impl Buffers {
     fn receive(&self, fd: c_int, flags: c_int) -> Outcome {
         // SAFETY: the buffers are the program's, for this call.
-        self.parts.message(|m| real::outcome(unsafe { real::recvmsg(fd, m, flags) }))
+        self.parts.message(|m| real::outcome(unsafe { uncancelled::recvmsg(fd, m, flags) }))
     }
 }
 
@@ -80,6 +81,9 @@ impl Sink for Buffers {
     fn by_ring(&self, octets: &Octets, index: u64, available: usize) -> Outcome {
         let count = self.parts.length().min(available);
         if self.flags & MSG_TRUNC == 0 {
+            if self.parts.is_missing(count) {
+                return Err(libc::EFAULT);
+            }
             octets.get(index, &self.parts, count);
         }
         Ok(count)

@@ -6,6 +6,7 @@ use crate::parts::Octets;
 use crate::real;
 use crate::sink::Buffers;
 use crate::stream::Outcome;
+use crate::uncancelled;
 use libc::{c_int, MSG_DONTWAIT, MSG_OOB};
 
 pub trait Source {
@@ -38,10 +39,13 @@ impl Source for Buffers {
     fn by_kernel(&self, fd: c_int) -> Outcome {
         let flags = self.flags | MSG_DONTWAIT;
         // SAFETY: the buffers are the program's, for this call.
-        self.parts.message(|m| real::outcome(unsafe { real::sendmsg(fd, m, flags) }))
+        self.parts.message(|m| real::outcome(unsafe { uncancelled::sendmsg(fd, m, flags) }))
     }
 
     fn by_ring(&self, octets: &Octets, index: u64, room: usize) -> Outcome {
+        if self.parts.is_missing(room) {
+            return Err(libc::EFAULT);
+        }
         octets.put(index, &self.parts, room);
         Ok(room)
     }

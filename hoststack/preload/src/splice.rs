@@ -14,7 +14,7 @@ use crate::session::Session;
 use crate::sink::{Buffers, Sink};
 use crate::source::Source;
 use crate::stream::{self, blocks, Outcome};
-use crate::{offer, real, table, wait};
+use crate::{offer, real, table, uncancelled, wait};
 use core::cell::Cell;
 use core::ptr::null_mut;
 use libc::{c_int, iovec, EAGAIN, EINTR, MSG_DONTWAIT, MSG_PEEK, POLLERR, POLLIN, POLLOUT, SPLICE_F_NONBLOCK};
@@ -94,7 +94,7 @@ impl Pipe {
     fn by_kernel(&self, from: c_int, to: c_int) -> Outcome {
         let flags = self.flags | SPLICE_F_NONBLOCK;
         // SAFETY: descriptors without offsets.
-        real::outcome(unsafe { real::splice(from, null_mut(), to, null_mut(), self.count, flags) })
+        real::outcome(unsafe { uncancelled::splice(from, null_mut(), to, null_mut(), self.count, flags) })
     }
 
     /// has reports whether the pipe has one of `events`, which are POLLIN or POLLOUT, or an end.
@@ -174,7 +174,7 @@ impl IntoPipe<'_> {
         let mut buffer = alloc::vec![0u8; PIPE_BYTES.min(self.1)];
         let receive = |from: &mut [u8], flags| {
             // SAFETY: the buffer has that many octets.
-            real::outcome(unsafe { real::recv(fd, from.as_mut_ptr().cast(), from.len(), flags | MSG_DONTWAIT) })
+            real::outcome(unsafe { uncancelled::recv(fd, from.as_mut_ptr().cast(), from.len(), flags | MSG_DONTWAIT) })
         };
         let n = receive(&mut buffer, MSG_PEEK)?;
         let taken = match put(self.0.fd, &[one(buffer.as_mut_ptr().cast(), n), one(null_mut(), 0)]) {
@@ -285,7 +285,7 @@ impl Source for FromPipe<'_> {
         }
         // A send of nothing fails if any would, before something is taken from the pipe.
         // SAFETY: no octets.
-        real::outcome(unsafe { real::send(fd, null_mut(), 0, MSG_DONTWAIT) })?;
+        real::outcome(unsafe { uncancelled::send(fd, null_mut(), 0, MSG_DONTWAIT) })?;
         match real::poll_one(fd, POLLOUT) {
             0 => Err(EAGAIN),
             _ => self.portion(fd),
@@ -339,7 +339,7 @@ fn take(pipe: &Pipe, regions: &[iovec; 2]) -> Outcome {
     if matches!(result, Err(libc::ENOSYS | libc::EPERM)) {
         result = match pipe.has(POLLIN) {
             // SAFETY: as above.
-            true => real::outcome(unsafe { real::readv(pipe.fd, regions.as_ptr(), regions.len() as c_int) }),
+            true => real::outcome(unsafe { uncancelled::readv(pipe.fd, regions.as_ptr(), regions.len() as c_int) }),
             false => Err(EAGAIN),
         };
     }

@@ -3,13 +3,13 @@
 //! Sending and receiving on a session: by the kernel's connection, by the ring, and where one follows the other.
 
 use crate::ends::{self, keep, kept_for_send};
-use crate::epoll::{READ_BITS, WRITE_BITS};
+use crate::epoll::{Epoll, READ_BITS, WRITE_BITS};
 use crate::parts::{Octets, Parts};
 use crate::session::{Rings, Session};
 use crate::side::{Phase, Way, LONG, SHORT};
 use crate::sink::Buffers;
 use crate::source::Source;
-use crate::{descriptors, earn, identity, lock, offer, page, real, recall, receive, wait};
+use crate::{descriptors, earn, identity, lock, offer, page, real, recall, receive, uncancelled, wait};
 use beeline_ring::{Published, Violation};
 use core::sync::atomic::Ordering;
 use libc::{c_int, EAGAIN, ECONNRESET, MSG_DONTWAIT, MSG_PEEK, MSG_WAITALL};
@@ -24,6 +24,7 @@ pub const STUCK: i32 = i32::MAX - 1;
 
 /// receive is recv(2) on a session.
 pub fn receive(session: &'static Session, fd: c_int, parts: Parts, flags: c_int) -> Outcome {
+    uncancelled::test();
     offer::before(session, fd);
     if flags & MSG_PEEK != 0 {
         return peek(session, fd, Buffers { parts, flags });
@@ -134,6 +135,7 @@ pub fn some(done: usize, error: i32) -> Outcome {
 
 /// send is send(2) on a session. A blocking one returns when all octets are sent.
 pub fn send(session: &'static Session, fd: c_int, parts: Parts, flags: c_int) -> Outcome {
+    uncancelled::test();
     offer::before(session, fd);
     let wanted = parts.length();
     let mut done = 0;
@@ -271,11 +273,12 @@ pub fn attempt_send(session: &'static Session, fd: c_int, source: &impl Source) 
         leave_to_kernel(session);
         kernel_send(session, fd, source)
     });
-    if way.phase() != before {
-        changed(session);
-    }
     if result == Err(ECONNRESET) {
         ends::is_reset(session);
+    }
+    if way.phase() != before {
+        page::note(session.side());
+        each_watch(session, |epoll, slot| epoll.moved(slot, session, WRITE_BITS, false));
     }
     result
 }
@@ -303,10 +306,12 @@ fn changed(session: &'static Session) {
 }
 
 pub fn resync(session: &'static Session, bits: u32) {
+    each_watch(session, |epoll, slot| epoll.moved(slot, session, bits, true));
+}
+
+fn each_watch(session: &Session, f: impl Fn(&Epoll, usize)) {
     let watches = session.watches.lock().clone();
-    for (epoll, slot) in watches {
-        epoll.resync(slot, bits);
-    }
+    watches.into_iter().for_each(|(epoll, slot)| f(epoll, slot));
 }
 
 fn send_locked(session: &'static Session, fd: c_int, source: &impl Source) -> Outcome {
@@ -340,7 +345,12 @@ fn kernel_send(session: &Session, fd: c_int, source: &impl Source) -> Outcome {
     if let Some(error) = kept_for_send(session) {
         return Err(error);
     }
-    let n = source.by_kernel(fd)?;
+    let result = source.by_kernel(fd);
+    let is_short = result.map_or_else(|error| error == EAGAIN, |n| n < source.length());
+    if is_short {
+        session.found_full();
+    }
+    let n = result?;
     if !source.is_urgent() {
         sent_by_kernel(session, n as u64);
     }

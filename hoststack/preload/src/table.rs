@@ -132,9 +132,37 @@ pub fn epoll_or_new(fd: c_int) -> Option<&'static Epoll> {
     {
         Ok(_) => Some(made),
         Err(other) => {
-            made.recycle();
+            made.drop_descriptor(fd, || None);
             // SAFETY: as above.
             unsafe { other.as_ref() }
+        }
+    }
+}
+
+/// HeldEpoll keeps an instance while a call waits for it.
+pub struct HeldEpoll(&'static Epoll);
+
+impl core::ops::Deref for HeldEpoll {
+    type Target = Epoll;
+    fn deref(&self) -> &Epoll {
+        self.0
+    }
+}
+
+impl Drop for HeldEpoll {
+    fn drop(&mut self) {
+        self.0.let_go();
+    }
+}
+
+/// held_epoll is epoll for a call that waits.
+pub fn held_epoll(fd: c_int) -> Option<HeldEpoll> {
+    loop {
+        let found = epoll(fd)?;
+        found.hold();
+        let held = HeldEpoll(found);
+        if epoll(fd).is_some_and(|now| core::ptr::eq(now, found)) {
+            return Some(held);
         }
     }
 }

@@ -74,3 +74,34 @@ pub fn peer_without_library() {
     let output = child.wait_with_output().unwrap();
     note("last reply", String::from_utf8_lossy(&output.stdout).trim_end());
 }
+
+/// The library remembers to which address a listener is bound, until its number is another socket's.
+pub fn listeners() {
+    let expected = std::cell::Cell::new(0);
+    let at = |address: &str| TcpListener::bind(address).expect("bind");
+    let accepts = |what: &str, listener: &TcpListener, by: &str| {
+        for _ in 0..2 {
+            let p = accept_from(listener, Some(by.parse().expect("an address")));
+            warm_up(p);
+            p.close();
+            expected.set(expected.get() + 2);
+        }
+        let attached = counters().map_or(expected.get(), |[attached, ..]| attached);
+        assert_eq!(attached, expected.get(), "ends on rings: {what}");
+        note(what, "exchanged");
+    };
+    let first = at("127.0.0.1:0");
+    accepts("bound to an address", &first, "127.0.0.1");
+    let number = first.as_raw_fd();
+    drop(first);
+    let second = at("127.0.0.2:0");
+    assert_eq!(second.as_raw_fd(), number, "the number again");
+    accepts("its number with another address", &second, "127.0.0.2");
+    let third = at("127.0.0.3:0");
+    // SAFETY: a copy of a descriptor.
+    assert_eq!(unsafe { libc::dup2(third.as_raw_fd(), number) }, number);
+    accepts("another listener over it", &second, "127.0.0.3");
+    let any = at("0.0.0.0:0");
+    accepts("bound to no address", &any, "127.0.0.4");
+    accepts("by another address", &any, "127.0.0.5");
+}

@@ -46,12 +46,32 @@ pub fn earned_by_octets() {
         let sender = std::thread::spawn(move || produce(from, LARGE, 5));
         note("received", consume(to, LARGE, 5));
         sender.join().unwrap();
-        p.close();
         ends += 2;
         assert_eq!(rings(ends), ends, "ends on rings");
+        p.close();
     }
     let by_rings = counters().map_or(6 * LARGE as u64, |[_, received, ..]| received);
     assert!(by_rings > 3 * LARGE as u64, "{by_rings} octets by rings of {}", 6 * LARGE);
+}
+
+/// One send to a peer that begins to receive later: the first attempts find no answer. The time in which sends are divided
+/// may be over on a busy machine, so one of several connections is enough.
+pub fn earned_by_a_send_that_waits() {
+    for upload in [false, true] {
+        let is_on_rings = (0..10).any(|_| {
+            let before = rings(0);
+            let p = fresh();
+            let (from, to) = if upload { (p.connector, p.acceptor) } else { (p.acceptor, p.connector) };
+            let sender = std::thread::spawn(move || produce_at_once(from, LARGE, 5));
+            poll(to, libc::POLLIN, 5000);
+            std::thread::sleep(Duration::from_millis(20));
+            assert_eq!(consume(to, LARGE, 5), LARGE);
+            sender.join().unwrap();
+            p.close();
+            rings(before + 2) - before == 2
+        });
+        note("on rings", is_on_rings);
+    }
 }
 
 /// Small messages for longer than a moment.

@@ -91,6 +91,42 @@ pub fn exclusive() {
     close(e);
 }
 
+/// EPOLLEXCLUSIVE with EPOLLOUT: the kernel takes no EPOLLRDHUP beside it.
+pub fn exclusive_for_room() {
+    for (what, begin) in [("on rings", pair as fn() -> Pair), ("before", fresh)] {
+        for events in [EPOLLIN | EPOLLOUT, EPOLLOUT] {
+            let (p, e) = (begin(), epoll());
+            note(what, control(e, EPOLL_CTL_ADD, p.acceptor, events | EPOLLEXCLUSIVE, 1));
+            note("writable", wait(e, 8, SOON));
+            warm_up(p);
+            note("still writable", wait(e, 8, SOON));
+            send(p.connector, b"abc", 0);
+            note("readable", wait(e, 8, SOON));
+            recv(p.acceptor, 9, 0);
+            note("drained", wait(e, 8, SOON));
+            close(p.connector);
+            note("end", wait(e, 8, SOON));
+            close(p.acceptor);
+            close(e);
+        }
+    }
+}
+
+/// EPOLLONESHOT without events: the end of the peer's side is not reported, and what is reported in any case is later.
+pub fn oneshot_of_nothing() {
+    let (p, e) = (pair(), epoll());
+    add(e, p.acceptor, EPOLLONESHOT, 1);
+    // SAFETY: shutdown of descriptors.
+    unsafe { libc::shutdown(p.connector, libc::SHUT_WR) };
+    note("the end of its side", wait(e, 8, 50));
+    // SAFETY: as above.
+    unsafe { libc::shutdown(p.acceptor, libc::SHUT_WR) };
+    note("both ends", wait(e, 8, SOON));
+    note("once", wait(e, 8, 0));
+    p.close();
+    close(e);
+}
+
 pub fn modify() {
     let p = pair();
     let e = epoll();

@@ -327,3 +327,92 @@ pub fn reset_once() {
     note("send", outcome(send(p.connector, b"x", MSG_NOSIGNAL)));
     p.close();
 }
+
+/// With EPOLLET room is no edge of which no send has found less.
+pub fn no_edge_of_known_room() {
+    let e = epoll();
+    let p = pair();
+    send(p.acceptor, b"unread", 0);
+    add(e, p.connector, EPOLLIN | EPOLLOUT | EPOLLET, 1);
+    send(p.connector, b"octets", 0);
+    shut_down(p.connector, libc::SHUT_WR);
+    std::thread::sleep(std::time::Duration::from_millis(45));
+    note("shut down", wait(e, 8, 0));
+    note("poll", poll(p.connector, POLLOUT, 0));
+    note("recv", recv(p.acceptor, 20, 0));
+    note("after a poll", wait(e, 8, 0));
+    p.close();
+    let p = fresh();
+    add(e, p.connector, EPOLLOUT | EPOLLET, 2);
+    note("new", wait(e, 8, 0));
+    warm_up(p);
+    note("on rings", wait(e, 8, 0));
+    send(p.acceptor, b"unread", 0);
+    send(p.connector, b"unread", 0);
+    close(p.acceptor);
+    note("reset", wait(e, 8, 1000));
+    note("send", outcome(send(p.connector, b"x", MSG_NOSIGNAL)));
+    note("after a send", wait(e, 8, 0));
+    close(p.connector);
+    let p = pair();
+    add(e, p.connector, EPOLLIN | EPOLLOUT | EPOLLET, 3);
+    note("used before", wait(e, 8, 0));
+    send(p.acceptor, b"octets", 0);
+    note("recv", recv(p.connector, 20, 0));
+    note("octets that were taken", wait(e, 8, 0));
+    note("no more", wait(e, 8, 0));
+    shut_down(p.connector, libc::SHUT_RDWR);
+    std::thread::sleep(std::time::Duration::from_millis(45));
+    note("both sides shut down", wait(e, 8, 0));
+    send(p.acceptor, b"octets", 0);
+    note("send after a reset", outcome(send(p.connector, b"x", MSG_NOSIGNAL)));
+    note("reset", wait(e, 8, 0));
+    note("over", wait(e, 8, 0));
+    p.close();
+    close(e);
+}
+
+/// A child has filled the connection, for which its parent waits.
+pub fn edge_after_a_child() {
+    let (p, e) = (pair(), epoll());
+    add(e, p.connector, EPOLLOUT | EPOLLET, 1);
+    note("writable", wait(e, 8, 0));
+    let child = in_child(|| fill(p.connector));
+    note("child", end_of(child));
+    note("full", wait(e, 8, 0));
+    while recv(p.acceptor, 1 << 20, MSG_DONTWAIT) != "EAGAIN" {}
+    note("room", wait(e, 8, 1000));
+    p.close();
+    close(e);
+}
+
+/// A connection is in an instance when the kernel does not know its client any more.
+pub fn added_again_after_reset() {
+    pair().close();
+    let (p, e) = (fresh(), epoll());
+    set_option(p.connector, libc::SO_LINGER, libc::linger { l_onoff: 1, l_linger: 0 });
+    close(p.connector);
+    note("poll", poll(p.acceptor, POLLIN, 1000));
+    for data in [1, 2] {
+        note("add", control(e, libc::EPOLL_CTL_ADD, p.acceptor, EPOLLIN | EPOLLOUT, data));
+    }
+    note("wait", wait(e, 8, 1000));
+    note("delete", control(e, libc::EPOLL_CTL_DEL, p.acceptor, 0, 0));
+    note("deleted", wait(e, 8, 0));
+    close(p.acceptor);
+    close(e);
+}
+
+/// The error that ends a receive of all octets is that of the next call, also if only one end has asked for rings.
+pub fn error_after_all() {
+    pair().close();
+    let p = fresh();
+    send(p.connector, b"to the acceptor", 0);
+    recv(p.acceptor, 1, 0);
+    send(p.acceptor, b"unread", 0);
+    close(p.connector);
+    note("all", recv(p.acceptor, 100, MSG_WAITALL));
+    note("peek", recv(p.acceptor, 100, MSG_PEEK | MSG_DONTWAIT));
+    note("recv", recv(p.acceptor, 100, MSG_DONTWAIT));
+    close(p.acceptor);
+}

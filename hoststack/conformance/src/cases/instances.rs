@@ -5,6 +5,7 @@
 use super::events::SOON;
 use crate::sys::*;
 use libc::{c_int, EPOLLET, EPOLLIN, EPOLL_CTL_DEL, POLLIN};
+use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering::SeqCst};
 
 pub fn two_instances() {
     let p = pair();
@@ -145,4 +146,93 @@ pub fn awake_in_child() {
     note("woken", thread.join().unwrap());
     p.close();
     close(e);
+}
+
+/// An instance is closed while another thread closes a descriptor that is in it.
+pub fn closed_beside_its_connection() {
+    const TIMES: usize = 20_000;
+    let p = pair();
+    let (shared, turn) = (AtomicI32::new(-1), AtomicUsize::new(0));
+    let meet = |round: usize| {
+        turn.fetch_add(1, SeqCst);
+        while turn.load(SeqCst) < 2 * round {
+            std::hint::spin_loop();
+        }
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for round in 0..TIMES {
+                meet(2 * round + 1);
+                close(shared.load(SeqCst));
+                meet(2 * round + 2);
+            }
+        });
+        for round in 0..TIMES {
+            let e = epoll();
+            // SAFETY: dup of a descriptor.
+            let copy = unsafe { libc::dup(p.acceptor) };
+            add(e, copy, EPOLLIN, 1);
+            shared.store(copy, SeqCst);
+            meet(2 * round + 1);
+            close(e);
+            meet(2 * round + 2);
+        }
+    });
+    let e = epoll();
+    add(e, p.acceptor, EPOLLIN, 2);
+    send(p.connector, b"abc", 0);
+    note("another instance", wait(e, 8, SOON));
+    p.close();
+    close(e);
+}
+
+/// The last descriptor of an instance is closed while a thread waits for it. The wait goes on, and has nothing to do with
+/// the instance that is made next.
+pub fn closed_while_waited() {
+    let (p, q) = (pair(), pair());
+    let e = epoll();
+    add(e, p.acceptor, EPOLLIN, 1);
+    note("nothing", wait(e, 8, 0));
+    let (first, second) = (std::thread::spawn(move || wait(e, 8, 300)), asleep(e));
+    close(e);
+    let f = epoll();
+    add(f, q.acceptor, EPOLLIN, 2);
+    send(q.connector, b"abc", 0);
+    note("the next instance", wait(f, 8, SOON));
+    note("the time of the wait is over", first.join().unwrap());
+    send(p.connector, b"abc", 0);
+    note("the other wait", second.join().unwrap());
+    note("the next instance, still", wait(f, 8, 0));
+    note("recv", format!("{} {}", recv(p.acceptor, 9, 0), recv(q.acceptor, 9, 0)));
+    note("the next instance, drained", wait(f, 8, 0));
+    p.close();
+    q.close();
+    close(f);
+}
+
+/// Several threads are the first to poll an instance.
+pub fn polled_at_first_by_many() {
+    let p = pair();
+    send(p.connector, b"abc", 0);
+    let all: Vec<c_int> = (0..500).map(|_| epoll()).collect();
+    all.iter().for_each(|&e| add(e, p.acceptor, EPOLLIN, 1));
+    let turn = AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(|| {
+                for (round, &e) in all.iter().enumerate() {
+                    turn.fetch_add(1, SeqCst);
+                    while turn.load(SeqCst) < 3 * (round + 1) {
+                        std::thread::yield_now();
+                    }
+                    assert_eq!(poll(e, POLLIN, SOON), "1 IN");
+                }
+            });
+        }
+    });
+    recv(p.acceptor, 9, 0);
+    let readable = all.iter().filter(|&&e| poll(e, POLLIN, 0) != "0 nothing").count();
+    note("instances that are readable without octets", readable);
+    all.into_iter().for_each(close);
+    p.close();
 }

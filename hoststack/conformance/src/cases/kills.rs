@@ -155,6 +155,20 @@ pub fn killed_under_epoll() {
     }
 }
 
+/// A connection that was added without events before it had rings.
+pub fn killed_unasked() {
+    let (p, e) = (fresh(), epoll());
+    add(e, p.acceptor, 0, 1);
+    warm_up(p);
+    let peer = Peer::start(p, false);
+    send(p.acceptor, b"nobody reads this", 0);
+    note("before", wait(e, 8, 0));
+    peer.kill();
+    note("killed", wait(e, 8, 1000));
+    close(p.acceptor);
+    close(e);
+}
+
 /// Threads that wait while the peer is killed.
 pub fn killed_while_waiting() {
     count_sigpipes();

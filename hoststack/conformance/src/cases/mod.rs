@@ -16,6 +16,7 @@ mod found;
 mod handlers;
 mod hostile;
 mod instances;
+mod interrupts;
 mod kills;
 mod numbers;
 mod offers;
@@ -52,6 +53,7 @@ pub enum Expects {
 pub const EARNING: &[&str] = &[
     "short_connections",
     "earned_by_octets",
+    "earned_by_a_send_that_waits",
     "earned_by_age",
     "earned_beside_readers",
     "earned_by_unequal_operations",
@@ -86,11 +88,12 @@ macro_rules! cases {
 }
 
 cases! {
-    streams { all_calls, by_number, printed, flags, empty_and_full, message_lists, message_lists_that_wait, too_many_buffers, message_sent_in_part, files_and_pipes, queue_lengths }
-    connections { families }
+    streams { all_calls, by_number, printed, flags, empty_and_full, message_lists, message_lists_that_wait, too_many_buffers, message_sent_in_part, files_and_pipes, queue_lengths, impossible_addresses }
+    connections { families, listeners }
     ends { half_close, close_with_data, close_unread, linger_reset, shutdown_of_reading, peer_killed, writer_of_killed_peer }
-    events { level, edge, oneshot, exclusive, modify, copied_descriptor, copies_added_in_turn, closed_while_copied, closed_in_child, poll_and_select, events_before_rings, added_before_connect, writable, full_after_the_end, many }
-    instances { two_instances, nested, moved_between_instances, awake_beside_asleep, awake_in_another_instance, nested_later, awake_in_child }
+    events { level, edge, oneshot, oneshot_of_nothing, exclusive, exclusive_for_room, modify, copied_descriptor, copies_added_in_turn, closed_while_copied, closed_in_child, poll_and_select, events_before_rings, added_before_connect, writable, full_after_the_end, many }
+    instances { two_instances, nested, moved_between_instances, awake_beside_asleep, awake_in_another_instance, nested_later, awake_in_child, closed_beside_its_connection, closed_while_waited, polled_at_first_by_many }
+    interrupts { two_signals_at_once, cancelled }
     copies { duplicates, forked, forked_and_killed, forked_and_ended, forked_before_rings, closed_ranges, listed, executed, standard_output }
     exec { executed_functions, spawned, shells, executed_beside_waits, streams_of_the_c_library, passed, taken_by_pidfd }
     clones { copied_memory, served_by_child, grandchildren, cloned_on_a_stack, shared_memory, closed_by_vfork, shared_memory_beside, without_descriptors, threads_without_descriptors }
@@ -100,13 +103,13 @@ cases! {
     switch { switched_under_load, switched_at_an_edge, switched_while_full, switched_before_rings }
     crossings { kernel_then_ring, end_after_crossing, ring_then_kernel, kernel_ring_kernel, reset_after_ring, many_buffers }
     splices { splice_to_full_pipe, splice_to_last_slot, splice_waits, splice_to_full_socket, splice_ends, splice_named_pipes, splice_crossing, splice_proxy, sendfile_to_pipe }
-    kills { killed_then_received, killed_then_sent, killed_then_polled, killed_then_asked, killed_under_epoll, killed_while_waiting, killed_beside_another }
+    kills { killed_then_received, killed_then_sent, killed_then_polled, killed_then_asked, killed_under_epoll, killed_unasked, killed_while_waiting, killed_beside_another }
     shortages { epoll_without_watches, sleeper_without_watches, nested_without_watches, waits_without_descriptors, closed_without_descriptors }
     sockmaps { in_a_sockmap, past_tcp, offered_in_a_sockmap, ring_after_sockmap }
-    found { no_octets, whole_events, one_edge, edge_behind_kernel, no_edge_of_room, after_shutdown, full_but_not_ended, shut_down_with_octets_under_way, low_mark, error_after_octets, peek_of_all, octets_before_reset, shut_down_before_rings, reset_once }
+    found { no_octets, whole_events, one_edge, edge_behind_kernel, no_edge_of_room, after_shutdown, full_but_not_ended, shut_down_with_octets_under_way, low_mark, error_after_octets, peek_of_all, octets_before_reset, shut_down_before_rings, reset_once, no_edge_of_known_room, edge_after_a_child, added_again_after_reset, error_after_all }
     hostile { wake_up_after_its_octets }
     forks { forked_server, forked_bulk, forked_while_asking, forked_and_shared }
     recalls { passed_unread, executed_unread, streams_unread, peer_stopped, peer_dead, peer_without_room, recalled_in_part, recalled_and_killed }
-    earning { earned_by_octets, earned_by_age, earned_beside_readers, earned_by_unequal_operations, earned_by_late_acceptors, earned_by_two_readers }
+    earning { earned_by_octets, earned_by_a_send_that_waits, earned_by_age, earned_beside_readers, earned_by_unequal_operations, earned_by_late_acceptors, earned_by_two_readers }
     bulk { both_directions, many_writers }
 }

@@ -328,3 +328,42 @@ pub fn queue_lengths() {
     note("state of TCP_INFO", format!("{result} {}", info[0]));
     p.close();
 }
+
+/// Addresses that no program has: EFAULT, and nothing is sent or received.
+pub fn impossible_addresses() {
+    let p = pair();
+    let at = |address: usize| address as *mut libc::c_void;
+    let part = |address, length| libc::iovec { iov_base: at(address), iov_len: length };
+    let mut octets = *b"octets";
+    let good = part(octets.as_mut_ptr() as usize, octets.len());
+    let missing: *mut libc::iovec = std::ptr::null_mut();
+    // SAFETY: the kernel refuses these addresses.
+    unsafe {
+        for address in [0, 8, usize::MAX - 100] {
+            note("send", outcome(libc::send(p.connector, at(address), 5, 0)));
+            note("writev", outcome(libc::writev(p.connector, [good, part(address, 5)].as_ptr(), 2)));
+        }
+        note("writev without a list", outcome(libc::writev(p.connector, missing, 1)));
+        let mut message: libc::msghdr = std::mem::zeroed();
+        message.msg_iovlen = 1;
+        note("sendmsg without a list", outcome(libc::sendmsg(p.connector, &message, 0)));
+        note("sendmmsg without messages", outcome(libc::sendmmsg(p.connector, std::ptr::null_mut(), 1, 0) as isize));
+        note("nothing was sent", recv(p.acceptor, 9, libc::MSG_DONTWAIT));
+        note("send", send(p.connector, b"abc", 0));
+        for address in [0, 8, usize::MAX - 100] {
+            note("recv", outcome(libc::recv(p.acceptor, at(address), 5, 0)));
+            note("read", outcome(libc::read(p.acceptor, at(address), 5)));
+        }
+        note("readv without a list", outcome(libc::readv(p.acceptor, missing, 1)));
+        note("recvmsg without a list", outcome(libc::recvmsg(p.acceptor, &mut message, 0)));
+        let nowhere = std::ptr::null_mut();
+        note("recvmmsg", outcome(libc::recvmmsg(p.acceptor, nowhere, 1, 0, std::ptr::null_mut()) as isize));
+        note("poll", outcome(libc::poll(std::ptr::null_mut(), 1, 0) as isize));
+        let e = epoll();
+        let event = at(8).cast();
+        note("epoll_ctl", outcome(libc::epoll_ctl(e, libc::EPOLL_CTL_ADD, p.acceptor, event) as isize));
+        close(e);
+    }
+    note("nothing was received", recv(p.acceptor, 9, 0));
+    p.close();
+}

@@ -4,6 +4,7 @@
 
 use super::{answer_int, checked};
 use crate::clock::Deadline;
+use crate::parts::is_no_address;
 use crate::stream::Outcome;
 use crate::{descriptors, epoll, identity, poll, real, table};
 use core::time::Duration;
@@ -41,7 +42,8 @@ exported! {
         }
         match (table::session(fd), table::epoll_or_new(epoll)) {
             (Some(session), Some(instance)) if epoll != fd => {
-                answer_int(instance.control(operation, fd, session.forever(), event.as_ref().copied()).map(|()| 0))
+                let wanted = event.as_ref().filter(|event| !is_no_address(*event)).copied();
+                answer_int(instance.control(operation, fd, session.forever(), wanted).map(|()| 0))
             }
             _ => real::epoll_ctl(epoll, operation, fd, event),
         }
@@ -131,7 +133,7 @@ unsafe fn wait_events(
     }
     // SAFETY: the caller has room for `most` events.
     let out = unsafe { core::slice::from_raw_parts_mut(events, most as usize) };
-    answer_int(match table::epoll(fd) {
+    answer_int(match table::held_epoll(fd) {
         Some(instance) => instance.wait(fd, out, limit, mask),
         None => first_wait(fd, out, limit, mask),
     })
@@ -140,7 +142,7 @@ unsafe fn wait_events(
 /// first_wait is for an instance that had no session when the wait began, but may have some when it ends.
 fn first_wait(fd: c_int, out: &mut [epoll_event], limit: Option<Duration>, mask: *const sigset_t) -> Outcome {
     let n = epoll::kernel_wait(fd, out, limit, mask)?;
-    let Some(instance) = table::epoll(fd) else { return Ok(n) };
+    let Some(instance) = table::held_epoll(fd) else { return Ok(n) };
     match instance.translate(out, n) {
         0 if n > 0 => instance.wait(fd, out, limit, mask),
         kept => Ok(kept),
@@ -152,6 +154,7 @@ fn first_wait(fd: c_int, out: &mut [epoll_event], limit: Option<Duration>, mask:
 unsafe fn poll_list(fds: *mut pollfd, count: nfds_t, limit: Option<Duration>, mask: *const sigset_t) -> c_int {
     let list = match count {
         0 => &mut [],
+        _ if is_no_address(fds) => return answer_int(Err(libc::EFAULT)),
         // SAFETY: the caller has `count` descriptors.
         _ => unsafe { core::slice::from_raw_parts_mut(fds, count as usize) },
     };

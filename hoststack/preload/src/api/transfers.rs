@@ -5,7 +5,7 @@
 use super::{answer, answer_int, checked};
 use crate::clock::Deadline;
 use crate::ends::keep;
-use crate::parts::{one, valid_count, Parts, MOST};
+use crate::parts::{is_no_address, one, valid_count, Parts, MOST};
 use crate::{descriptors, earn, identity, offer, real, splice, stream, table, transfer};
 use libc::{c_int, c_uint, c_void, iovec, mmsghdr, msghdr, off_t, size_t, sockaddr, socklen_t, ssize_t, timespec};
 
@@ -30,6 +30,7 @@ exported! {
     fn readv(fd: c_int, parts: *const iovec, count: c_int) -> ssize_t {
         let Some(session) = table::session(fd) else { return real::readv(fd, parts, count) };
         match (earn::direct(session.forever(), fd), valid_count(count)) {
+            (None, Ok(1..)) if is_no_address(parts) => answer(Err(libc::EFAULT)),
             (None, Ok(count)) => match Parts::new(parts, count) {
                 parts if parts.length() == 0 => 0,
                 parts => answer(stream::receive(session.forever(), fd, parts, 0)),
@@ -74,7 +75,8 @@ exported! {
 
     fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
         let session = table::session(fd).filter(|_| flags & libc::MSG_ERRQUEUE == 0);
-        let (Some(session), Some(message)) = (session, message.as_mut()) else {
+        let known = message.as_mut().filter(|message| !is_no_address(*message));
+        let (Some(session), Some(message)) = (session, known) else {
             let n = real::recvmsg(fd, message, flags);
             message.as_ref().filter(|_| n >= 0).inspect(|message| received(message));
             return n;
@@ -82,8 +84,10 @@ exported! {
         if let Some(direct) = earn::direct(session.forever(), fd) {
             return direct.received(fd, real::recvmsg(fd, message, flags), flags);
         }
-        let Some(parts) = parts_of(message) else { return answer(Err(libc::EMSGSIZE)) };
-        let result = stream::receive(session.forever(), fd, parts, flags);
+        let result = match parts_of(message) {
+            Ok(parts) => stream::receive(session.forever(), fd, parts, flags),
+            Err(error) => Err(error),
+        };
         if result.is_ok() {
             (message.msg_namelen, message.msg_controllen, message.msg_flags) = (0, 0, 0);
         }
@@ -103,6 +107,9 @@ exported! {
         // The kernel reports an error of the socket before it looks for octets.
         if let Some(error) = pending_error(fd) {
             return answer_int(Err(error));
+        }
+        if count > 0 && is_no_address(messages) {
+            return answer_int(Err(libc::EFAULT));
         }
         let mut n = 0;
         while n < count {
@@ -134,14 +141,17 @@ exported! {
     }
 }
 
-/// parts_of are the buffers of a message; None if it has more than the kernel takes.
+/// parts_of are the buffers of a message; an error if it has more than the kernel takes, or no list.
 ///
 /// # Safety
 /// The message is the program's, for this call.
-unsafe fn parts_of(message: &msghdr) -> Option<Parts> {
-    let count = Some(message.msg_iovlen as usize).filter(|&count| count <= MOST)?;
-    // SAFETY: as the caller's.
-    Some(unsafe { Parts::new(message.msg_iov, count) })
+unsafe fn parts_of(message: &msghdr) -> Result<Parts, i32> {
+    match message.msg_iovlen as usize {
+        count if count > MOST => Err(libc::EMSGSIZE),
+        1.. if is_no_address(message.msg_iov) => Err(libc::EFAULT),
+        // SAFETY: as the caller's.
+        count => Ok(unsafe { Parts::new(message.msg_iov, count) }),
+    }
 }
 
 /// pending_error takes the error of a socket, if it has one.
@@ -159,7 +169,7 @@ exported! {
     fn write(fd: c_int, buffer: *const c_void, count: size_t) -> ssize_t {
         match table::session(fd) {
             Some(session) => match earn::direct_send(session.forever(), fd, count) {
-                Some(direct) => direct.sent(fd, real::write(fd, buffer, count), 0),
+                Some(direct) => direct.sent(fd, real::write(fd, buffer, count), count, 0),
                 None => answer(stream::send(session.forever(), fd, Parts::new(&one(buffer.cast_mut(), count), 1), 0)),
             },
             None => real::write(fd, buffer, count),
@@ -170,9 +180,12 @@ exported! {
         let (Some(session), Ok(valid)) = (table::session(fd), valid_count(count)) else {
             return real::writev(fd, parts, count);
         };
+        if count > 0 && is_no_address(parts) {
+            return answer(Err(libc::EFAULT));
+        }
         let list = Parts::new(parts, valid);
         match earn::direct_send(session.forever(), fd, list.length()) {
-            Some(direct) => direct.sent(fd, real::writev(fd, parts, count), 0),
+            Some(direct) => direct.sent(fd, real::writev(fd, parts, count), list.length(), 0),
             // As with readv; write(2) asks the socket.
             None if list.length() == 0 => 0,
             None => answer(stream::send(session.forever(), fd, list, 0)),
@@ -182,7 +195,7 @@ exported! {
     fn send(fd: c_int, buffer: *const c_void, count: size_t, flags: c_int) -> ssize_t {
         match table::session(fd) {
             Some(session) => match earn::direct_send(session.forever(), fd, count) {
-                Some(direct) => direct.sent(fd, real::send(fd, buffer, count, flags), flags),
+                Some(direct) => direct.sent(fd, real::send(fd, buffer, count, flags), count, flags),
                 None => answer(stream::send(session.forever(), fd, Parts::new(&one(buffer.cast_mut(), count), 1), flags)),
             },
             None => real::send(fd, buffer, count, flags),
@@ -200,7 +213,7 @@ exported! {
             return n;
         }
         match earn::direct_send(session.forever(), fd, count) {
-            Some(direct) => direct.sent(fd, real::sendto(fd, buffer, count, flags, address, length), flags),
+            Some(direct) => direct.sent(fd, real::sendto(fd, buffer, count, flags, address, length), count, flags),
             // TCP ignores the address of a connected socket.
             None => send(fd, buffer, count, flags),
         }
@@ -208,10 +221,13 @@ exported! {
 
     fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
         match (table::session(fd), message.as_ref()) {
-            (Some(session), Some(message)) => {
-                let Some(list) = parts_of(message) else { return answer(Err(libc::EMSGSIZE)) };
+            (Some(session), Some(message)) if !is_no_address(message) => {
+                let list = match parts_of(message) {
+                    Ok(list) => list,
+                    Err(error) => return answer(Err(error)),
+                };
                 match earn::direct_send(session.forever(), fd, list.length()) {
-                    Some(direct) => direct.sent(fd, real::sendmsg(fd, message, flags), flags),
+                    Some(direct) => direct.sent(fd, real::sendmsg(fd, message, flags), list.length(), flags),
                     None => answer(stream::send(session.forever(), fd, list, flags)),
                 }
             }
@@ -228,6 +244,9 @@ exported! {
             };
         }
         let count = count.min(MOST as c_uint);
+        if count > 0 && is_no_address(messages) {
+            return answer_int(Err(libc::EFAULT));
+        }
         for i in 0..count {
             let message = &mut *messages.add(i as usize);
             let n = sendmsg(fd, &message.msg_hdr, flags);
@@ -236,7 +255,7 @@ exported! {
             }
             message.msg_len = n as c_uint;
             // What follows a message that was sent in part would come before its rest.
-            if parts_of(&message.msg_hdr).is_some_and(|parts| (n as usize) < parts.length()) {
+            if parts_of(&message.msg_hdr).is_ok_and(|parts| (n as usize) < parts.length()) {
                 return i as c_int + 1;
             }
         }

@@ -2,19 +2,22 @@
 
 //! One session in one instance, and what it has to report.
 
+use super::tag::{Place, Tag};
 use super::{Epoll, ET, EXCLUSIVE, ONESHOT, READ_BITS, WRITE_BITS};
 use crate::session::{Rings, Session};
 use crate::side::Phase;
 use crate::{ends, real};
 use beeline_ring::Recall;
 use core::sync::atomic::Ordering;
-use libc::{c_int, EPOLLERR, EPOLLHUP, EPOLLOUT, EPOLLRDHUP, EPOLLWRNORM};
+use libc::{c_int, EPOLLERR, EPOLLHUP, EPOLLIN, EPOLLOUT, EPOLLRDHUP, EPOLLWRNORM};
 
 /// Entry is one session in one instance, as the program added it.
 pub struct Entry {
     pub fd: c_int,
     /// The number by which the kernel knows it: another one than `fd` if that is closed, but a copy of it is not.
     pub registered: c_int,
+    /// Where it is in the instance, by which the kernel's events are told from those of a former entry there.
+    pub at: Place,
     pub session: &'static Session,
     pub events: u32,
     pub data: u64,
@@ -35,6 +38,12 @@ pub struct Entry {
     pub seen: u64,
     /// How often this end had waited for room when it was reported last.
     pub room_waits: u32,
+    /// The kernel was told anew because a direction has moved: with EPOLLET it reports again what it has.
+    pub moved: bool,
+    /// What was reported last, and whether room was since the program has added or changed the entry.
+    pub reported: u32,
+    /// The end of what the peer sends was reported since then.
+    pub peer_ended: bool,
     /// The wait that reported it last: each reports an entry once.
     pub turn: u64,
     /// Where that wait has stored its events.
@@ -42,14 +51,95 @@ pub struct Entry {
 }
 
 impl Entry {
+    pub fn new(fd: c_int, session: &'static Session, events: u32, data: u64) -> Self {
+        Self {
+            fd,
+            registered: fd,
+            at: Place { slot: 0, generation: 0 },
+            session,
+            events,
+            data,
+            told: 0,
+            disabled: false,
+            queued: false,
+            fresh: true,
+            kernel: 0,
+            has_event: false,
+            hot: false,
+            looks: 0,
+            seen: 0,
+            room_waits: session.side().room_waits.load(Ordering::Relaxed),
+            moved: false,
+            reported: 0,
+            peer_ended: false,
+            turn: 0,
+            place: 0,
+        }
+    }
+
+    /// has_waited reports whether a send has found no room since room was reported last.
+    pub fn has_waited(&self) -> bool {
+        self.room_waits != self.session.side().room_waits.load(Ordering::Relaxed)
+    }
+
+    /// is_over reports whether no further edge can come: the connection was reset, and the error was reported.
+    pub fn is_over(&self) -> bool {
+        self.events & ET != 0 && self.reported & EPOLLERR as u32 != 0 && self.is_reset()
+    }
+
+    fn is_reset(&self) -> bool {
+        self.session.side().reset.load(Ordering::Relaxed) != 0
+    }
+
+    /// knows_room reports whether room is no edge: no send has found less since it was reported, or nobody asks for it.
+    pub fn knows_room(&self) -> bool {
+        (self.events & WRITE_BITS == 0 || self.reported & WRITE_BITS != 0) && !self.has_waited()
+    }
+
+    /// news_of are the events of the kernel without those that are no edge: known room, and ends that were reported.
+    pub fn news_of(&mut self, events: u32) -> u32 {
+        let moved = core::mem::take(&mut self.moved);
+        if self.is_over() {
+            return 0;
+        }
+        if !moved || !self.knows_room() {
+            return events;
+        }
+        let has_ended = |events: u32| events & (EPOLLHUP | EPOLLERR) as u32 != 0;
+        match (has_ended(self.reported), has_ended(events), self.peer_ended) {
+            // The end of both sides. A reset is another edge.
+            (true, ..) if self.is_reset() => events,
+            (true, ..) => 0,
+            (false, true, _) => events,
+            (false, false, true) => events & !(WRITE_BITS | READ_BITS | EPOLLRDHUP as u32),
+            (false, false, false) => events & !WRITE_BITS,
+        }
+    }
+
+    /// socket is what the kernel keeps for the socket; and event for the session's event.
+    pub fn socket(&self) -> Tag {
+        Tag::Socket(self.at)
+    }
+
+    pub fn event(&self) -> Tag {
+        Tag::Event(self.at)
+    }
+
     /// kernel_events are those that the kernel reports. While the ring carries what is sent, the kernel does not
     /// know whether there is room, but whether the peer is gone. A program that asks for nothing is told of a reset.
     pub fn kernel_events(&self) -> u32 {
         let in_ring = self.session.side().send.phase() == Phase::Ring;
         let asks_nothing = self.events & READ_BITS == 0 && !self.session.suspect.load(Ordering::Relaxed);
-        match in_ring && (self.events & WRITE_BITS != 0 || asks_nothing) {
-            true => self.events & !WRITE_BITS | EPOLLRDHUP as u32,
-            false => self.events,
+        if !in_ring || self.events & WRITE_BITS == 0 && !asks_nothing {
+            return self.events;
+        }
+        let others = self.events & !WRITE_BITS;
+        match self.events & (EXCLUSIVE | READ_BITS) {
+            // The kernel takes no EPOLLRDHUP beside EPOLLEXCLUSIVE. EPOLLIN is the end of the peer, too, once for a program
+            // that does not receive.
+            EXCLUSIVE => others | EPOLLIN as u32 | ET,
+            both if both & EXCLUSIVE != 0 => others,
+            _ => others | EPOLLRDHUP as u32,
         }
     }
 
@@ -69,10 +159,13 @@ impl Entry {
         }
         let kernel = core::mem::take(&mut self.kernel);
         let ring = match self.events & ET != 0 {
-            true => self.ring_edge(looks),
+            true => self.ring_edge(looks, kernel != 0),
             false => self.ring_level(looks),
         };
-        self.merge(kernel, ring)
+        let events = self.merge(kernel, ring);
+        let end = EPOLLRDHUP as u32;
+        self.peer_ended |= kernel & end != 0 && events & (READ_BITS | end) != 0;
+        events
     }
 
     /// rest_of_oneshot is what the kernel has to report beside the rings: an entry with EPOLLONESHOT reports once, so it
@@ -104,24 +197,33 @@ impl Entry {
     /// has_something is take_ready without taking.
     pub fn has_something(&mut self) -> bool {
         let fresh = self.fresh;
-        let (kernel, events) = (self.kernel, self.take_ready(None));
-        (self.kernel, self.fresh) = (kernel, fresh && events != 0);
+        let (kernel, peer_ended) = (self.kernel, self.peer_ended);
+        let events = self.take_ready(None);
+        (self.kernel, self.fresh, self.peer_ended) = (kernel, fresh && events != 0, peer_ended);
         events != 0
     }
 
     /// ring_edge is what the rings have after an edge. The next change is another edge, whether or not the program
     /// takes what there is.
-    pub fn ring_edge(&mut self, looks: Option<&Epoll>) -> u32 {
+    ///
+    /// Octets are an edge, which reports room, too, also if they were taken meanwhile.
+    pub fn ring_edge(&mut self, looks: Option<&Epoll>, beside_kernel: bool) -> u32 {
         if !core::mem::take(&mut self.fresh) {
             return 0;
         }
+        let before = self.seen;
         self.expect(looks);
         let mark = self.session.rings().map_or(0, |rings| rings.receive().mark());
         let ready = self.ring_ready();
-        if ready & READ_BITS != 0 {
+        let had_octets = self.events & READ_BITS != 0 && mark != before;
+        if ready & READ_BITS != 0 || had_octets {
             self.seen = mark;
         }
-        ready
+        let is_room = ready & READ_BITS == 0 && !had_octets && !beside_kernel;
+        match is_room && self.knows_room() {
+            true => 0,
+            false => ready,
+        }
     }
 
     pub fn ring_level(&mut self, looks: Option<&Epoll>) -> u32 {
@@ -159,7 +261,7 @@ impl Entry {
     pub fn is_of_event(&self) -> bool {
         let is_new = || self.events & ET == 0 || self.session.rings().is_none_or(|r| r.receive().mark() != self.seen);
         let reads = self.events & READ_BITS != 0 && is_new();
-        reads || self.room_waits != self.session.room_waits.load(Ordering::Relaxed)
+        reads || self.has_waited()
     }
 
     /// asks_again has the peer wake this end again after a wake-up for octets that were reported already: they came between

@@ -44,6 +44,10 @@ pub struct Epoll {
     process: AtomicU32,
     /// Descriptors of the instance in this process.
     descriptors: AtomicUsize,
+    /// Waits of this process that use it now, and one for all of its descriptors: a wait goes on when the last of these is
+    /// closed, and the instance is used again when nobody does.
+    holders: AtomicUsize,
+    live: AtomicBool,
     sleepers: AtomicUsize,
     /// Readable while the queue is not empty; only for an instance that is itself polled.
     nudge: AtomicI32,
@@ -64,6 +68,8 @@ impl Epoll {
                 fd: AtomicI32::new(-1),
                 process: AtomicU32::new(0),
                 descriptors: AtomicUsize::new(0),
+                holders: AtomicUsize::new(0),
+                live: AtomicBool::new(false),
                 sleepers: AtomicUsize::new(0),
                 nudge: AtomicI32::new(-1),
                 blind: AtomicBool::new(false),
@@ -74,7 +80,27 @@ impl Epoll {
         epoll.process.store(lock::process(), Ordering::Relaxed);
         epoll.descriptors.store(1, Ordering::Relaxed);
         epoll.blind.store(false, Ordering::Relaxed);
+        epoll.hold();
+        epoll.live.store(true, Ordering::Release);
         epoll
+    }
+
+    pub fn hold(&self) {
+        self.holders.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// let_go drops what hold took.
+    pub fn let_go(&'static self) {
+        let is_last = self.holders.fetch_sub(1, Ordering::AcqRel) == 1;
+        if is_last && self.descriptors.load(Ordering::Relaxed) == 0 && self.live.swap(false, Ordering::AcqRel) {
+            self.recycle();
+        }
+    }
+
+    /// after_fork: the child has no thread that waits.
+    pub fn after_fork(&self) {
+        self.holders.store(1, Ordering::Relaxed);
+        self.sleepers.store(0, Ordering::Relaxed);
     }
 
     pub fn add_descriptor(&self) {
@@ -84,7 +110,8 @@ impl Epoll {
     /// drop_descriptor is called after the entry of `fd` was removed. `other` is a descriptor that remains.
     pub fn drop_descriptor(&'static self, fd: c_int, other: impl FnOnce() -> Option<c_int>) {
         if self.descriptors.fetch_sub(1, Ordering::Relaxed) == 1 {
-            return self.recycle();
+            self.fd.store(-1, Ordering::Relaxed);
+            return self.let_go();
         }
         if self.fd.load(Ordering::Relaxed) == fd {
             self.fd.store(other().unwrap_or(-1), Ordering::Relaxed);
@@ -92,7 +119,7 @@ impl Epoll {
     }
 
     /// recycle gives an instance without descriptors back to the pool.
-    pub fn recycle(&'static self) {
+    fn recycle(&'static self) {
         let entries = core::mem::take(&mut *self.inner.lock()).entries;
         for entry in entries.into_iter().flatten() {
             entry.session.watches.lock().retain(|&(epoll, _)| !core::ptr::eq(epoll, self));
@@ -116,7 +143,7 @@ impl Epoll {
             (EPOLL_CTL_ADD, Some(wanted)) => self.add(fd, session, wanted),
             (EPOLL_CTL_MOD, Some(wanted)) => self.modify(fd, wanted),
             (EPOLL_CTL_DEL, _) => self.delete(fd),
-            (EPOLL_CTL_ADD | EPOLL_CTL_MOD, None) => Err(libc::EFAULT),
+            (_, None) => Err(libc::EFAULT),
             _ => Err(libc::EINVAL),
         }
     }
@@ -126,33 +153,19 @@ impl Epoll {
         if inner.by_fd.contains_key(&fd) {
             return Err(libc::EEXIST);
         }
-        let entry = Entry {
-            fd,
-            registered: fd,
-            session,
-            events: wanted.events,
-            data: wanted.u64,
-            told: 0,
-            disabled: false,
-            queued: false,
-            fresh: true,
-            kernel: 0,
-            has_event: false,
-            hot: false,
-            looks: 0,
-            seen: 0,
-            room_waits: session.room_waits.load(Ordering::Relaxed),
-            turn: 0,
-            place: 0,
-        };
-        let events = entry.kernel_events();
-        let slot = inner.insert(Entry { told: events, ..entry });
-        if let Err(error) = self.kernel(EPOLL_CTL_ADD, fd, events, &Tag::Socket(slot)) {
+        let slot = inner.insert(Entry::new(fd, session, wanted.events, wanted.u64));
+        let Some(entry) = &mut inner.entries[slot] else { return Err(libc::ENOENT) };
+        entry.told = entry.kernel_events();
+        if let Err(error) = self.kernel(EPOLL_CTL_ADD, fd, entry.told, &entry.socket()) {
             inner.remove(slot);
             return Err(error);
         }
         session.hold();
         session.watches.lock().push((self, slot));
+        if entry.told != entry.kernel_events() {
+            // A direction has moved meanwhile, and did not find the watch.
+            let _ = self.reregister(entry);
+        }
         if session.is_attached() {
             self.add_event(&mut inner, slot);
         }
@@ -174,13 +187,14 @@ impl Epoll {
         let before = (entry.events, entry.data);
         (entry.events, entry.data) = (wanted.events, wanted.u64);
         if !entry.is_told() {
-            if let Err(error) = self.kernel(EPOLL_CTL_MOD, fd, entry.kernel_events(), &Tag::Socket(slot)) {
+            if let Err(error) = self.kernel(EPOLL_CTL_MOD, fd, entry.kernel_events(), &entry.socket()) {
                 (entry.events, entry.data) = before;
                 return Err(error);
             }
             entry.told = entry.kernel_events();
         }
         (entry.disabled, entry.kernel) = (false, 0);
+        (entry.moved, entry.reported, entry.peer_ended) = (false, 0, false);
         if entry.has_event {
             self.refresh(&mut inner, slot);
         }
@@ -198,27 +212,32 @@ impl Epoll {
     /// forget removes an entry. Its session's event goes to another entry of the session, or is removed if there is none.
     fn forget(&self, inner: &mut Guard<Inner>, slot: usize, in_kernel: bool) {
         let Some(entry) = inner.remove(slot) else { return };
-        let other = inner.slot_of(entry.session);
+        let other = {
+            let mut watches = entry.session.watches.lock();
+            watches.retain(|&(epoll, at)| !(core::ptr::eq(epoll, self) && at == slot));
+            watches.iter().find(|&&(epoll, _)| core::ptr::eq(epoll, self)).map(|&(_, other)| other)
+        };
+        let other = other.and_then(|other| inner.entry_of(other, entry.session)).map(|other| other.event());
         if other.is_none() {
             entry.session.is_not_watched_by(self);
         }
         if entry.has_event && in_kernel {
             let event = entry.session.own_event.load(Ordering::Relaxed);
             let _ = match other {
-                Some(other) => self.kernel(EPOLL_CTL_MOD, event, EPOLLIN as u32 | ET, &Tag::Event(other)),
+                Some(other) => self.kernel(EPOLL_CTL_MOD, event, EPOLLIN as u32 | ET, &other),
                 None => self.kernel(EPOLL_CTL_DEL, event, 0, &Tag::Nudge),
             };
         }
-        entry.session.watches.lock().retain(|&(epoll, at)| !(core::ptr::eq(epoll, self) && at == slot));
         self.unregister(&entry);
         entry.session.let_go();
     }
 
     /// closed forgets a session whose last descriptor of this process is closed. The kernel forgets its socket only if
     /// no other process has it.
-    pub fn closed(&self, slot: usize, open_elsewhere: bool) {
+    pub fn closed(&self, slot: usize, session: &Session, open_elsewhere: bool) {
         let mut inner = self.inner.lock();
-        if let Some(entry) = inner.entry(slot).filter(|_| open_elsewhere && self.is_own()) {
+        let Some(entry) = inner.entry_of(slot, session) else { return };
+        if open_elsewhere && self.is_own() {
             let _ = self.kernel(EPOLL_CTL_DEL, entry.registered, 0, &Tag::Nudge);
         }
         self.forget(&mut inner, slot, self.is_own());
@@ -261,7 +280,9 @@ impl Epoll {
             // What has come since belongs to the same event.
             let is_edge = entry.events & ET != 0;
             if is_edge || entry.kernel != 0 {
-                out[entry.place].events |= entry.take_ready(None);
+                let events = entry.take_ready(None);
+                entry.reported |= events;
+                out[entry.place].events |= events;
             }
             if !is_edge {
                 inner.enqueue(slot);
@@ -271,26 +292,34 @@ impl Epoll {
         let by_kernel = entry.kernel != 0;
         entry.kernel |= entry.rest_of_oneshot();
         let was_hot = entry.hot;
+        // What finds no room from now on waits for another edge.
+        let room_waits = entry.session.side().room_waits.load(Ordering::Relaxed);
         let events = entry.take_ready(lazy.then_some(self));
         if entry.hot && !was_hot {
             inner.hot.push(slot);
         }
         if events == 0 {
+            let once = inner.entries[slot].as_mut().filter(|entry| by_kernel && entry.events & ONESHOT != 0);
+            if let Some(entry) = once.filter(|entry| !entry.disabled) {
+                // The kernel has reported what the program did not ask for, and reports nothing more.
+                let _ = self.reregister(entry);
+            }
             return false;
         }
         let Some(entry) = &mut inner.entries[slot] else { return false };
         let events = events | entry.room_beside_edge();
         out[place] = epoll_event { events, u64: entry.data };
         (entry.turn, entry.place) = (turn, place);
+        entry.reported = entry.reported & WRITE_BITS | events;
         if events & WRITE_BITS != 0 {
-            entry.room_waits = entry.session.room_waits.load(Ordering::Relaxed);
+            entry.room_waits = room_waits;
         }
         if entry.events & ONESHOT != 0 {
             entry.disabled = true;
             if !by_kernel {
                 // ERR and HUP are always reported, but with ET only once.
                 entry.told = ET;
-                let _ = self.kernel(EPOLL_CTL_MOD, entry.registered, ET, &Tag::Socket(slot));
+                let _ = self.kernel(EPOLL_CTL_MOD, entry.registered, ET, &entry.socket());
             }
         } else if entry.events & ET == 0 && entry.has_event {
             inner.enqueue(slot);
@@ -317,20 +346,27 @@ impl Epoll {
                     kept += 1;
                 }
                 Some(Tag::Nudge) => {}
-                Some(Tag::Socket(slot)) => {
+                Some(Tag::Socket(place)) => {
+                    let Some(slot) = inner.current(place) else { continue };
                     inner.socket_event(slot, event.events);
                     self.trim(&mut inner, slot);
                 }
-                Some(Tag::Event(slot)) => {
+                Some(Tag::Event(place)) => {
+                    let Some(slot) = inner.current(place) else { continue };
                     inner.own_event(self, slot);
-                    recalled.extend(
-                        inner.entry(slot).filter(|entry| entry.is_recalled()).map(|e| (e.session, e.registered)),
-                    );
+                    if let Some(entry) = inner.entry(slot).filter(|entry| entry.is_recalled()) {
+                        // Another thread may close it when the lock is free.
+                        entry.session.hold();
+                        recalled.push((entry.session, entry.registered));
+                    }
                 }
             }
         }
         drop(inner);
-        recalled.into_iter().for_each(|(session, fd)| recall::answer(session, fd));
+        for (session, fd) in recalled {
+            recall::answer(session, fd);
+            session.let_go();
+        }
         kept
     }
 
@@ -343,12 +379,13 @@ impl Epoll {
         mask: *const sigset_t,
     ) -> Result<usize, i32> {
         let deadline = Deadline::after(limit);
+        let (mut fd, mut left) = (fd, limit);
         loop {
             let turn = TURNS.fetch_add(1, Ordering::Relaxed);
             let first = self.share(out.len());
             let mut n = self.collect(turn, &mut out[..first], 0);
             if n < out.len() {
-                match self.ask(fd, &mut out[n..], n > 0, deadline, mask) {
+                match self.ask(fd, &mut out[n..], n > 0, left, mask) {
                     Ok(more) => n += more,
                     Err(error) if n == 0 => return Err(error),
                     Err(_) => {}
@@ -357,6 +394,12 @@ impl Epoll {
             }
             if n > 0 || deadline.is_over() {
                 return Ok(n);
+            }
+            left = deadline.left();
+            // The number may be closed by now, and be another file's.
+            fd = self.fd.load(Ordering::Relaxed);
+            if fd < 0 {
+                return Err(libc::EBADF);
             }
         }
     }
@@ -377,13 +420,13 @@ impl Epoll {
         fd: c_int,
         out: &mut [epoll_event],
         has_others: bool,
-        deadline: Deadline,
+        limit: Option<Duration>,
         mask: *const sigset_t,
     ) -> Result<usize, i32> {
         self.sleepers.fetch_add(1, Ordering::SeqCst);
         let idle = !has_others && self.inner.lock().fall_asleep();
         let left = match idle {
-            true => deadline.left(),
+            true => limit,
             false => Some(Duration::ZERO),
         };
         let result = kernel_wait(fd, out, left, mask);

@@ -3,6 +3,7 @@
 //! The entries of an instance, and which of them are to be looked at.
 
 use super::entry::Entry;
+use super::tag::Place;
 use super::{Epoll, END_BITS, READ_BITS, WRITE_BITS};
 use crate::session::{Rings, Session};
 use crate::side::Phase;
@@ -21,6 +22,8 @@ const SLEEP: u32 = 8;
 #[derive(Default)]
 pub struct Inner {
     pub entries: Vec<Option<Entry>>,
+    /// Of the entry that was inserted last.
+    pub generation: u32,
     pub free: Vec<usize>,
     pub by_fd: BTreeMap<c_int, usize>,
     pub queue: VecDeque<usize>,
@@ -32,11 +35,13 @@ pub struct Inner {
 }
 
 impl Inner {
-    pub fn insert(&mut self, entry: Entry) -> usize {
+    pub fn insert(&mut self, mut entry: Entry) -> usize {
         let slot = self.free.pop().unwrap_or_else(|| {
             self.entries.push(None);
             self.entries.len() - 1
         });
+        self.generation = Place::next(self.generation);
+        entry.at = Place { slot, generation: self.generation };
         self.by_fd.insert(entry.fd, slot);
         self.entries[slot] = Some(entry);
         slot
@@ -46,8 +51,15 @@ impl Inner {
         self.entries.get(slot)?.as_ref()
     }
 
-    pub fn slot_of(&self, session: &Session) -> Option<usize> {
-        self.entries.iter().position(|entry| entry.as_ref().is_some_and(|e| core::ptr::eq(e.session, session)))
+    /// entry_of is an entry that is still a session's: the watches of a session are read without the lock of the instance,
+    /// from which the entry may have gone meanwhile.
+    pub fn entry_of(&mut self, slot: usize, session: &Session) -> Option<&mut Entry> {
+        self.entries.get_mut(slot)?.as_mut().filter(|entry| core::ptr::eq(entry.session, session))
+    }
+
+    /// current is the slot of an entry for which the kernel has reported something, if it is still there.
+    pub fn current(&self, place: Place) -> Option<usize> {
+        self.entry(place.slot).filter(|entry| entry.at == place).map(|_| place.slot)
     }
 
     pub fn remove(&mut self, slot: usize) -> Option<Entry> {
@@ -55,8 +67,12 @@ impl Inner {
         if entry.registered == entry.fd {
             self.by_fd.remove(&entry.fd);
         }
-        self.queue.retain(|&queued| queued != slot);
-        self.hot.retain(|&hot| hot != slot);
+        if entry.queued {
+            self.queue.retain(|&queued| queued != slot);
+        }
+        if entry.hot {
+            self.hot.retain(|&hot| hot != slot);
+        }
         self.free.push(slot);
         Some(entry)
     }
@@ -144,7 +160,7 @@ impl Inner {
 
     pub fn socket_event(&mut self, slot: usize, events: u32) {
         let Some(entry) = self.entries.get_mut(slot).and_then(Option::as_mut) else { return };
-        entry.kernel |= events;
+        entry.kernel |= entry.news_of(events);
         entry.fresh = true;
         let in_ring = entry.has_event && entry.session.side().receive.phase() == Phase::Ring;
         if in_ring && events & READ_BITS != 0 && entry.session.side().shut.load(Ordering::Relaxed) == 0 {
@@ -162,10 +178,32 @@ impl Inner {
     pub fn own_event(&mut self, epoll: &Epoll, slot: usize) {
         let Some(session) = self.entry(slot).map(|entry| entry.session) else { return };
         for &(_, slot) in session.watches.lock().iter().filter(|(e, _)| core::ptr::eq(*e, epoll)) {
-            if let Some(entry) = self.entries[slot].as_mut() {
-                entry.fresh |= entry.is_of_event() || entry.asks_again();
-            }
+            let Some(entry) = self.entries.get_mut(slot).and_then(Option::as_mut) else { continue };
+            entry.fresh |= entry.is_of_event() || entry.asks_again();
             self.enqueue(slot);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::session::Identity;
+    use crate::side;
+    use beeline_ring::Role;
+
+    #[test]
+    fn an_event_of_a_former_entry_is_not_that_of_the_next_one_in_its_place() {
+        let identity = Identity { role: Role::Connector, side: side::make().unwrap(), ends: None };
+        let session = Session::make(identity, 1);
+        let mut inner = Inner::default();
+        let slot = inner.insert(Entry::new(7, session, 0, 1));
+        let first = inner.entry(slot).unwrap().at;
+        assert_eq!(inner.current(first), Some(slot));
+        inner.remove(slot);
+        assert_eq!(inner.current(first), None, "without an entry");
+        assert_eq!(inner.insert(Entry::new(8, session, 0, 2)), slot, "the place is used again");
+        assert_eq!(inner.current(first), None, "with another entry");
+        assert_eq!(inner.current(inner.entry(slot).unwrap().at), Some(slot));
     }
 }

@@ -8,13 +8,40 @@ use core::sync::atomic::{AtomicU32, Ordering};
 static KEY: AtomicU32 = AtomicU32::new(0);
 
 /// Tag is what the kernel keeps for this library instead of a program's data.
+#[derive(Debug, PartialEq, Eq)]
 pub enum Tag {
-    Socket(usize),
-    Event(usize),
+    Socket(Place),
+    Event(Place),
     Nudge,
 }
 
-const EVENT_BIT: u64 = 1 << 31;
+/// Place of an entry, and which one of those that have had it: an event may come after its entry.
+#[derive(Debug, PartialEq, Eq, Clone, Copy)]
+pub struct Place {
+    pub slot: usize,
+    pub generation: u32,
+}
+
+const SLOT_BITS: u32 = 22;
+const GENERATION_BITS: u32 = 9;
+
+impl Place {
+    /// next is the generation after one.
+    pub fn next(generation: u32) -> u32 {
+        (generation + 1) & ((1 << GENERATION_BITS) - 1)
+    }
+
+    fn pack(self) -> u64 {
+        u64::from(self.generation) << SLOT_BITS | self.slot as u64
+    }
+
+    fn unpack(word: u64) -> Self {
+        let slot = (word & ((1 << SLOT_BITS) - 1)) as usize;
+        Self { slot, generation: (word >> SLOT_BITS) as u32 & ((1 << GENERATION_BITS) - 1) }
+    }
+}
+
+const EVENT_BIT: u64 = 1 << (SLOT_BITS + GENERATION_BITS);
 const NUDGE: u64 = EVENT_BIT - 1;
 
 fn key() -> u64 {
@@ -34,8 +61,8 @@ impl Tag {
     pub fn pack(&self) -> u64 {
         key()
             | match self {
-                Tag::Socket(slot) => *slot as u64,
-                Tag::Event(slot) => EVENT_BIT | *slot as u64,
+                Tag::Socket(place) => place.pack(),
+                Tag::Event(place) => EVENT_BIT | place.pack(),
                 Tag::Nudge => NUDGE,
             }
     }
@@ -44,11 +71,26 @@ impl Tag {
         if data >> 32 << 32 != key() {
             return None;
         }
-        let slot = (data & (EVENT_BIT - 1)) as usize;
         Some(match data & (2 * EVENT_BIT - 1) {
             NUDGE => Tag::Nudge,
-            low if low & EVENT_BIT != 0 => Tag::Event(slot),
-            _ => Tag::Socket(slot),
+            low if low & EVENT_BIT != 0 => Tag::Event(Place::unpack(low)),
+            low => Tag::Socket(Place::unpack(low)),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tags_are_unpacked_as_they_were_packed() {
+        let last = Place { slot: (1 << SLOT_BITS) - 2, generation: (1 << GENERATION_BITS) - 1 };
+        for place in [Place { slot: 0, generation: 0 }, Place { slot: 70_000, generation: 300 }, last] {
+            assert_eq!(Tag::unpack(Tag::Socket(place).pack()), Some(Tag::Socket(place)));
+            assert_eq!(Tag::unpack(Tag::Event(place).pack()), Some(Tag::Event(place)));
+        }
+        assert_eq!(Tag::unpack(Tag::Nudge.pack()), Some(Tag::Nudge));
+        assert_eq!(Tag::unpack(7), None, "data of a program");
     }
 }

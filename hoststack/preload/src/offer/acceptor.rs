@@ -7,7 +7,7 @@ use super::message::{self, address, unix_socket, user_of, Offer};
 use crate::counters::Refusal;
 use crate::earn::Merits;
 use crate::session::{make_event, Memory, Session};
-use crate::{clients, config, descriptors, diag, hidden, identity, page, real};
+use crate::{clients, config, descriptors, diag, hidden, identity, page, real, uncancelled};
 use beeline_ring::{Header, Layout};
 use core::sync::atomic::Ordering;
 use libc::c_int;
@@ -71,7 +71,7 @@ fn connect_mailbox(owner: &diag::Owner) -> Option<c_int> {
     let socket = unix_socket()?;
     let (address, length) = address(owner.cookie);
     // SAFETY: the address has that length.
-    let connected = unsafe { real::connect(socket, core::ptr::from_ref(&address).cast(), length) == 0 };
+    let connected = unsafe { uncancelled::connect(socket, core::ptr::from_ref(&address).cast(), length) == 0 };
     if connected && user_of(socket) == Some(owner.uid) {
         return Some(socket);
     }

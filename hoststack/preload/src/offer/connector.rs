@@ -6,7 +6,7 @@ use super::message::{self, address, unix_socket, user_of, Offer, DESCRIPTORS};
 use super::{exclusively, give_up, stop, without_calls};
 use crate::counters::Refusal;
 use crate::session::{Memory, Session};
-use crate::{diag, hidden, identity, page, real};
+use crate::{diag, hidden, identity, page, real, uncancelled};
 use beeline_ring::Layout;
 use core::sync::atomic::Ordering;
 use libc::c_int;
@@ -89,7 +89,7 @@ fn visitor(session: &Session) -> Option<c_int> {
         return None;
     }
     // SAFETY: accept without an address.
-    let made = hidden::adopt(unsafe { real::accept4(mailbox, nowhere, core::ptr::null_mut(), flags) })?;
+    let made = hidden::adopt(unsafe { uncancelled::accept4(mailbox, nowhere, core::ptr::null_mut(), flags) })?;
     session.visitor.store(made, Ordering::Release);
     Some(made)
 }

@@ -3,7 +3,7 @@
 //! What both ends know of an offer: the mailbox's name, and the message with its descriptors.
 
 use crate::session::{Identity, Session};
-use crate::{hidden, page, real};
+use crate::{hidden, page, real, uncancelled};
 use alloc::vec::Vec;
 use core::mem::{size_of, zeroed};
 use core::net::{IpAddr, Ipv6Addr, SocketAddr};
@@ -96,7 +96,7 @@ pub fn send(socket: c_int, offer: &Offer, descriptors: [c_int; DESCRIPTORS]) -> 
         (*header).cmsg_len = libc::CMSG_LEN(size_of_val(&descriptors) as u32) as _;
         libc::CMSG_DATA(header).cast::<[c_int; DESCRIPTORS]>().write_unaligned(descriptors);
         message.msg_controllen = libc::CMSG_SPACE(size_of_val(&descriptors) as u32) as _;
-        real::sendmsg(socket, &message, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) == size_of::<Offer>() as isize
+        uncancelled::sendmsg(socket, &message, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) == size_of::<Offer>() as isize
     }
 }
 
@@ -119,7 +119,7 @@ pub fn receive(socket: c_int) -> Result<(Offer, [c_int; DESCRIPTORS]), i32> {
     let mut message = message(&mut part, &mut control);
     let flags = libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC;
     // SAFETY: the buffers are this function's.
-    let n = real::outcome(unsafe { real::recvmsg(socket, &mut message, flags) })?;
+    let n = real::outcome(unsafe { uncancelled::recvmsg(socket, &mut message, flags) })?;
     let descriptors = received_descriptors(&message);
     match <[c_int; DESCRIPTORS]>::try_from(&descriptors[..]) {
         Ok(complete) if n == size_of::<Offer>() => Ok((offer, complete)),
