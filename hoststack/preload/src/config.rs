@@ -7,7 +7,7 @@
 //! | `BEELINE_HOSTSTACK` | `off` leaves everything to the kernel |
 //! | `BEELINE_HOSTSTACK_INCLUDE` | `PREFIX[:PORTS]`, comma-separated: servers reached by rings although they are on loopback |
 //! | `BEELINE_HOSTSTACK_EXCLUDE` | the same: servers that stay on the kernel; goes first |
-//! | `BEELINE_HOSTSTACK_RING` | octets of a ring, a power of two from 4096 to 1048576 |
+//! | `BEELINE_HOSTSTACK_RING` | octets of each ring, a power of two from 4096 to 1048576 |
 //! | `BEELINE_HOSTSTACK_SESSIONS` | most connections on rings in one process |
 //! | `BEELINE_HOSTSTACK_AFTER` | operations on a connection after which it asks for rings, whether or not it has earned them |
 //!
@@ -25,7 +25,8 @@ use core::sync::atomic::{AtomicPtr, Ordering};
 
 pub struct Config {
     pub enabled: bool,
-    pub ring: u32,
+    /// None has what a connection has moved decide.
+    pub ring: Option<u32>,
     pub sessions: usize,
     /// None has connections earn rings.
     pub after: Option<u32>,
@@ -72,7 +73,7 @@ fn variable(name: &str) -> Option<String> {
 
 impl Default for Config {
     fn default() -> Self {
-        Self { enabled: true, ring: 65536, sessions: 1024, after: None, include: vec![], exclude: vec![] }
+        Self { enabled: true, ring: None, sessions: 1024, after: None, include: vec![], exclude: vec![] }
     }
 }
 
@@ -85,8 +86,9 @@ impl Config {
             Some(other) => return Err(format!("BEELINE_HOSTSTACK={other}: write on or off")),
         }
         if let Some(text) = variable("BEELINE_HOSTSTACK_RING") {
-            config.ring = number("BEELINE_HOSTSTACK_RING", &text)?;
-            if !config.ring.is_power_of_two() || !(Layout::SMALLEST..=Layout::LARGEST).contains(&config.ring) {
+            let ring = number("BEELINE_HOSTSTACK_RING", &text)?;
+            config.ring = Some(ring);
+            if !ring.is_power_of_two() || !(Layout::SMALLEST..=Layout::LARGEST).contains(&ring) {
                 return Err(format!("BEELINE_HOSTSTACK_RING={text}: write a power of two from 4096 to 1048576"));
             }
         }

@@ -21,6 +21,11 @@ const SMALL: u64 = (1 << 20) + (4 << 10);
 /// Octets after which each operation looks how many are to follow: in the socket's queue, or of a send that is divided.
 const LOOK: u64 = 512 << 10;
 
+/// Octets of each ring: few for messages, so that those of many connections are in the cache of a CPU, and more for a
+/// connection that has moved many: a reply of 1 MiB by a small ring has both ends wait for each other at each half of it.
+const RING: u32 = 64 << 10;
+const LARGE_RING: u32 = 256 << 10;
+
 /// What is sent in one piece while an offer is awaited.
 const STEP: u64 = 64 << 10;
 
@@ -161,6 +166,12 @@ fn octets(session: &Session) -> u64 {
     let side = session.side();
     let all = side.receive.kernel.load(Ordering::Relaxed) + side.send.kernel.load(Ordering::Relaxed);
     all.saturating_sub(session.merits.uncopied.load(Ordering::Relaxed))
+}
+
+/// ring is the number of octets of each ring that a session gets.
+pub fn ring(session: &Session) -> u32 {
+    let earned = if octets(session) >= LOOK { LARGE_RING } else { RING };
+    config::get().ring.unwrap_or(earned)
 }
 
 /// earns reports whether a session asks for rings from now on. So many octets are known to follow.

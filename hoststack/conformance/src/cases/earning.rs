@@ -13,6 +13,20 @@ fn rings(wanted: u64) -> u64 {
     counters().map_or(wanted, |[attached, ..]| attached)
 }
 
+/// rings_of checks the size of the memory of the open connections, with its header of a page.
+fn rings_of(octets: usize) {
+    if counters().is_none() {
+        return;
+    }
+    let maps = std::fs::read_to_string("/proc/self/maps").expect("maps");
+    let sizes = maps.lines().filter(|line| line.contains("/memfd:beeline-ring")).map(|line| {
+        let (from, to) = line.split_once(' ').and_then(|(range, _)| range.split_once('-')).expect("a range");
+        usize::from_str_radix(to, 16).expect("an end") - usize::from_str_radix(from, 16).expect("a begin")
+    });
+    let sizes: Vec<usize> = sizes.collect();
+    assert_eq!(sizes, [4096 + 2 * octets; 2], "both ends map rings of {octets} octets");
+}
+
 /// One request on each connection, of several sizes.
 pub fn short_connections() {
     for size in [64, 65536, 1 << 20] {
@@ -48,6 +62,7 @@ pub fn earned_by_octets() {
         sender.join().unwrap();
         ends += 2;
         assert_eq!(rings(ends), ends, "ends on rings");
+        rings_of(256 << 10);
         p.close();
     }
     let by_rings = counters().map_or(6 * LARGE as u64, |[_, received, ..]| received);
@@ -81,6 +96,7 @@ pub fn earned_by_age() {
     std::thread::sleep(Duration::from_millis(50));
     exchange(p, 40);
     assert_eq!(rings(2), 2, "ends on rings");
+    rings_of(64 << 10);
     p.close();
     let p = fresh();
     std::thread::sleep(Duration::from_millis(50));

@@ -7,7 +7,7 @@ use super::message::{self, address, unix_socket, user_of, Offer};
 use crate::counters::Refusal;
 use crate::earn::Merits;
 use crate::session::{make_event, Memory, Session};
-use crate::{clients, config, descriptors, diag, hidden, identity, page, real, uncancelled};
+use crate::{clients, descriptors, diag, earn, hidden, identity, page, real, uncancelled};
 use beeline_ring::{Header, Layout};
 use core::sync::atomic::Ordering;
 use libc::c_int;
@@ -85,7 +85,7 @@ fn send_offer(session: &'static Session, fd: c_int, socket: c_int, offer: Offer)
         page::counters().refuse(Refusal::Limit);
         return None;
     }
-    let Some((memory, rings, own, peer)) = make_all() else {
+    let Some((memory, rings, own, peer)) = make_all(earn::ring(session)) else {
         page::counters().refuse(Refusal::Memory);
         Session::unreserve();
         return None;
@@ -101,8 +101,8 @@ fn send_offer(session: &'static Session, fd: c_int, socket: c_int, offer: Offer)
 }
 
 /// make_all makes the memory of rings, and the events of both ends.
-fn make_all() -> Option<(c_int, Memory, c_int, c_int)> {
-    let (memory, rings) = make_memory()?;
+fn make_all(capacity: u32) -> Option<(c_int, Memory, c_int, c_int)> {
+    let (memory, rings) = make_memory(capacity)?;
     let events = (make_event(), make_event());
     if let (Some(own), Some(peer)) = events {
         return Some((memory, rings, own, peer));
@@ -113,8 +113,7 @@ fn make_all() -> Option<(c_int, Memory, c_int, c_int)> {
 }
 
 /// make_memory makes memory for rings that cannot shrink under the peer.
-fn make_memory() -> Option<(c_int, Memory)> {
-    let capacity = config::get().ring;
+fn make_memory(capacity: u32) -> Option<(c_int, Memory)> {
     let length = Layout::bytes(capacity);
     let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
     // SAFETY: the name ends with a zero octet.
