@@ -259,10 +259,11 @@ pub fn direct_wait(session: &'static Session) -> Option<Direct> {
 }
 
 /// uncopied counts what a call of the kernel has moved that rings would copy.
-pub fn uncopied(alone: Alone, fd: c_int, n: ssize_t, direction: &Way) {
+pub fn uncopied(alone: Alone, fd: c_int, n: ssize_t, wanted: usize, direction: &Way) {
     let session = alone.0;
-    // How much was to be sent is not known.
-    session.found_full();
+    if n < wanted as ssize_t {
+        session.found_full();
+    }
     let Ok(octets) = u64::try_from(n) else { return };
     direction.kernel.fetch_add(octets, Ordering::Relaxed);
     session.merits.uncopied.fetch_add(octets, Ordering::Relaxed);
@@ -286,15 +287,15 @@ impl Ends {
         Some(Self { from: end(from)?, to: end(to)? })
     }
 
-    /// moved counts what the kernel has moved, and returns that.
-    pub fn moved(self, n: ssize_t) -> ssize_t {
+    /// moved counts what the kernel has moved of so many octets, and returns that.
+    pub fn moved(self, n: ssize_t, wanted: usize) -> ssize_t {
         if let Some((alone, fd)) = self.from {
             let way = &alone.0.side().receive;
-            uncopied(alone, fd, n, way);
+            uncopied(alone, fd, n, wanted, way);
         }
         if let Some((alone, fd)) = self.to {
             let way = &alone.0.side().send;
-            uncopied(alone, fd, n, way);
+            uncopied(alone, fd, n, wanted, way);
         }
         n
     }

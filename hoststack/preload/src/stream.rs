@@ -309,6 +309,13 @@ pub fn resync(session: &'static Session, bits: u32) {
     each_watch(session, |epoll, slot| epoll.moved(slot, session, bits, true));
 }
 
+/// look_again has epoll instances look whether a session is readable: as on the kernel that is another edge.
+pub fn look_again(session: &'static Session) {
+    if session.is_attached() {
+        each_watch(session, |epoll, slot| epoll.attach(slot, session));
+    }
+}
+
 fn each_watch(session: &Session, f: impl Fn(&Epoll, usize)) {
     let watches = session.watches.lock().clone();
     watches.into_iter().for_each(|(epoll, slot)| f(epoll, slot));

@@ -372,6 +372,28 @@ pub fn no_edge_of_known_room() {
     close(e);
 }
 
+/// The end of the peer is an edge, which reports room, also if a send comes before the wait. So is SO_RCVLOWAT.
+pub fn edges_without_octets() {
+    let (p, e) = (pair(), epoll());
+    add(e, p.connector, EPOLLOUT | EPOLLET, 1);
+    note("writable", wait(e, 8, 0));
+    shut_down(p.acceptor, libc::SHUT_WR);
+    note("send", send(p.connector, b"octets", 0));
+    note("the end", wait(e, 8, 1000));
+    p.close();
+    let p = pair();
+    send(p.connector, b"octets", 0);
+    add(e, p.acceptor, EPOLLIN | EPOLLET, 2);
+    note("readable", wait(e, 8, 1000));
+    note("no edge", wait(e, 8, 0));
+    for mark in [3, 100] {
+        set_option(p.acceptor, libc::SO_RCVLOWAT, mark as c_int);
+        note(mark, wait(e, 8, 0));
+    }
+    p.close();
+    close(e);
+}
+
 /// A child has filled the connection, for which its parent waits.
 pub fn edge_after_a_child() {
     let (p, e) = (pair(), epoll());

@@ -106,7 +106,7 @@ cases! {
     kills { killed_then_received, killed_then_sent, killed_then_polled, killed_then_asked, killed_under_epoll, killed_unasked, killed_while_waiting, killed_beside_another }
     shortages { epoll_without_watches, sleeper_without_watches, nested_without_watches, waits_without_descriptors, closed_without_descriptors }
     sockmaps { in_a_sockmap, past_tcp, offered_in_a_sockmap, ring_after_sockmap }
-    found { no_octets, whole_events, one_edge, edge_behind_kernel, no_edge_of_room, after_shutdown, full_but_not_ended, shut_down_with_octets_under_way, low_mark, error_after_octets, peek_of_all, octets_before_reset, shut_down_before_rings, reset_once, no_edge_of_known_room, edge_after_a_child, added_again_after_reset, error_after_all }
+    found { no_octets, whole_events, one_edge, edge_behind_kernel, no_edge_of_room, after_shutdown, full_but_not_ended, shut_down_with_octets_under_way, low_mark, error_after_octets, peek_of_all, octets_before_reset, shut_down_before_rings, reset_once, no_edge_of_known_room, edges_without_octets, edge_after_a_child, added_again_after_reset, error_after_all }
     hostile { wake_up_after_its_octets }
     forks { forked_server, forked_bulk, forked_while_asking, forked_and_shared }
     recalls { passed_unread, executed_unread, streams_unread, peer_stopped, peer_dead, peer_without_room, recalled_in_part, recalled_and_killed }

@@ -88,6 +88,7 @@ exported! {
         if (level, name) == (libc::SOL_SOCKET, libc::SO_RCVLOWAT) {
             if let Some(session) = table::session(fd) {
                 session.learn_low_mark(fd);
+                stream::look_again(session.forever());
             }
         }
         result

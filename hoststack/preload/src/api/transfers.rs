@@ -271,7 +271,7 @@ exported! {
             Some(session) => match offer::unattached(session.forever()) {
                 Some(alone) => {
                     let n = real::sendfile(to, from, offset, count);
-                    earn::uncopied(alone, to, n, &session.side().send);
+                    earn::uncopied(alone, to, n, count, &session.side().send);
                     n
                 }
                 None => answer(transfer::from_file(session.forever(), to, from, offset.as_mut(), count)),
@@ -290,7 +290,7 @@ exported! {
             return real::splice(from, from_offset, to, to_offset, count, flags);
         }
         match earn::Ends::unattached(from, to) {
-            Some(ends) => ends.moved(real::splice(from, from_offset, to, to_offset, count, flags)),
+            Some(ends) => ends.moved(real::splice(from, from_offset, to, to_offset, count, flags), count),
             None => answer(splice::splice(from, to, count, flags)),
         }
     }

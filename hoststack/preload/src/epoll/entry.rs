@@ -163,8 +163,7 @@ impl Entry {
             false => self.ring_level(looks),
         };
         let events = self.merge(kernel, ring);
-        let end = EPOLLRDHUP as u32;
-        self.peer_ended |= kernel & end != 0 && events & (READ_BITS | end) != 0;
+        self.peer_ended |= kernel & EPOLLRDHUP as u32 != 0 && events != 0;
         events
     }
 

@@ -175,7 +175,9 @@ impl Epoll {
             let _ = self.reregister(entry);
         }
         if !is_edge && entry.events & ET != 0 && entry.knows_room() {
-            entry.moved = real::poll_one(entry.registered, entry.told as i16) != 0;
+            let state = real::poll_one(entry.registered, entry.told as i16 | libc::POLLRDHUP);
+            // An end of the peer that was not reported is an edge, which reports room, too.
+            entry.moved = state != 0 && (entry.peer_ended || state & libc::POLLRDHUP == 0);
             return;
         }
         self.refresh(&mut inner, slot);
