@@ -133,6 +133,13 @@ struct Search {
 impl Search {
     const NEW: Self = Self { next: 0, among: FEWEST };
 
+    /// keep takes the growth of a search back, if so many of its places are free now.
+    fn keep(&mut self, among: usize, freed: usize) {
+        if freed >= among / 4 {
+            *self = Self { next: 0, among };
+        }
+    }
+
     /// find takes the first place that `takes` does.
     fn find(&mut self, takes: impl Fn(usize) -> bool) -> Option<usize> {
         loop {
@@ -164,7 +171,14 @@ pub fn make() -> Option<&'static Side> {
         used.load(Ordering::Relaxed) == 0 && used.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     };
     let mut search = SEARCH.lock();
+    let before = search.among;
     let found = search.find(is_free).or_else(|| search.find(|place| side(place).owners.end()));
+    if search.among > before {
+        // Many may be those of processes that were killed.
+        let is_left = |&place: &usize| used(place).load(Ordering::Relaxed) != 0 && side(place).owners.end();
+        let freed = (0..search.among).filter(is_left).inspect(|&place| side(place).free()).count();
+        search.keep(before, freed);
+    }
     let side = side(found?);
     side.reset();
     side.owners.add();
@@ -252,6 +266,31 @@ mod tests {
         for (i, place) in places.iter().enumerate().skip(FEWEST) {
             assert!(!places[i + 1 - FEWEST..i].contains(place), "place {place} was used again");
         }
+    }
+
+    #[test]
+    fn connections_of_processes_that_were_killed_leave_no_place() {
+        let in_killed_child = |side: &'static Side| {
+            side.owners.add_child();
+            // SAFETY: the child does nothing but end.
+            let child = unsafe { libc::fork() };
+            if child == 0 {
+                lock::own_process();
+                side.owners.adopt();
+                // SAFETY: the end of the child.
+                unsafe { libc::_exit(0) }
+            }
+            assert!(!side.owners.remove(), "the child has one until it is waited for");
+            // SAFETY: waits for the child.
+            assert_eq!(unsafe { libc::waitpid(child, null_mut(), 0) }, child);
+        };
+        lock::own_process();
+        let place = |side: &'static Side| {
+            let first = ARENA.load(Ordering::Relaxed).addr();
+            (core::ptr::from_ref(side).addr() - first) / size_of::<Side>()
+        };
+        let sides = (0..6 * FEWEST).map(|_| make().unwrap()).inspect(|side| in_killed_child(side));
+        assert!(sides.map(place).max().unwrap() < FEWEST + 8, "about as few places as without kills");
     }
 
     #[test]
