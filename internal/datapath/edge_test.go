@@ -273,7 +273,8 @@ func TestLastPassWaitsForOldPhase(t *testing.T) {
 		if table.Name != EdgeTCMapConntrack {
 			continue
 		}
-		follow := table.Follow
+		follow := table.Follow // of the registry, which all tests share
+		t.Cleanup(func() { table.Follow = follow })
 		table.Follow = func(d *Datapath, pass CopyPass) error {
 			passes++
 			wait := d.Tables.WaitForReaders
