@@ -11,19 +11,24 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
+
+	"golang.org/x/sys/unix"
 )
 
 // cargo builds the tests of a crate, and runs those that a command names.
 func (b *builder) cargo(ctx context.Context, t *tree, c testCommand) (outcome, error) {
-	b.rust.Lock()
-	defer b.rust.Unlock()
+	unlock, err := b.lockRust()
+	if err != nil {
+		return outcome{}, err
+	}
+	defer unlock()
 	if err := b.syncRust(t); err != nil {
 		return outcome{}, err
 	}
 	args, env := []string{"cargo", "test", "--locked", "--target-dir", b.rustTarget(), "-p", c.target}, os.Environ()
-	if c.kind == "loom" { // as scripts/hoststack: the atomics are others, so all is compiled again
+	if c.kind == "loom" { // as scripts/hoststack, but without the linker's optimization, which takes a minute
 		args = []string{"cargo", "test", "--locked", "--release", "--target-dir", b.rustTarget() + "/loom", "-p", c.target, "--test", "interleavings"}
-		env = append(env, "RUSTFLAGS=--cfg loom")
+		env = append(env, "RUSTFLAGS=--cfg loom", "CARGO_PROFILE_RELEASE_LTO=false", "CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16")
 	}
 	if output, err := b.command(ctx, b.rustFolder(), env, append(args, "--no-run")...); err != nil {
 		return outcome{}, fmt.Errorf("it does not build: cargo test: %w\n%s", err, output)
@@ -39,8 +44,11 @@ var (
 
 // conformance builds the library, and runs cases of the conformance suite in a network namespace of their own.
 func (b *builder) conformance(ctx context.Context, t *tree, c testCommand) (outcome, error) {
-	b.rust.Lock()
-	defer b.rust.Unlock()
+	unlock, err := b.lockRust()
+	if err != nil {
+		return outcome{}, err
+	}
+	defer unlock()
 	if err := b.syncRust(t); err != nil {
 		return outcome{}, err
 	}
@@ -59,6 +67,20 @@ func (b *builder) conformance(ctx context.Context, t *tree, c testCommand) (outc
 		o.failed = "conformance: " + err.Error()
 	}
 	return o, ctx.Err()
+}
+
+// lockRust waits until no other worker, also of another run, uses the copy of hoststack/.
+func (b *builder) lockRust() (unlock func(), err error) {
+	b.rust.Lock()
+	file, err := os.OpenFile(b.rustFolder()+".lock", os.O_CREATE|os.O_RDWR, 0o644)
+	if err == nil {
+		err = unix.Flock(int(file.Fd()), unix.LOCK_EX)
+	}
+	if err != nil {
+		b.rust.Unlock()
+		return nil, err
+	}
+	return func() { file.Close(); b.rust.Unlock() }, nil
 }
 
 // All trees use one copy of hoststack/, one after the other, so that cargo compiles only what has changed.

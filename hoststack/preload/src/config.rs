@@ -205,6 +205,8 @@ mod tests {
             ("[::ffff:127.0.0.1]:15001", true),
             ("127.0.0.2:15001", false),
             ("[::1]:85", true),
+            ("127.0.0.1:15002", false),
+            ("[::1]:90", false),
         ] {
             assert_eq!(config.admits(server.parse().unwrap()), admitted, "{server}");
         }

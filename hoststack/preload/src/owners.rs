@@ -139,12 +139,14 @@ mod tests {
         if child == 0 {
             own_process();
             (0..descriptors).for_each(|_| owners.adopt());
-            f();
+            let failed = std::panic::catch_unwind(std::panic::AssertUnwindSafe(f)).is_err();
             // SAFETY: the end of the child.
-            unsafe { libc::_exit(0) }
+            unsafe { libc::_exit(failed.into()) }
         }
+        let mut status = 0;
         // SAFETY: waits for the child.
-        assert_eq!(unsafe { libc::waitpid(child, core::ptr::null_mut(), 0) }, child);
+        assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+        assert_eq!(status, 0, "an assertion of the child has failed");
     }
 
     #[test]
