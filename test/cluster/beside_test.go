@@ -65,6 +65,7 @@ func (s besideService) create(t *testing.T, c *Cluster) *corev1.Service {
 type besideFlows struct {
 	what, from, network string
 	to                  netip.AddrPort
+	nodePorts           map[uint16]bool // of UDP, of all Services
 	conns               []net.Conn
 	pods                []string // who has answered each first
 }
@@ -93,7 +94,7 @@ func (s besideService) targets(c *Cluster, object *corev1.Service) (all []*besid
 
 // open opens further flows, and asks by each.
 func (f *besideFlows) open(ctx context.Context, c *Cluster, count int) error {
-	for range count {
+	for count += len(f.conns); len(f.conns) < count; {
 		conn, err := c.Lab.Host(f.from).Dial(ctx, f.network, f.to.String())
 		if err != nil {
 			return fmt.Errorf("%s: %w", f.what, err)
@@ -102,6 +103,12 @@ func (f *besideFlows) open(ctx context.Context, c *Cluster, count int) error {
 		if err != nil {
 			conn.Close()
 			return fmt.Errorf("%s: %w", f.what, err)
+		}
+		// The answer to a pod that is masqueraded to a NodePort's number is taken for a datagram to the Service
+		// (docs/operate/differences.md).
+		if f.network == "udp" && f.from != "client" && f.nodePorts[answer.Peer.Port()] {
+			conn.Close()
+			continue
 		}
 		f.conns, f.pods = append(f.conns, conn), append(f.pods, answer.Pod)
 	}
@@ -186,8 +193,13 @@ func (b *beside) eventuallyHasSlices(service string) {
 // flows opens so many flows for each combination.
 func (b *beside) flows(each int) (all []*besideFlows) {
 	b.t.Helper()
+	nodePorts := map[uint16]bool{}
 	for i, s := range besideServices {
 		all = append(all, s.targets(b.Cluster, b.objects[i])...)
+		nodePorts[uint16(b.objects[i].Spec.Ports[1].NodePort)] = true
+	}
+	for _, f := range all {
+		f.nodePorts = nodePorts
 	}
 	b.t.Cleanup(func() {
 		for _, f := range all {
