@@ -160,8 +160,8 @@ func (rig *meshRig) startProxy(ctx context.Context, p meshProxy, side int) error
 	return nil
 }
 
-// awaitBound waits for a listener at a port without a connection to it: a proxy that forwards to the original destination
-// forwards such a connection to itself, again and again.
+// awaitBound waits for a listener at a port without a connection to it: a proxy that forwards to the original
+// destination forwards such a connection to itself, again and again.
 func awaitBound(ctx context.Context, on *lab.Host, port uint16) error {
 	ctx, cancel := context.WithTimeout(ctx, listenTimeout)
 	defer cancel()

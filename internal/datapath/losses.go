@@ -21,8 +21,8 @@ func (d *Datapath) BackendLosses() Hash[BackendLossKey, BackendLoss] {
 	return kernelHash[BackendLossKey, BackendLoss]{EdgeTCMapBackendLosses, d.maps[EdgeTCMapBackendLosses]}
 }
 
-// PolicyDrops returns how many packets of clients outside each frontend has dropped because of traffic policy Local. They
-// grow for as long as the kernel keeps an entry.
+// PolicyDrops returns how many packets of clients outside each frontend has dropped because of traffic policy Local.
+// They grow for as long as the kernel keeps an entry.
 func (d *Datapath) PolicyDrops() Hash[FrontendKey, uint64] {
 	return kernelHash[FrontendKey, uint64]{EdgeTCMapPolicyDrops, d.maps[EdgeTCMapPolicyDrops]}
 }

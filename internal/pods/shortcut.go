@@ -291,8 +291,8 @@ func (s *Shortcut) apply() error {
 	return err
 }
 
-// rows are what the tables are to have, the devices of each component of the shortcut, by name, and what the status says
-// of these tables.
+// rows are what the tables are to have, the devices of each component of the shortcut, by name, and what the status
+// says of these tables.
 type rows struct {
 	network *network
 	pods    map[datapath.Address]datapath.Pod

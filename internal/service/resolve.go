@@ -250,8 +250,9 @@ func (p *portPlan) addSets(all []candidate, frontends []Frontend) {
 }
 
 // retains reports whether an endpoint outside the sets keeps its existing flows (R29). TCP connections always stay
-// (R30); those without a conntrack entry stay while their endpoint exists, ready or not. With DSR other balancers choose
-// among the endpoints of this node, ready or not: they send clients of connections that drain, and health checks.
+// (R30); those without a conntrack entry stay while their endpoint exists, ready or not. With DSR other balancers
+// choose among the endpoints of this node, ready or not: they send clients of connections that drain, and health
+// checks.
 func (p *portPlan) retains(c candidate, frontends []Frontend) bool {
 	if !p.outlivesEndpoint() {
 		return c.endpoint.Serving && !c.down

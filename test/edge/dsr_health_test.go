@@ -179,7 +179,8 @@ func TestHealthChecksGoByDSR(t *testing.T) {
 			}
 		}
 		served("c1")
-		// A backend of weight 0 drains: its node has it in no set, and accepts what a balancer sends to it all the same.
+		// A backend of weight 0 drains: its node has it in no set, and accepts what a balancer sends to it all
+		// the same.
 		equal, err := os.ReadFile(file)
 		w.must(err)
 		drained := string(equal)

@@ -39,8 +39,8 @@ func inModes(t *testing.T, f func(t *testing.T, mode string)) {
 	inVariants(t, []string{"tc", "xdp"}, f)
 }
 
-// inVariants runs a test in each variant. With -short it runs in one, which depends on the test's name and on the commit
-// (seed.Choose): test/packet compares the programs of all variants with the same model.
+// inVariants runs a test in each variant. With -short it runs in one, which depends on the test's name and on the
+// commit (seed.Choose): test/packet compares the programs of all variants with the same model.
 func inVariants(t *testing.T, variants []string, f func(t *testing.T, variant string)) {
 	chosen := seed.Choose(t, len(variants))
 	for i, variant := range variants {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package seed has the seeds that random tests start from. `make test` takes them from the commit (BEELINE_SEED), so that
-// each commit tries something else, and the same commit the same.
+// Package seed has the seeds that random tests start from. `make test` takes them from the commit (BEELINE_SEED), so
+// that each commit tries something else, and the same commit the same.
 package seed
 
 import (
@@ -66,8 +66,8 @@ func (f *Flag) Of(t testing.TB) uint64 {
 	return f.value
 }
 
-// Default returns the seed for a test without a flag. It is read in the test, not before, so that go test notices that it
-// has changed.
+// Default returns the seed for a test without a flag. It is read in the test, not before, so that go test notices that
+// it has changed.
 func Default(t testing.TB) uint64 {
 	t.Helper()
 	text := os.Getenv(Variable)
@@ -81,8 +81,8 @@ func Default(t testing.TB) uint64 {
 	return n
 }
 
-// Choose returns which of several variants a test runs in if it has time for one only: a number from 0 to variants - 1 that
-// depends on its name and on Default.
+// Choose returns which of several variants a test runs in if it has time for one only: a number from 0 to variants - 1
+// that depends on its name and on Default.
 func Choose(t testing.TB, variants int) int {
 	t.Helper()
 	return choose(Default(t), t.Name(), variants)

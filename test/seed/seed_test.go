@@ -42,7 +42,10 @@ func TestFlag(t *testing.T) {
 		t.Errorf("by the flag: %v, %v", byFlag, err)
 	}
 	byClock := &Flag{name: "seed"}
-	if err := byClock.Set("0"); err != nil || byClock.Of(t) == 0 || byClock.Of(t) != byClock.Of(t) {
-		t.Errorf("by the clock: %v, %v", byClock, err)
+	if err := byClock.Set("0"); err != nil {
+		t.Fatal(err)
+	}
+	if first, second := byClock.Of(t), byClock.Of(t); first == 0 || first != second {
+		t.Errorf("by the clock: %d, then %d", first, second)
 	}
 }

@@ -52,8 +52,8 @@ func (r *refusals) note(at time.Time, ports map[service.Port]portUse, drops map[
 	r.passes = append(r.passes, refusalPass{at, ports, r.grown(drops)})
 }
 
-// grown returns what frontends have dropped since the last pass; none in the first, which has the time before this agent.
-// The kernel may have begun a counter anew, for lack of room.
+// grown returns what frontends have dropped since the last pass; none in the first, which has the time before this
+// agent. The kernel may have begun a counter anew, for lack of room.
 func (r *refusals) grown(drops map[service.FrontendKey]uint64) map[service.FrontendKey]uint64 {
 	grown := map[service.FrontendKey]uint64{}
 	for key, n := range drops {

@@ -23,8 +23,8 @@ import (
 	"beeline.io/beeline/test/seed"
 )
 
-// The number of scenarios by default, and with -short: with firstSeed enough for nearly all pairs of facts, and for each
-// row of differences.md. scenariosOfCommit are drawn in addition, others at each commit.
+// The number of scenarios by default, and with -short: with firstSeed enough for nearly all pairs of facts, and for
+// each row of differences.md. scenariosOfCommit are drawn in addition, others at each commit.
 const (
 	scenariosByDefault, scenariosShort = 260, 150
 	firstSeed                          = 1
