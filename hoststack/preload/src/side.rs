@@ -174,8 +174,10 @@ pub fn make() -> Option<&'static Side> {
     let before = search.among;
     let found = search.find(is_free).or_else(|| search.find(|place| side(place).owners.end()));
     if search.among > before {
-        // Many may be those of processes that were killed.
-        let is_left = |&place: &usize| used(place).load(Ordering::Relaxed) != 0 && side(place).owners.end();
+        // Many may be those of processes that were killed. The found one has no owner yet.
+        let is_left = |&place: &usize| {
+            Some(place) != found && used(place).load(Ordering::Relaxed) != 0 && side(place).owners.end()
+        };
         let freed = (0..search.among).filter(is_left).inspect(|&place| side(place).free()).count();
         search.keep(before, freed);
     }
@@ -291,6 +293,12 @@ mod tests {
         };
         let sides = (0..6 * FEWEST).map(|_| make().unwrap()).inspect(|side| in_killed_child(side));
         assert!(sides.map(place).max().unwrap() < FEWEST + 8, "about as few places as without kills");
+
+        // Places of connections that have an owner are not taken for such.
+        let mut sides: Vec<_> = (0..6 * FEWEST).map(|_| core::ptr::from_ref(make().unwrap())).collect();
+        sides.sort_unstable();
+        sides.dedup();
+        assert_eq!(sides.len(), 6 * FEWEST, "each connection has a place of its own");
     }
 
     #[test]
