@@ -89,7 +89,7 @@ func (s *Shortcut) readerConditions(pods []Pod) (all condition.List) {
 	}
 	for _, p := range pods {
 		if p.Namespace != 0 && slices.Contains(s.readers.Full, p.Namespace) {
-			all = append(all, condition.MeshProgramsFull.New("programs with different names (%d) have read from proxies or applications, and connections of further ones take TCP",
+			all = append(all, condition.MeshProgramsFull.New("%d programs with different names have read from proxies or applications, and connections of further ones take TCP",
 				datapath.MeshMeshSizeMESH_PROGRAMS_OF_POD).At(p.Label()))
 		}
 	}
