@@ -95,15 +95,15 @@ func TestOutcomes(t *testing.T) {
 		want     []string // regular expressions
 		wantNone []string
 	}{
-		{"passing tests are quiet, and skipped ones are named", step{kindGo, "s", "go test -json ./good ./empty"}, true,
+		{"passing tests are quiet, and skipped ones are named", step{kindGo, "s", "go test -json -count=1 ./good ./empty"}, true,
 			[]string{`\ns +2 +0 +0 +1 `, `good TestParts/two: no second thing here`, `Nothing failed`}, []string{"has spoken"}},
-		{"a failing test says why", step{kindGo, "s", "go test -json ./bad ./good"}, false,
+		{"a failing test says why", step{kindGo, "s", "go test -json -count=1 ./bad ./good"}, false,
 			[]string{`\ns +4 +0 +1 +1 `, `two is wrong`, `FAILED:\n  example.com/m/bad TestParts/two\n    bad_test.go:\d+: two is wrong\n`}, []string{"has spoken", "TestParts\n"}},
 		{"a panic fails what ran", step{kindGo, "s", "go test -json ./panics"}, false,
 			[]string{`panic: out of hand`, `FAILED:\n.*panics TestPanics\n(    .*\n)*.*panics TestWaits\n`}, nil},
 		{"so does a timeout", step{kindGo, "s", "go test -json -timeout 1s ./hangs"}, false,
 			[]string{`test timed out after 1s`, `FAILED:\n.*hangs TestHangs\n`}, nil},
-		{"a package that does not build fails", step{kindGo, "s", "go test -json ./broken ./good"}, false,
+		{"a package that does not build fails", step{kindGo, "s", "go test -json -count=1 ./broken ./good"}, false,
 			[]string{`broken_test.go:2`, `FAILED:\n  example.com/m/broken\n`, `\ns +2 +0 +1 +1 `}, nil},
 		{"so does one whose tests pass and that ends badly", step{kindGo, "s", "go test -json ./leaves"}, false,
 			[]string{`FAILED:\n  example.com/m/leaves\n(    .*\n)*`, `\ns +1 +0 +1 +0 `}, nil},
