@@ -36,7 +36,10 @@ const (
 func ServicePath(name string) string { return TablesPath + "?service=" + url.QueryEscape(name) }
 
 // Client sends requests to a running agent.
-type Client struct{ http.Client }
+type Client struct {
+	http.Client
+	socket string
+}
 
 // NewClient returns a client of the agent that listens on a unix socket.
 func NewClient(socket string) *Client {
@@ -45,7 +48,7 @@ func NewClient(socket string) *Client {
 		Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 			return (&net.Dialer{}).DialContext(ctx, "unix", socket)
 		}},
-	}}
+	}, socket}
 }
 
 // ErrNotRunning means that no agent answers on the socket.
@@ -69,13 +72,34 @@ var ErrEnded = errors.New("the agent ended before it had answered")
 // answerTime is how long an agent may take to answer at all. It does so without reading tables.
 const answerTime = time.Second
 
+// An agent gets further seconds, answerTries in all, if it has used or waited for a CPU for busyShare of each.
+const (
+	answerTries = 10
+	busyShare   = 100 * time.Millisecond
+)
+
 // alivePath answers without content while the agent's process runs, whatever its loop does.
 const alivePath = "/v1/alive"
 
 // Alive returns nil if an agent answers, also an earlier version that does not know the path.
 //
-// Errors: ErrNotRunning; ErrNoAnswer after a second.
+// Errors: ErrNotRunning; ErrNoAnswer after a second, or up to ten if the agent is at work or waits for a CPU.
 func (c *Client) Alive(ctx context.Context) error {
+	before, known := cpuTime(c.socket)
+	for try := 1; ; try++ {
+		err := c.answers(ctx)
+		if try == answerTries || !known || !errors.Is(err, ErrNoAnswer) {
+			return err
+		}
+		now, ok := cpuTime(c.socket)
+		if !ok || now-before < busyShare*time.Duration(try) {
+			return err
+		}
+	}
+}
+
+// answers is Alive within answerTime.
+func (c *Client) answers(ctx context.Context) error {
 	limited, cancel := context.WithTimeout(ctx, answerTime)
 	defer cancel()
 	response, err := c.request(limited, alivePath)
