@@ -13,7 +13,8 @@ import (
 )
 
 // cpuTime returns for how long the threads of the process that listens on a unix socket have run on a CPU or waited for
-// one. ok is false if that is not known: nobody listens, or the process is in a PID namespace that is not below this one.
+// one. ok is false if that is not known: nobody listens, or the process is in a PID namespace that is not below this
+// one.
 func cpuTime(socket string) (total time.Duration, ok bool) {
 	conn, err := net.DialTimeout("unix", socket, answerTime)
 	if err != nil {

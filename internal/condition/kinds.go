@@ -319,7 +319,7 @@ var (
 		"correct --offload-devices, or create the device").ofNode()
 	OffloadDeviceAlone = register("OffloadDeviceAlone", Warning,
 		"Flow offload has one device alone. Flows that enter by it and leave by another, or the reverse, stay on the stack.",
-		"name the other devices of the flows in --offload-devices, or set it to auto").ofNode()
+		"name the other devices of the flows in --offload-devices, or set it to auto; if auto finds one device alone, the node has nothing to offload: set it to off").ofNode()
 	DeviceTableNotWritten = register("DeviceTableNotWritten", Error,
 		"The node's source addresses of a device could not be written to the tables. New flows through that device may fail.",
 		"see the reason in the message; the agent retries").ofNode()
