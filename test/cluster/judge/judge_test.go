@@ -24,15 +24,14 @@ import (
 )
 
 // The number of scenarios by default, and with -short: with firstSeed enough for nearly all pairs of facts, and for
-// each row of differences.md. scenariosOfCommit are drawn in addition, others at each commit.
+// each row of differences.md. `make test-full` draws others.
 const (
 	scenariosByDefault, scenariosShort = 260, 150
 	firstSeed                          = 1
-	scenariosOfCommit                  = 30
 )
 
 var (
-	seedFlag  = seed.New("seed", "seed of the cases; without it some of seed 1 and some of the commit are judged")
+	seedFlag  = seed.New("seed", "seed of the cases; without it 1")
 	scenarios = flag.Int("scenarios", scenariosByDefault, "how many Services to judge, with ten probes each; with -short no more than 150 unless -case names one")
 	only      = flag.String("case", "", "judge only this case, by its ID; a scenario's number stands for all of its cases")
 	file      = flag.String("file", "", "judge only the case in this file, as a failure prints it, and no generated ones")
@@ -70,13 +69,6 @@ func TestKubeProxyAndBeelineDoTheSame(t *testing.T) {
 	cases := Generate(from, n)
 	judgeCases(t, judge, from, cases).wantWhole(t, differences)
 	wantPairs(t, from, cases)
-	if seedFlag.IsSet() {
-		return
-	}
-	from = seed.Default(t)
-	judgeCases(t, judge, from, slices.DeleteFunc(Generate(from, min(n+scenariosOfCommit, maxScenarios)), func(c *Case) bool {
-		return c.Scenario.Number < n // the Services of seed 1 have these numbers, and stay
-	}))
 }
 
 // judgeCases judges the cases of a seed, and reports the failed ones.
