@@ -11,7 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"beeline.io/beeline/internal/printable"
+	"beeline.io/beeline/internal/util/printable"
 	"beeline.io/beeline/test/lab"
 )
 

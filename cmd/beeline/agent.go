@@ -10,7 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"beeline.io/beeline/internal/agent"
-	"beeline.io/beeline/internal/printable"
+	"beeline.io/beeline/internal/util/printable"
 )
 
 func newAgentCommand() *cobra.Command {

@@ -13,7 +13,7 @@ import (
 
 	"beeline.io/beeline/internal/agent"
 	"beeline.io/beeline/internal/inspect"
-	"beeline.io/beeline/internal/printable"
+	"beeline.io/beeline/internal/util/printable"
 )
 
 func newBackendCommand() *cobra.Command {

@@ -9,7 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"beeline.io/beeline/internal/agent"
-	"beeline.io/beeline/internal/plural"
+	"beeline.io/beeline/internal/util/plural"
 )
 
 func newCheckCommand() *cobra.Command {

@@ -18,8 +18,8 @@ import (
 	"beeline.io/beeline/internal/agent"
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/pinfs"
-	"beeline.io/beeline/internal/plural"
 	"beeline.io/beeline/internal/source/kube"
+	"beeline.io/beeline/internal/util/plural"
 )
 
 // cleanupOptions are the flags of `beeline cleanup`.

@@ -8,8 +8,8 @@ import (
 	"strings"
 
 	"beeline.io/beeline/internal/condition"
-	"beeline.io/beeline/internal/plural"
-	"beeline.io/beeline/internal/printable"
+	"beeline.io/beeline/internal/util/plural"
+	"beeline.io/beeline/internal/util/printable"
 )
 
 // exitCodes maps the severity of conditions to exit codes (docs/operate/conditions.md).

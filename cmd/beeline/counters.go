@@ -12,8 +12,8 @@ import (
 	"beeline.io/beeline/internal/conntrack"
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/inspect"
-	"beeline.io/beeline/internal/plural"
 	"beeline.io/beeline/internal/service"
+	"beeline.io/beeline/internal/util/plural"
 )
 
 // countedTables returns the tables, with the edge's counters of each Service if the output format shows them.

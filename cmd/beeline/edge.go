@@ -13,7 +13,7 @@ import (
 
 	"beeline.io/beeline/internal/edge"
 	"beeline.io/beeline/internal/inspect"
-	"beeline.io/beeline/internal/plural"
+	"beeline.io/beeline/internal/util/plural"
 )
 
 // statusEdge prints the state of the edge.

@@ -18,8 +18,8 @@ import (
 	"beeline.io/beeline/internal/conntrack"
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/inspect"
-	"beeline.io/beeline/internal/plural"
-	"beeline.io/beeline/internal/suggest"
+	"beeline.io/beeline/internal/util/plural"
+	"beeline.io/beeline/internal/util/suggest"
 )
 
 // flowSource selects flows in the pinned tables. It needs no agent.

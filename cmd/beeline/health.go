@@ -8,8 +8,8 @@ import (
 	"text/tabwriter"
 
 	"beeline.io/beeline/internal/inspect"
-	"beeline.io/beeline/internal/plural"
-	"beeline.io/beeline/internal/printable"
+	"beeline.io/beeline/internal/util/plural"
+	"beeline.io/beeline/internal/util/printable"
 )
 
 // serviceHealth prints the results of a Service's health check.

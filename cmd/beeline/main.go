@@ -18,8 +18,8 @@ import (
 	"github.com/spf13/pflag"
 
 	"beeline.io/beeline/internal/agent"
-	"beeline.io/beeline/internal/printable"
-	"beeline.io/beeline/internal/suggest"
+	"beeline.io/beeline/internal/util/printable"
+	"beeline.io/beeline/internal/util/suggest"
 )
 
 // version is set at build time from the commit.

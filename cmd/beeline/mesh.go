@@ -14,7 +14,7 @@ import (
 
 	"beeline.io/beeline/internal/agent"
 	"beeline.io/beeline/internal/mesh"
-	"beeline.io/beeline/internal/printable"
+	"beeline.io/beeline/internal/util/printable"
 )
 
 func newMeshCommand() *cobra.Command {

@@ -14,8 +14,8 @@ import (
 
 	"beeline.io/beeline/internal/agent"
 	"beeline.io/beeline/internal/mesh/hoststack"
-	"beeline.io/beeline/internal/plural"
-	"beeline.io/beeline/internal/printable"
+	"beeline.io/beeline/internal/util/plural"
+	"beeline.io/beeline/internal/util/printable"
 )
 
 func newMeshSessionsCommand() *cobra.Command {

@@ -15,7 +15,7 @@ import (
 	"beeline.io/beeline/internal/agent"
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/inspect"
-	"beeline.io/beeline/internal/plural"
+	"beeline.io/beeline/internal/util/plural"
 )
 
 // monitor prints the edge's events, from the agent's event stream or, if no agent is running, from the pinned

@@ -18,7 +18,7 @@ import (
 	"beeline.io/beeline/internal/conntrack"
 	"beeline.io/beeline/internal/inspect"
 	"beeline.io/beeline/internal/offload"
-	"beeline.io/beeline/internal/printable"
+	"beeline.io/beeline/internal/util/printable"
 )
 
 func newOffloadCommand() *cobra.Command {

@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"beeline.io/beeline/internal/inspect"
-	"beeline.io/beeline/internal/printable"
+	"beeline.io/beeline/internal/util/printable"
 )
 
 // optOutWords name the object whose annotation applies.

@@ -13,8 +13,8 @@ import (
 
 	"beeline.io/beeline/internal/agent"
 	"beeline.io/beeline/internal/inspect"
-	"beeline.io/beeline/internal/printable"
 	"beeline.io/beeline/internal/service"
+	"beeline.io/beeline/internal/util/printable"
 )
 
 func newServiceCommand() *cobra.Command {

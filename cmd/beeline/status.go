@@ -12,11 +12,11 @@ import (
 	"github.com/spf13/cobra"
 
 	"beeline.io/beeline/internal/inspect"
-	"beeline.io/beeline/internal/plural"
-	"beeline.io/beeline/internal/printable"
 	"beeline.io/beeline/internal/service"
 	"beeline.io/beeline/internal/sockgc"
 	"beeline.io/beeline/internal/source"
+	"beeline.io/beeline/internal/util/plural"
+	"beeline.io/beeline/internal/util/printable"
 )
 
 func newStatusCommand() *cobra.Command {

@@ -11,7 +11,7 @@ import (
 	"text/tabwriter"
 
 	"beeline.io/beeline/internal/pods"
-	"beeline.io/beeline/internal/printable"
+	"beeline.io/beeline/internal/util/printable"
 )
 
 // statusPods prints the devices of pods, with what keeps them from the pod shortcut, and the packets by their path.

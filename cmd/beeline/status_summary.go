@@ -12,8 +12,8 @@ import (
 
 	"beeline.io/beeline/internal/edge"
 	"beeline.io/beeline/internal/inspect"
-	"beeline.io/beeline/internal/plural"
 	"beeline.io/beeline/internal/reconcile"
+	"beeline.io/beeline/internal/util/plural"
 )
 
 // statusSummary prints one line per part of the agent, so that everything fits on one screen.

@@ -15,7 +15,7 @@ import (
 	"go.yaml.in/yaml/v4"
 
 	"beeline.io/beeline/internal/source/manifest"
-	"beeline.io/beeline/internal/suggest"
+	"beeline.io/beeline/internal/util/suggest"
 )
 
 // A setting is a value of the configuration file.

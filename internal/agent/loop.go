@@ -17,7 +17,7 @@ import (
 	"beeline.io/beeline/internal/healthcheck"
 	"beeline.io/beeline/internal/netdev"
 	"beeline.io/beeline/internal/source"
-	"beeline.io/beeline/internal/wakeup"
+	"beeline.io/beeline/internal/util/wakeup"
 )
 
 // serve runs the agent's goroutines until ctx ends or one of them fails.

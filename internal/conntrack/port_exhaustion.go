@@ -6,7 +6,7 @@ import (
 	"time"
 
 	"beeline.io/beeline/internal/condition"
-	"beeline.io/beeline/internal/plural"
+	"beeline.io/beeline/internal/util/plural"
 )
 
 // noPort is the counter of packets of new flows for which no SNAT port was free (enum edge_reason).

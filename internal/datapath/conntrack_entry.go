@@ -6,7 +6,7 @@ import (
 	"net/netip"
 	"os"
 
-	"beeline.io/beeline/internal/kernelclock"
+	"beeline.io/beeline/internal/util/kernelclock"
 )
 
 // The structures of bpf/conntrack/types.h.

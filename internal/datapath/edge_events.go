@@ -15,7 +15,7 @@ import (
 	"github.com/cilium/ebpf/ringbuf"
 	"golang.org/x/sys/unix"
 
-	"beeline.io/beeline/internal/kernelclock"
+	"beeline.io/beeline/internal/util/kernelclock"
 )
 
 // EdgeEvent is an event of a packet: a new flow, a refusal or a drop.

@@ -11,7 +11,7 @@ import (
 
 	"github.com/cilium/ebpf"
 
-	"beeline.io/beeline/internal/kernelclock"
+	"beeline.io/beeline/internal/util/kernelclock"
 )
 
 // MeshOptions configure the sidecar shortcut.

@@ -13,7 +13,7 @@ import (
 	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
 
-	"beeline.io/beeline/internal/kernelclock"
+	"beeline.io/beeline/internal/util/kernelclock"
 )
 
 // attachMeshMessages attaches the programs for messages and for what TCP receives to the table of sockets, which keeps

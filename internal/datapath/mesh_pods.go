@@ -7,7 +7,7 @@ import (
 	"net/netip"
 	"time"
 
-	"beeline.io/beeline/internal/kernelclock"
+	"beeline.io/beeline/internal/util/kernelclock"
 )
 
 // A MeshRule says what a port or a network means for connections of a pod.

@@ -11,8 +11,8 @@ import (
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
-	"beeline.io/beeline/internal/kernelclock"
 	"beeline.io/beeline/internal/kernelct"
+	"beeline.io/beeline/internal/util/kernelclock"
 )
 
 // PodRecord is what is remembered of a flow of the pod shortcut.

@@ -14,7 +14,7 @@ import (
 	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
 
-	"beeline.io/beeline/internal/kernelclock"
+	"beeline.io/beeline/internal/util/kernelclock"
 )
 
 // PodOptions configure the pod shortcut. It uses the edge's tables.

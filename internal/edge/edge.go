@@ -18,7 +18,7 @@ import (
 	"beeline.io/beeline/internal/netdev"
 	"beeline.io/beeline/internal/node"
 	"beeline.io/beeline/internal/service"
-	"beeline.io/beeline/internal/wakeup"
+	"beeline.io/beeline/internal/util/wakeup"
 	"beeline.io/beeline/internal/xdpdispatch"
 )
 

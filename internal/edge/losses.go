@@ -6,7 +6,7 @@ import (
 	"time"
 
 	"beeline.io/beeline/internal/condition"
-	"beeline.io/beeline/internal/plural"
+	"beeline.io/beeline/internal/util/plural"
 )
 
 // lossShown is how long status reports packets that a driver has dropped, after the last one.

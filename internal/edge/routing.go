@@ -12,7 +12,7 @@ import (
 	"beeline.io/beeline/internal/condition"
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/node"
-	"beeline.io/beeline/internal/wakeup"
+	"beeline.io/beeline/internal/util/wakeup"
 )
 
 // routingInterval is how often settings are read that the kernel does not announce changes of. Reads take at most

@@ -13,8 +13,8 @@ import (
 	"beeline.io/beeline/internal/conntrack"
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/node"
-	"beeline.io/beeline/internal/plural"
-	"beeline.io/beeline/internal/wakeup"
+	"beeline.io/beeline/internal/util/plural"
+	"beeline.io/beeline/internal/util/wakeup"
 )
 
 // policyShare: walks of all flows for policies take at most 1/policyShare of the time.

@@ -19,7 +19,7 @@ import (
 
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/node"
-	"beeline.io/beeline/internal/wakeup"
+	"beeline.io/beeline/internal/util/wakeup"
 )
 
 // Policies of both directions between the same ends are one pair; masks have the length of the prefix, in both

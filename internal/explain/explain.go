@@ -17,7 +17,7 @@ import (
 	"beeline.io/beeline/internal/inspect"
 	"beeline.io/beeline/internal/service"
 
-	"beeline.io/beeline/internal/kernelclock"
+	"beeline.io/beeline/internal/util/kernelclock"
 )
 
 // Answer is what happens to a packet or a connect(), and why.

@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"beeline.io/beeline/internal/service"
-	"beeline.io/beeline/internal/wakeup"
+	"beeline.io/beeline/internal/util/wakeup"
 )
 
 // Options of a Prober.

@@ -16,7 +16,7 @@ import (
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/datapath/codec"
 	"beeline.io/beeline/internal/service"
-	"beeline.io/beeline/internal/suggest"
+	"beeline.io/beeline/internal/util/suggest"
 )
 
 // Event is what the edge did with a packet: a new flow, a reject or a drop.

@@ -9,7 +9,7 @@ import (
 	"beeline.io/beeline/internal/conntrack"
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/datapath/codec"
-	"beeline.io/beeline/internal/suggest"
+	"beeline.io/beeline/internal/util/suggest"
 )
 
 // PortNames returns a function that maps IDs to names of service ports.

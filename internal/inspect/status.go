@@ -14,12 +14,12 @@ import (
 	"beeline.io/beeline/internal/edge"
 	"beeline.io/beeline/internal/offload"
 	"beeline.io/beeline/internal/optout"
-	"beeline.io/beeline/internal/plural"
 	"beeline.io/beeline/internal/pods"
 	"beeline.io/beeline/internal/reconcile"
 	"beeline.io/beeline/internal/service"
 	"beeline.io/beeline/internal/sockgc"
 	"beeline.io/beeline/internal/source"
+	"beeline.io/beeline/internal/util/plural"
 )
 
 // Status is the state of the agent and its datapath.

@@ -15,9 +15,9 @@ import (
 	"beeline.io/beeline/internal/condition"
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/datapath/codec"
-	"beeline.io/beeline/internal/plural"
 	"beeline.io/beeline/internal/reconcile"
 	"beeline.io/beeline/internal/service"
+	"beeline.io/beeline/internal/util/plural"
 )
 
 // Service is an object with its frontends.

@@ -25,9 +25,9 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"beeline.io/beeline/internal/condition"
-	"beeline.io/beeline/internal/printable"
 	"beeline.io/beeline/internal/service"
-	"beeline.io/beeline/internal/wakeup"
+	"beeline.io/beeline/internal/util/printable"
+	"beeline.io/beeline/internal/util/wakeup"
 )
 
 const (

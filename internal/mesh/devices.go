@@ -12,7 +12,7 @@ import (
 
 	"beeline.io/beeline/internal/netdev"
 	"beeline.io/beeline/internal/netns"
-	"beeline.io/beeline/internal/wakeup"
+	"beeline.io/beeline/internal/util/wakeup"
 )
 
 // A deviceWatch follows the devices and routes of a pod's network namespace.

@@ -21,7 +21,7 @@ import (
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/optout"
 	"beeline.io/beeline/internal/service"
-	"beeline.io/beeline/internal/wakeup"
+	"beeline.io/beeline/internal/util/wakeup"
 )
 
 // Config says which pods have a proxy, and which connections it gets.

@@ -10,7 +10,7 @@ import (
 
 	"beeline.io/beeline/internal/optout"
 	"beeline.io/beeline/internal/service"
-	"beeline.io/beeline/internal/suggest"
+	"beeline.io/beeline/internal/util/suggest"
 )
 
 // SetNames names the pods of Config.Cgroups, as far as these are cgroups of the kubelet, which have the UIDs of pods in

@@ -13,7 +13,7 @@ import (
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
-	"beeline.io/beeline/internal/wakeup"
+	"beeline.io/beeline/internal/util/wakeup"
 )
 
 // Watch sends a signal at the start, and whenever an object of these groups (RTNLGRP_*, rtnetlink(7)) may have

@@ -15,7 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"beeline.io/beeline/internal/plural"
+	"beeline.io/beeline/internal/util/plural"
 )
 
 // All iterates over the network namespaces that any thread of the machine is in, or that are mounted somewhere,

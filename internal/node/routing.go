@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"beeline.io/beeline/internal/netdev"
-	"beeline.io/beeline/internal/wakeup"
+	"beeline.io/beeline/internal/util/wakeup"
 )
 
 // Routing is what the result of a route look-up by addresses and devices alone lacks (bpf_fib_lookup).

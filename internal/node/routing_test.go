@@ -15,7 +15,7 @@ import (
 	"strings"
 	"testing"
 
-	"beeline.io/beeline/internal/wakeup"
+	"beeline.io/beeline/internal/util/wakeup"
 )
 
 // The longest network that contains an address has the smallest MTU of the longest networks of each table, and no

@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"beeline.io/beeline/internal/netdev"
-	"beeline.io/beeline/internal/wakeup"
+	"beeline.io/beeline/internal/util/wakeup"
 )
 
 // An XFRMDirection says which packets a policy is for (XFRM_POLICY_* of linux/xfrm.h). A forwarded packet has to pass

@@ -14,7 +14,7 @@ import (
 	"time"
 
 	"beeline.io/beeline/internal/netns"
-	"beeline.io/beeline/internal/wakeup"
+	"beeline.io/beeline/internal/util/wakeup"
 )
 
 // lacks is what the kernel lacks for a test.

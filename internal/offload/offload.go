@@ -23,7 +23,7 @@ import (
 	"beeline.io/beeline/internal/node"
 	"beeline.io/beeline/internal/offload/flow"
 	"beeline.io/beeline/internal/offload/flowtable"
-	"beeline.io/beeline/internal/wakeup"
+	"beeline.io/beeline/internal/util/wakeup"
 )
 
 // Datapath is what flow offload needs of package datapath.

@@ -9,7 +9,7 @@ import (
 	"strings"
 
 	"beeline.io/beeline/internal/offload/flowtable"
-	"beeline.io/beeline/internal/plural"
+	"beeline.io/beeline/internal/util/plural"
 )
 
 // Status is the state of flow offload.

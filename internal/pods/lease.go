@@ -9,7 +9,7 @@ import (
 
 	"beeline.io/beeline/internal/condition"
 	"beeline.io/beeline/internal/datapath"
-	"beeline.io/beeline/internal/kernelclock"
+	"beeline.io/beeline/internal/util/kernelclock"
 )
 
 // lease is how long the programs may use the shortcut without another search for filters. It ends the shortcut if the

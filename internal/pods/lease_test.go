@@ -13,8 +13,8 @@ import (
 
 	"beeline.io/beeline/internal/condition"
 	"beeline.io/beeline/internal/datapath"
-	"beeline.io/beeline/internal/kernelclock"
 	"beeline.io/beeline/internal/kernelct"
+	"beeline.io/beeline/internal/util/kernelclock"
 )
 
 // memory is a table.

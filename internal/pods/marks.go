@@ -11,7 +11,7 @@ import (
 	"beeline.io/beeline/internal/netdev"
 	"beeline.io/beeline/internal/netfilter"
 	"beeline.io/beeline/internal/node"
-	"beeline.io/beeline/internal/wakeup"
+	"beeline.io/beeline/internal/util/wakeup"
 )
 
 // A markReader is what reads the marks of packets, other than rules of netfilter.

@@ -11,7 +11,7 @@ import (
 	"strings"
 
 	"beeline.io/beeline/internal/condition"
-	"beeline.io/beeline/internal/suggest"
+	"beeline.io/beeline/internal/util/suggest"
 )
 
 // missing returns the names and patterns of --pod-devices that no device of a pod has, and pods that are in none of

@@ -5,7 +5,7 @@ package pods
 import (
 	"time"
 
-	"beeline.io/beeline/internal/wakeup"
+	"beeline.io/beeline/internal/util/wakeup"
 )
 
 // When packet filters are searched. A search takes milliseconds, with many rules tenths of a second.

@@ -22,7 +22,7 @@ import (
 	"beeline.io/beeline/internal/netdev"
 	"beeline.io/beeline/internal/node"
 	"beeline.io/beeline/internal/tcfilter"
-	"beeline.io/beeline/internal/wakeup"
+	"beeline.io/beeline/internal/util/wakeup"
 )
 
 // Config is the operator's configuration.

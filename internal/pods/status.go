@@ -9,7 +9,7 @@ import (
 	"strings"
 
 	"beeline.io/beeline/internal/condition"
-	"beeline.io/beeline/internal/plural"
+	"beeline.io/beeline/internal/util/plural"
 )
 
 // Status is the state of the pod shortcut.

@@ -20,7 +20,7 @@ import (
 	"beeline.io/beeline/internal/datapath/codec"
 	"beeline.io/beeline/internal/jet"
 	"beeline.io/beeline/internal/service"
-	"beeline.io/beeline/internal/wakeup"
+	"beeline.io/beeline/internal/util/wakeup"
 )
 
 // Failures are retried after these times.

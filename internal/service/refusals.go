@@ -10,8 +10,8 @@ import (
 	"strings"
 
 	"beeline.io/beeline/internal/condition"
-	"beeline.io/beeline/internal/plural"
-	"beeline.io/beeline/internal/suggest"
+	"beeline.io/beeline/internal/util/plural"
+	"beeline.io/beeline/internal/util/suggest"
 )
 
 // warnEndpoints reports why new connections to a port are rejected, if they are (R10, R11, R16, R18). It is a problem

@@ -10,8 +10,8 @@ import (
 	"strings"
 
 	"beeline.io/beeline/internal/condition"
-	"beeline.io/beeline/internal/plural"
-	"beeline.io/beeline/internal/suggest"
+	"beeline.io/beeline/internal/util/plural"
+	"beeline.io/beeline/internal/util/suggest"
 )
 
 // annotationPrefix is that of all annotations that the rules use.

@@ -10,7 +10,7 @@ import (
 
 	"github.com/cilium/ebpf"
 
-	"beeline.io/beeline/internal/kernelclock"
+	"beeline.io/beeline/internal/util/kernelclock"
 )
 
 // The agent's version of bpf/set_table/set_table.h.

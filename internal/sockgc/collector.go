@@ -18,7 +18,7 @@ import (
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/netns"
 	"beeline.io/beeline/internal/service"
-	"beeline.io/beeline/internal/wakeup"
+	"beeline.io/beeline/internal/util/wakeup"
 )
 
 const (

@@ -5,7 +5,7 @@ package sockgc
 import (
 	"time"
 
-	"beeline.io/beeline/internal/wakeup"
+	"beeline.io/beeline/internal/util/wakeup"
 )
 
 // A failed GC pass is retried after firstRetry; the delay doubles with each further failure, up to lastRetry.

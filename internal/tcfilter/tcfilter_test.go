@@ -17,7 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"beeline.io/beeline/internal/netns"
-	"beeline.io/beeline/internal/wakeup"
+	"beeline.io/beeline/internal/util/wakeup"
 )
 
 // What is at a device is found as it comes and goes; Beeline's own programs do not count.

@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"beeline.io/beeline/internal/netdev"
-	"beeline.io/beeline/internal/wakeup"
+	"beeline.io/beeline/internal/util/wakeup"
 )
 
 // OwnPrefix begins the names of Beeline's own filters.

@@ -15,7 +15,7 @@ import (
 	"beeline.io/beeline/internal/edge"
 	"beeline.io/beeline/internal/inspect"
 	"beeline.io/beeline/internal/service"
-	"beeline.io/beeline/internal/wakeup"
+	"beeline.io/beeline/internal/util/wakeup"
 )
 
 // New returns the edge. It is enabled unless --edge-mode=off.

@@ -15,8 +15,8 @@ import (
 
 	"beeline.io/beeline/internal/condition"
 	"beeline.io/beeline/internal/datapath"
-	"beeline.io/beeline/internal/kernelclock"
 	"beeline.io/beeline/internal/node"
+	"beeline.io/beeline/internal/util/kernelclock"
 )
 
 // Programs may add entries to the kernel's conntrack while netfilter may translate sources, and conntrack is at most

@@ -10,7 +10,7 @@ import (
 	"beeline.io/beeline/internal/condition"
 	"beeline.io/beeline/internal/edge"
 	"beeline.io/beeline/internal/inspect"
-	"beeline.io/beeline/internal/wakeup"
+	"beeline.io/beeline/internal/util/wakeup"
 )
 
 // off is the component while the edge is disabled. It rebuilds the prefilter, which the hooks of sockets use, too: when

@@ -11,8 +11,8 @@ import (
 
 	"beeline.io/beeline/internal/condition"
 	"beeline.io/beeline/internal/datapath"
-	"beeline.io/beeline/internal/plural"
 	"beeline.io/beeline/internal/service"
+	"beeline.io/beeline/internal/util/plural"
 )
 
 // refusalsShown is for how long refused packets count. At least one GC pass counts.

@@ -11,8 +11,8 @@ import (
 	"beeline.io/beeline/internal/component"
 	"beeline.io/beeline/internal/inspect"
 	"beeline.io/beeline/internal/optout"
-	"beeline.io/beeline/internal/plural"
 	"beeline.io/beeline/internal/service"
+	"beeline.io/beeline/internal/util/plural"
 )
 
 // optOuts are the pods that opted out of the socket shortcut.

@@ -16,8 +16,8 @@ import (
 	"beeline.io/beeline/internal/condition"
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/inspect"
-	"beeline.io/beeline/internal/plural"
 	"beeline.io/beeline/internal/service"
+	"beeline.io/beeline/internal/util/plural"
 )
 
 // config is the configuration of the statistics.

@@ -13,8 +13,8 @@ import (
 	"beeline.io/beeline/internal/condition"
 	"beeline.io/beeline/internal/mesh"
 	"beeline.io/beeline/internal/metrics"
-	"beeline.io/beeline/internal/plural"
-	"beeline.io/beeline/internal/printable"
+	"beeline.io/beeline/internal/util/plural"
+	"beeline.io/beeline/internal/util/printable"
 )
 
 // lookInterval is the time between two looks at the programs: after as long at most a program that starts is switched.

@@ -31,7 +31,7 @@ import (
 
 	"beeline.io/beeline/internal/netdev"
 	"beeline.io/beeline/internal/netns"
-	"beeline.io/beeline/internal/wakeup"
+	"beeline.io/beeline/internal/util/wakeup"
 )
 
 // A Flowtable is Beeline's flowtable of a network namespace. All methods may be called from any goroutine.

@@ -20,7 +20,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"beeline.io/beeline/internal/source"
-	"beeline.io/beeline/internal/wakeup"
+	"beeline.io/beeline/internal/util/wakeup"
 )
 
 // follower lists and watches one kind.

@@ -12,7 +12,7 @@ import (
 
 	"beeline.io/beeline/internal/service"
 	"beeline.io/beeline/internal/source"
-	"beeline.io/beeline/internal/wakeup"
+	"beeline.io/beeline/internal/util/wakeup"
 )
 
 // state holds the server's objects, reduced to what is used, and which changes the receiver has not received

@@ -19,7 +19,7 @@ import (
 	"go.yaml.in/yaml/v4"
 	"sigs.k8s.io/json"
 
-	"beeline.io/beeline/internal/suggest"
+	"beeline.io/beeline/internal/util/suggest"
 )
 
 const (

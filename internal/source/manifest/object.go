@@ -12,7 +12,7 @@ import (
 
 	"beeline.io/beeline/internal/service"
 	"beeline.io/beeline/internal/source"
-	"beeline.io/beeline/internal/suggest"
+	"beeline.io/beeline/internal/util/suggest"
 )
 
 // placed is an object and the line where it starts.
