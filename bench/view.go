@@ -11,9 +11,9 @@ import (
 
 	"github.com/cilium/ebpf"
 
+	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/datapath/codec"
-	"beeline.io/beeline/internal/service"
 )
 
 // view reads single frontends from the pinned tables, as the programs do.

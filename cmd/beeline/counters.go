@@ -9,10 +9,10 @@ import (
 	"time"
 
 	"beeline.io/beeline/internal/agent"
+	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/conntrack"
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/inspect"
-	"beeline.io/beeline/internal/service"
 	"beeline.io/beeline/internal/util/plural"
 )
 

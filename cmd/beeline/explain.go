@@ -11,9 +11,9 @@ import (
 	"github.com/spf13/cobra"
 
 	"beeline.io/beeline/internal/agent"
+	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/explain"
 	"beeline.io/beeline/internal/inspect"
-	"beeline.io/beeline/internal/service"
 )
 
 func newExplainCommand() *cobra.Command {

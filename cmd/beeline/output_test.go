@@ -19,10 +19,10 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/conntrack"
 	"beeline.io/beeline/internal/inspect"
 	"beeline.io/beeline/internal/mesh/hoststack"
-	"beeline.io/beeline/internal/service"
 )
 
 // All JSON is an object whose first field is the version of its schema; lists are in the field items.

@@ -12,11 +12,11 @@ import (
 	"time"
 
 	"beeline.io/beeline/internal/agent"
+	"beeline.io/beeline/internal/cluster/service"
+	"beeline.io/beeline/internal/cluster/source"
 	"beeline.io/beeline/internal/condition"
 	"beeline.io/beeline/internal/inspect"
 	"beeline.io/beeline/internal/reconcile"
-	"beeline.io/beeline/internal/service"
-	"beeline.io/beeline/internal/source"
 )
 
 // escape is hostile text from a process, certificate or server: it sets the title of the terminal and forges a

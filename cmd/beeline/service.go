@@ -12,8 +12,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"beeline.io/beeline/internal/agent"
+	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/inspect"
-	"beeline.io/beeline/internal/service"
 	"beeline.io/beeline/internal/util/printable"
 )
 

@@ -11,10 +11,10 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"beeline.io/beeline/internal/cluster/service"
+	"beeline.io/beeline/internal/cluster/source"
 	"beeline.io/beeline/internal/inspect"
-	"beeline.io/beeline/internal/service"
 	"beeline.io/beeline/internal/sockgc"
-	"beeline.io/beeline/internal/source"
 	"beeline.io/beeline/internal/util/plural"
 	"beeline.io/beeline/internal/util/printable"
 )

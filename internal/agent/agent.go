@@ -16,6 +16,8 @@ import (
 
 	"github.com/coreos/go-systemd/v22/daemon"
 
+	"beeline.io/beeline/internal/cluster/service"
+	"beeline.io/beeline/internal/cluster/source"
 	"beeline.io/beeline/internal/component"
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/healthcheck"
@@ -25,8 +27,6 @@ import (
 	"beeline.io/beeline/internal/nodehealth"
 	"beeline.io/beeline/internal/reconcile"
 	"beeline.io/beeline/internal/selfprobe"
-	"beeline.io/beeline/internal/service"
-	"beeline.io/beeline/internal/source"
 )
 
 // Agent is a running agent.

@@ -10,13 +10,13 @@ import (
 
 	"github.com/coreos/go-systemd/v22/daemon"
 
+	"beeline.io/beeline/internal/cluster/service"
+	"beeline.io/beeline/internal/cluster/source"
 	"beeline.io/beeline/internal/component"
 	"beeline.io/beeline/internal/condition"
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/inspect"
 	"beeline.io/beeline/internal/pinfs"
-	"beeline.io/beeline/internal/service"
-	"beeline.io/beeline/internal/source"
 )
 
 // take applies one event of the source to the tables. Until the source is complete, it neither adds nor removes

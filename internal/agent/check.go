@@ -8,14 +8,14 @@ import (
 	"io"
 	"log/slog"
 
+	"beeline.io/beeline/internal/cluster/service"
+	"beeline.io/beeline/internal/cluster/source"
+	"beeline.io/beeline/internal/cluster/source/kube"
+	"beeline.io/beeline/internal/cluster/source/manifest"
 	"beeline.io/beeline/internal/condition"
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/inspect"
 	"beeline.io/beeline/internal/pinfs"
-	"beeline.io/beeline/internal/service"
-	"beeline.io/beeline/internal/source"
-	"beeline.io/beeline/internal/source/kube"
-	"beeline.io/beeline/internal/source/manifest"
 )
 
 // Checked is the result of Check.

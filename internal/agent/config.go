@@ -16,13 +16,13 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"beeline.io/beeline/internal/cluster/service"
+	"beeline.io/beeline/internal/cluster/source/kube"
 	"beeline.io/beeline/internal/component"
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/maglev"
 	"beeline.io/beeline/internal/metrics"
 	"beeline.io/beeline/internal/reconcile"
-	"beeline.io/beeline/internal/service"
-	"beeline.io/beeline/internal/source/kube"
 )
 
 // Default paths of an agent.

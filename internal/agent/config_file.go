@@ -14,7 +14,7 @@ import (
 	"github.com/spf13/pflag"
 	"go.yaml.in/yaml/v4"
 
-	"beeline.io/beeline/internal/source/manifest"
+	"beeline.io/beeline/internal/cluster/source/manifest"
 	"beeline.io/beeline/internal/util/suggest"
 )
 

@@ -12,10 +12,10 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/component/mesh"
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/reconcile"
-	"beeline.io/beeline/internal/service"
 )
 
 // Services come from one source; without one, the error says how to give one.

@@ -8,12 +8,12 @@ import (
 	"slices"
 	"strings"
 
+	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/condition"
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/datapath/codec"
 	"beeline.io/beeline/internal/healthcheck"
 	"beeline.io/beeline/internal/inspect"
-	"beeline.io/beeline/internal/service"
 )
 
 func (a *Agent) newProber() (*healthcheck.Prober, error) {

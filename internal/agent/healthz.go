@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/component"
 	"beeline.io/beeline/internal/condition"
 	"beeline.io/beeline/internal/datapath"
@@ -15,7 +16,6 @@ import (
 	"beeline.io/beeline/internal/nodehealth"
 	"beeline.io/beeline/internal/reconcile"
 	"beeline.io/beeline/internal/selfprobe"
-	"beeline.io/beeline/internal/service"
 )
 
 // What finds faults of the datapath, for nodehealth.Tracker.SetFaults.

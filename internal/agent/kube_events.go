@@ -7,11 +7,11 @@ import (
 	"slices"
 	"time"
 
+	"beeline.io/beeline/internal/cluster/service"
+	"beeline.io/beeline/internal/cluster/source/kube"
 	"beeline.io/beeline/internal/component"
 	"beeline.io/beeline/internal/condition"
 	"beeline.io/beeline/internal/kubeevent"
-	"beeline.io/beeline/internal/service"
-	"beeline.io/beeline/internal/source/kube"
 )
 
 // eventInterval is how often conditions are compared with the last ones. One that a retry ends sooner may

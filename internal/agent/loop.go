@@ -12,11 +12,11 @@ import (
 	"github.com/coreos/go-systemd/v22/daemon"
 	"golang.org/x/sys/unix"
 
+	"beeline.io/beeline/internal/cluster/source"
 	"beeline.io/beeline/internal/component"
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/healthcheck"
 	"beeline.io/beeline/internal/netdev"
-	"beeline.io/beeline/internal/source"
 	"beeline.io/beeline/internal/util/wakeup"
 )
 

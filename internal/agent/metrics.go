@@ -5,13 +5,13 @@ package agent
 import (
 	"slices"
 
+	"beeline.io/beeline/internal/cluster/service"
+	"beeline.io/beeline/internal/cluster/source"
 	"beeline.io/beeline/internal/condition"
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/inspect"
 	"beeline.io/beeline/internal/metrics"
 	"beeline.io/beeline/internal/reconcile"
-	"beeline.io/beeline/internal/service"
-	"beeline.io/beeline/internal/source"
 )
 
 // newMetrics returns the agent's metrics without those of the components, which do not exist yet.

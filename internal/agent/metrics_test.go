@@ -5,11 +5,11 @@ package agent
 import (
 	"testing"
 
+	"beeline.io/beeline/internal/cluster/source"
 	"beeline.io/beeline/internal/inspect"
 	"beeline.io/beeline/internal/metrics"
 	"beeline.io/beeline/internal/metrics/metricstest"
 	"beeline.io/beeline/internal/reconcile"
-	"beeline.io/beeline/internal/source"
 )
 
 // Each number of what the tables lack moves its metric and no other.

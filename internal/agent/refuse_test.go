@@ -16,10 +16,10 @@ import (
 	"testing"
 	"time"
 
+	"beeline.io/beeline/internal/cluster/service"
+	"beeline.io/beeline/internal/cluster/source"
 	"beeline.io/beeline/internal/metrics"
 	"beeline.io/beeline/internal/nodehealth"
-	"beeline.io/beeline/internal/service"
-	"beeline.io/beeline/internal/source"
 )
 
 // R26: the agent connects to the API server with the dialer that records its addresses.

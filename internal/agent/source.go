@@ -8,11 +8,11 @@ import (
 	"slices"
 	"time"
 
+	"beeline.io/beeline/internal/cluster/source"
+	"beeline.io/beeline/internal/cluster/source/kube"
+	"beeline.io/beeline/internal/cluster/source/manifest"
 	"beeline.io/beeline/internal/condition"
 	"beeline.io/beeline/internal/inspect"
-	"beeline.io/beeline/internal/source"
-	"beeline.io/beeline/internal/source/kube"
-	"beeline.io/beeline/internal/source/manifest"
 )
 
 // newSource returns the configured source.

@@ -7,9 +7,9 @@ import (
 	"os"
 	"slices"
 
+	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/inspect"
-	"beeline.io/beeline/internal/service"
 )
 
 // tables reads the tables and adds the state of each object. Objects without table entries have no frontends.

@@ -12,12 +12,12 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/condition"
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/inspect"
 	"beeline.io/beeline/internal/metrics"
 	"beeline.io/beeline/internal/reconcile"
-	"beeline.io/beeline/internal/service"
 )
 
 // A Component is a shortcut, enabled or not. Optional functions are nil.

@@ -7,8 +7,8 @@ import (
 	"net/netip"
 	"slices"
 
+	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/datapath"
-	"beeline.io/beeline/internal/service"
 )
 
 // Flow is a flow through the edge.

@@ -10,10 +10,10 @@ import (
 	"time"
 	"unsafe"
 
+	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/datapath/codec"
 	"beeline.io/beeline/internal/jet"
-	"beeline.io/beeline/internal/service"
 	"beeline.io/beeline/internal/settable"
 	"beeline.io/beeline/test/shared"
 )

@@ -11,9 +11,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/node"
-	"beeline.io/beeline/internal/service"
 )
 
 // Packets that did not reach a backend are a condition with backend, reason and number, until what they lacked is

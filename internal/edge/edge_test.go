@@ -13,9 +13,9 @@ import (
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
+	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/netdev/netdevtest"
-	"beeline.io/beeline/internal/service"
 	"beeline.io/beeline/internal/xdpdispatch"
 )
 

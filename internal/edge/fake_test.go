@@ -14,11 +14,11 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/conntrack"
 	"beeline.io/beeline/internal/conntrack/conntracktest"
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/node"
-	"beeline.io/beeline/internal/service"
 	"beeline.io/beeline/internal/xdpdispatch"
 )
 

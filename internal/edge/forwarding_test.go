@@ -8,9 +8,9 @@ import (
 	"testing"
 	"time"
 
+	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/netdev"
 	"beeline.io/beeline/internal/netdev/netdevtest"
-	"beeline.io/beeline/internal/service"
 )
 
 // Status reports what is off only for families that need forwarding, until it is set; --set-sysctls sets

@@ -8,7 +8,7 @@ import (
 	"net/netip"
 	"slices"
 
-	"beeline.io/beeline/internal/service"
+	"beeline.io/beeline/internal/cluster/service"
 )
 
 // clientMTU is the largest packet that is expected from clients: few networks carry more (RFC 894).

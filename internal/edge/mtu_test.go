@@ -8,8 +8,8 @@ import (
 	"strings"
 	"testing"
 
+	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/netdev"
-	"beeline.io/beeline/internal/service"
 )
 
 // with returns a device with an MTU and routes.

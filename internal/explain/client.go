@@ -9,10 +9,10 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/inspect"
 	"beeline.io/beeline/internal/netns"
-	"beeline.io/beeline/internal/service"
 )
 
 // client finds the network namespace with the source address: this one, or a pod's.

@@ -9,10 +9,10 @@ import (
 
 	"github.com/vishvananda/netlink"
 
+	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/datapath/codec"
 	"beeline.io/beeline/internal/inspect"
-	"beeline.io/beeline/internal/service"
 )
 
 // socket explains the connect() of a new socket with a dry run of the socket programs' decision.

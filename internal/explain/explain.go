@@ -12,10 +12,10 @@ import (
 	"slices"
 	"strconv"
 
+	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/conntrack"
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/inspect"
-	"beeline.io/beeline/internal/service"
 
 	"beeline.io/beeline/internal/util/kernelclock"
 )

@@ -10,7 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"beeline.io/beeline/internal/service"
+	"beeline.io/beeline/internal/cluster/service"
 )
 
 func isICMP(p service.Protocol) bool { return p == service.ICMP || p == service.ICMPv6 }

@@ -5,10 +5,10 @@ package explain
 import (
 	"fmt"
 
+	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/offload"
 	"beeline.io/beeline/internal/offload/flow"
-	"beeline.io/beeline/internal/service"
 )
 
 // Offload is what flow offload does with a packet that is for no Service.

@@ -11,10 +11,10 @@ import (
 
 	"github.com/vishvananda/netlink"
 
+	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/conntrack"
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/inspect"
-	"beeline.io/beeline/internal/service"
 	"beeline.io/beeline/internal/xdpdispatch"
 )
 

@@ -7,7 +7,7 @@ import (
 	"net/netip"
 	"strings"
 
-	"beeline.io/beeline/internal/service"
+	"beeline.io/beeline/internal/cluster/service"
 )
 
 // Question selects what to explain: the first packet of a client, or its connect().

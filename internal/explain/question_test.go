@@ -5,7 +5,7 @@ package explain
 import (
 	"testing"
 
-	"beeline.io/beeline/internal/service"
+	"beeline.io/beeline/internal/cluster/service"
 )
 
 // Protocols may be written as status and manifests print them.

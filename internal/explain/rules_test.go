@@ -7,8 +7,8 @@ import (
 	"strings"
 	"testing"
 
+	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/inspect"
-	"beeline.io/beeline/internal/service"
 )
 
 // Every rule that an answer can name has its sentence, and docs/operate/semantics.md has a row for it.

@@ -19,7 +19,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"beeline.io/beeline/internal/service"
+	"beeline.io/beeline/internal/cluster/service"
 )
 
 // Maximum number of bytes read from a response, whose status is all that a probe needs.

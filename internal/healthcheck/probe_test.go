@@ -20,7 +20,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"beeline.io/beeline/internal/service"
+	"beeline.io/beeline/internal/cluster/service"
 )
 
 // ask probes a server that accepts one connection.

@@ -11,7 +11,7 @@ import (
 	"sync"
 	"time"
 
-	"beeline.io/beeline/internal/service"
+	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/util/wakeup"
 )
 

@@ -16,7 +16,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"beeline.io/beeline/internal/service"
+	"beeline.io/beeline/internal/cluster/service"
 )
 
 // network simulates the targets' responses without a kernel. Time passes only where a test says so.

@@ -5,7 +5,7 @@ package healthcheck
 import (
 	"time"
 
-	"beeline.io/beeline/internal/service"
+	"beeline.io/beeline/internal/cluster/service"
 )
 
 // State is the health of a target.

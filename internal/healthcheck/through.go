@@ -14,7 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"beeline.io/beeline/internal/service"
+	"beeline.io/beeline/internal/cluster/service"
 )
 
 // An Encapsulator makes the packets of a socket, identified by its cookie, take the path of clients' packets.

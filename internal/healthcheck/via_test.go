@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"beeline.io/beeline/internal/service"
+	"beeline.io/beeline/internal/cluster/service"
 )
 
 // X2, H3: the result of a probe by DSR is that of the frontend's path. With another port both paths must reach

@@ -7,8 +7,8 @@ import (
 	"net/netip"
 	"time"
 
+	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/healthcheck"
-	"beeline.io/beeline/internal/service"
 )
 
 // BackendHealth is the health check result of one endpoint of a Service.

@@ -5,9 +5,9 @@ package inspect
 import (
 	"slices"
 
+	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/condition"
 	"beeline.io/beeline/internal/reconcile"
-	"beeline.io/beeline/internal/service"
 )
 
 // AddProblem adds a problem of an object.

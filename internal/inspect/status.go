@@ -8,6 +8,8 @@ import (
 	"slices"
 	"time"
 
+	"beeline.io/beeline/internal/cluster/service"
+	"beeline.io/beeline/internal/cluster/source"
 	"beeline.io/beeline/internal/condition"
 	"beeline.io/beeline/internal/conntrack"
 	"beeline.io/beeline/internal/datapath"
@@ -16,9 +18,7 @@ import (
 	"beeline.io/beeline/internal/optout"
 	"beeline.io/beeline/internal/pods"
 	"beeline.io/beeline/internal/reconcile"
-	"beeline.io/beeline/internal/service"
 	"beeline.io/beeline/internal/sockgc"
-	"beeline.io/beeline/internal/source"
 	"beeline.io/beeline/internal/util/plural"
 )
 

@@ -12,11 +12,11 @@ import (
 	"slices"
 	"strings"
 
+	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/condition"
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/datapath/codec"
 	"beeline.io/beeline/internal/reconcile"
-	"beeline.io/beeline/internal/service"
 	"beeline.io/beeline/internal/util/plural"
 )
 

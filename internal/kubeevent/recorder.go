@@ -24,8 +24,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/condition"
-	"beeline.io/beeline/internal/service"
 	"beeline.io/beeline/internal/util/printable"
 	"beeline.io/beeline/internal/util/wakeup"
 )

@@ -8,8 +8,8 @@ import (
 	"slices"
 	"strings"
 
+	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/optout"
-	"beeline.io/beeline/internal/service"
 	"beeline.io/beeline/internal/util/suggest"
 )
 

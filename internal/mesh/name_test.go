@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"beeline.io/beeline/internal/service"
+	"beeline.io/beeline/internal/cluster/service"
 )
 
 // TestFindPod: a pod is found by its name, by a part that no other has, or by its cgroup; what stands for several is

@@ -10,7 +10,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"beeline.io/beeline/internal/service"
+	"beeline.io/beeline/internal/cluster/service"
 )
 
 // Proxy are the metrics with kube-proxy's names. A sync is one change of the tables, from the objects to the last

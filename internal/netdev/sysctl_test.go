@@ -6,9 +6,9 @@ import (
 	"fmt"
 	"testing"
 
+	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/netdev"
 	"beeline.io/beeline/internal/netdev/netdevtest"
-	"beeline.io/beeline/internal/service"
 )
 
 func TestForwardingOff(t *testing.T) {

@@ -14,9 +14,9 @@ import (
 	"strconv"
 	"sync"
 
+	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/condition"
 	"beeline.io/beeline/internal/httpserve"
-	"beeline.io/beeline/internal/service"
 )
 
 // NodePorts serves the healthCheckNodePorts of Services (R34). Set is called by one goroutine, the other methods

@@ -12,7 +12,7 @@ import (
 	"testing"
 	"time"
 
-	"beeline.io/beeline/internal/service"
+	"beeline.io/beeline/internal/cluster/service"
 )
 
 // R34: listeners follow the addresses of each Service, a port that passes from one Service to another is served

@@ -11,8 +11,8 @@ import (
 	"sync"
 	"time"
 
+	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/condition"
-	"beeline.io/beeline/internal/service"
 )
 
 // late is how long a change may wait for the tables, and how long the agent's loop may take for one step:

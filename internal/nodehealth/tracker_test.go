@@ -8,8 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/condition"
-	"beeline.io/beeline/internal/service"
 )
 
 // R35: what makes which endpoint unhealthy, and what its body says then. /livez follows neither the Node nor the

@@ -16,7 +16,7 @@ import (
 	"testing"
 	"time"
 
-	"beeline.io/beeline/internal/service"
+	"beeline.io/beeline/internal/cluster/service"
 )
 
 const patience = 30 * time.Second

@@ -8,7 +8,7 @@ import (
 	"fmt"
 	"slices"
 
-	"beeline.io/beeline/internal/service"
+	"beeline.io/beeline/internal/cluster/service"
 )
 
 // Shares are the maximum parts of each table that one object and one namespace may take, in percent; zero

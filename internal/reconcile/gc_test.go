@@ -5,7 +5,7 @@ package reconcile
 import (
 	"testing"
 
-	"beeline.io/beeline/internal/service"
+	"beeline.io/beeline/internal/cluster/service"
 )
 
 // Changes made while CollectGarbage waits for programs do not wait with it. What they replace is reused

@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"beeline.io/beeline/internal/service"
+	"beeline.io/beeline/internal/cluster/service"
 )
 
 func ref(name string) service.Ref {

@@ -7,9 +7,9 @@ import (
 	"testing"
 	"time"
 
+	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/datapath/codec"
-	"beeline.io/beeline/internal/service"
 )
 
 // memory is a node with one untracked Service and a clock that the test sets.

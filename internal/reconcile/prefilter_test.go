@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"beeline.io/beeline/internal/service"
+	"beeline.io/beeline/internal/cluster/service"
 )
 
 // Packets to a frontend pass the prefilter before the frontend is in the tables (the fake kernel checks

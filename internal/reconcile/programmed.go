@@ -5,7 +5,7 @@ package reconcile
 import (
 	"slices"
 
-	"beeline.io/beeline/internal/service"
+	"beeline.io/beeline/internal/cluster/service"
 )
 
 // SetProgrammed sets the function that is told when the tables hold what the change of an EndpointSlice led to. It must

@@ -10,10 +10,10 @@ import (
 	"slices"
 	"time"
 
+	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/datapath/codec"
 	"beeline.io/beeline/internal/jet"
-	"beeline.io/beeline/internal/service"
 )
 
 // reconcile brings everything that is dirty into the tables. While a table is full it frees what is

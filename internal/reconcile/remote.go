@@ -7,7 +7,7 @@ import (
 	"net/netip"
 	"slices"
 
-	"beeline.io/beeline/internal/service"
+	"beeline.io/beeline/internal/cluster/service"
 )
 
 // RemoteBackends returns the addresses of backends on other nodes, and of those nodes where they matter,

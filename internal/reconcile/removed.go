@@ -5,7 +5,7 @@ package reconcile
 import (
 	"net/netip"
 
-	"beeline.io/beeline/internal/service"
+	"beeline.io/beeline/internal/cluster/service"
 )
 
 // TakeRemoved reports, by protocol, whether since the last call a backend was removed from a frontend that

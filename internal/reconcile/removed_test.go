@@ -6,9 +6,9 @@ import (
 	"net/netip"
 	"testing"
 
+	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/datapath/codec"
-	"beeline.io/beeline/internal/service"
 )
 
 // serving returns the backends that programs find for each frontend, in any of its sets (bpf/lb/serving.h).

@@ -3,8 +3,8 @@
 package reconcile
 
 import (
+	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/datapath/codec"
-	"beeline.io/beeline/internal/service"
 )
 
 // A set is a range of slots with its content: the words of a history, the members, and a Maglev table, in

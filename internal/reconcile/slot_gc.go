@@ -9,10 +9,10 @@ import (
 	"slices"
 	"time"
 
+	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/datapath/codec"
 	"beeline.io/beeline/internal/jet"
-	"beeline.io/beeline/internal/service"
 )
 
 // SlotGC makes contested slots stable again in walks of all conntrack entries (conntrack.Subscriber).

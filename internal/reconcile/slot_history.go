@@ -8,10 +8,10 @@ import (
 	"net/netip"
 	"slices"
 
+	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/datapath/codec"
 	"beeline.io/beeline/internal/jet"
-	"beeline.io/beeline/internal/service"
 )
 
 // A slotHistory is a frontend's memory of earlier tables: its history, with backends by id.

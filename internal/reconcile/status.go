@@ -8,9 +8,9 @@ import (
 	"slices"
 	"time"
 
+	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/condition"
 	"beeline.io/beeline/internal/datapath"
-	"beeline.io/beeline/internal/service"
 )
 
 // State is the state of an object.

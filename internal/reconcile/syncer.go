@@ -16,10 +16,10 @@ import (
 	"sync"
 	"time"
 
+	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/datapath/codec"
 	"beeline.io/beeline/internal/jet"
-	"beeline.io/beeline/internal/service"
 	"beeline.io/beeline/internal/util/wakeup"
 )
 

@@ -3,10 +3,10 @@
 package reconcile
 
 import (
+	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/datapath/codec"
 	"beeline.io/beeline/internal/jet"
-	"beeline.io/beeline/internal/service"
 )
 
 // noteUntracked makes the edge look up an untracked frontend, before it is published.

@@ -19,8 +19,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/condition"
-	"beeline.io/beeline/internal/service"
 )
 
 // The Service. No API object has its namespace, because of the underscore (RFC 1123).

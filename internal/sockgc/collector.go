@@ -14,10 +14,10 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/condition"
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/netns"
-	"beeline.io/beeline/internal/service"
 	"beeline.io/beeline/internal/util/wakeup"
 )
 

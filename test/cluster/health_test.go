@@ -20,9 +20,9 @@ import (
 	"k8s.io/client-go/util/retry"
 	kubeproxy "k8s.io/kube-proxy/config/v1alpha1"
 
+	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/condition"
 	"beeline.io/beeline/internal/inspect"
-	"beeline.io/beeline/internal/service"
 	"beeline.io/beeline/test/lab"
 	"beeline.io/beeline/test/node"
 )

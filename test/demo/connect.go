@@ -9,8 +9,8 @@ import (
 	"slices"
 	"time"
 
+	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/inspect"
-	"beeline.io/beeline/internal/service"
 	"beeline.io/beeline/test/lab"
 )
 

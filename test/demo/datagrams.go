@@ -14,7 +14,7 @@ import (
 	"syscall"
 	"time"
 
-	"beeline.io/beeline/internal/service"
+	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/test/lab"
 )
 

@@ -11,8 +11,8 @@ import (
 	"net/netip"
 	"strings"
 
+	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/explain"
-	"beeline.io/beeline/internal/service"
 	"beeline.io/beeline/test/lab"
 )
 

@@ -22,8 +22,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/dynamic"
 
-	"beeline.io/beeline/internal/source"
-	"beeline.io/beeline/internal/source/kube"
+	"beeline.io/beeline/internal/cluster/source"
+	"beeline.io/beeline/internal/cluster/source/kube"
 )
 
 // permission is one verb on one resource.

@@ -7,7 +7,7 @@ import (
 	"net"
 	"testing"
 
-	"beeline.io/beeline/internal/service"
+	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/test/lab"
 )
 

@@ -9,8 +9,8 @@ import (
 
 	"k8s.io/apimachinery/pkg/runtime"
 
+	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/inspect"
-	"beeline.io/beeline/internal/service"
 	"beeline.io/beeline/test/lab"
 	"beeline.io/beeline/test/node"
 )

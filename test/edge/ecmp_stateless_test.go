@@ -8,7 +8,7 @@ import (
 	"net/netip"
 	"testing"
 
-	"beeline.io/beeline/internal/service"
+	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/test/lab"
 )
 

@@ -15,8 +15,8 @@ import (
 
 	discoveryv1 "k8s.io/api/discovery/v1"
 
+	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/inspect"
-	"beeline.io/beeline/internal/service"
 	"beeline.io/beeline/test/lab"
 	"beeline.io/beeline/test/node"
 )

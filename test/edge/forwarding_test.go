@@ -11,7 +11,7 @@ import (
 
 	discoveryv1 "k8s.io/api/discovery/v1"
 
-	"beeline.io/beeline/internal/service"
+	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/test/lab"
 )
 

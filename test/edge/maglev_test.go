@@ -10,7 +10,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 
-	"beeline.io/beeline/internal/service"
+	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/test/lab"
 	"beeline.io/beeline/test/node"
 )

@@ -16,8 +16,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 
+	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/inspect"
-	"beeline.io/beeline/internal/service"
 	"beeline.io/beeline/test/lab"
 )
 

@@ -11,7 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"beeline.io/beeline/internal/service"
+	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/test/packet/model"
 )
 

@@ -15,10 +15,10 @@ import (
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
+	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/conntrack"
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/reconcile"
-	"beeline.io/beeline/internal/service"
 	"beeline.io/beeline/test/packet/model"
 )
 

@@ -9,10 +9,10 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/inspect"
 	"beeline.io/beeline/internal/reconcile"
-	"beeline.io/beeline/internal/service"
 	"beeline.io/beeline/test/lab"
 )
 

@@ -6,7 +6,7 @@ import (
 	"slices"
 	"testing"
 
-	"beeline.io/beeline/internal/service"
+	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/test/lab"
 )
 

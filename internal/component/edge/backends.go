@@ -6,7 +6,7 @@ import (
 	"net/netip"
 	"slices"
 
-	"beeline.io/beeline/internal/service"
+	"beeline.io/beeline/internal/cluster/service"
 )
 
 // forwarded holds, by address family, the objects with backends other than this node itself. Of those in decapsulated

@@ -7,7 +7,7 @@ import (
 	"slices"
 	"testing"
 
-	"beeline.io/beeline/internal/service"
+	"beeline.io/beeline/internal/cluster/service"
 )
 
 // A node that is the backend of a Service with DSR forwards nothing of what it decapsulates. It does for pods, for

@@ -9,10 +9,10 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/component"
 	"beeline.io/beeline/internal/edge"
 	"beeline.io/beeline/internal/inspect"
-	"beeline.io/beeline/internal/service"
 )
 
 // Values of --dsr-accept.

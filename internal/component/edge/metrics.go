@@ -5,11 +5,11 @@ package edge
 import (
 	"errors"
 
+	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/conntrack"
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/inspect"
 	"beeline.io/beeline/internal/metrics"
-	"beeline.io/beeline/internal/service"
 )
 
 // metrics returns what the edge counts. It walks no table: traffic and conntrack entries are those of the last GC

@@ -6,11 +6,11 @@ import (
 	"testing"
 	"time"
 
+	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/conntrack"
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/metrics"
 	"beeline.io/beeline/internal/metrics/metricstest"
-	"beeline.io/beeline/internal/service"
 )
 
 // Each counter of a Service moves its metric and no other, also when it grows between two passes.

@@ -9,9 +9,9 @@ import (
 	"strings"
 	"time"
 
+	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/condition"
 	"beeline.io/beeline/internal/datapath"
-	"beeline.io/beeline/internal/service"
 	"beeline.io/beeline/internal/util/plural"
 )
 

@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"beeline.io/beeline/internal/service"
+	"beeline.io/beeline/internal/cluster/service"
 )
 
 // A port is a condition that has refused packets in the last minute and served none, with the number of packets, for as

@@ -8,11 +8,11 @@ import (
 	"sync"
 	"time"
 
+	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/conntrack"
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/datapath/codec"
 	"beeline.io/beeline/internal/metrics"
-	"beeline.io/beeline/internal/service"
 )
 
 // traffic counts the traffic of Services for the metrics (conntrack.Subscriber). Entries count the packets of flows

@@ -12,10 +12,10 @@ import (
 	"github.com/spf13/pflag"
 	"k8s.io/apimachinery/pkg/labels"
 
+	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/mesh"
 	"beeline.io/beeline/internal/mesh/hoststack"
-	"beeline.io/beeline/internal/service"
 )
 
 // config is the configuration of the sidecar shortcut.

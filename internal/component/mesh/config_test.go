@@ -8,7 +8,7 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"beeline.io/beeline/internal/service"
+	"beeline.io/beeline/internal/cluster/service"
 )
 
 // TestFlags: what could have no effect, or another than meant, is refused with the flag's name.

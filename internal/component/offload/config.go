@@ -13,11 +13,11 @@ import (
 	"github.com/spf13/pflag"
 	"golang.org/x/sys/unix"
 
+	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/component"
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/offload"
 	"beeline.io/beeline/internal/offload/policy"
-	"beeline.io/beeline/internal/service"
 )
 
 // config is the configuration of flow offload.

@@ -12,13 +12,13 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/component"
 	"beeline.io/beeline/internal/condition"
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/inspect"
 	"beeline.io/beeline/internal/metrics"
 	"beeline.io/beeline/internal/pods"
-	"beeline.io/beeline/internal/service"
 )
 
 // config is the configuration of the pod shortcut.

@@ -8,10 +8,10 @@ import (
 	"slices"
 	"sync"
 
+	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/component"
 	"beeline.io/beeline/internal/inspect"
 	"beeline.io/beeline/internal/optout"
-	"beeline.io/beeline/internal/service"
 	"beeline.io/beeline/internal/util/plural"
 )
 

@@ -16,13 +16,13 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/component"
 	"beeline.io/beeline/internal/condition"
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/inspect"
 	"beeline.io/beeline/internal/metrics"
 	"beeline.io/beeline/internal/optout"
-	"beeline.io/beeline/internal/service"
 	"beeline.io/beeline/internal/sockgc"
 )
 

@@ -6,11 +6,11 @@ import (
 	"net/netip"
 	"time"
 
+	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/datapath/codec"
 	"beeline.io/beeline/internal/inspect"
 	"beeline.io/beeline/internal/metrics"
-	"beeline.io/beeline/internal/service"
 )
 
 // export returns the metrics of all Services and backends with connections. The ports of a Service are one series.

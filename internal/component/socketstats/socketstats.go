@@ -12,11 +12,11 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/component"
 	"beeline.io/beeline/internal/condition"
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/inspect"
-	"beeline.io/beeline/internal/service"
 	"beeline.io/beeline/internal/util/plural"
 )
 

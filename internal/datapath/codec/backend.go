@@ -5,8 +5,8 @@ package codec
 import (
 	"net/netip"
 
+	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/datapath"
-	"beeline.io/beeline/internal/service"
 )
 
 // A Backend is the decoded row of a backend. There are many, so it is small and without pointers.

@@ -5,8 +5,8 @@ package codec
 import (
 	"fmt"
 
+	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/datapath"
-	"beeline.io/beeline/internal/service"
 )
 
 var verdicts = map[service.Verdict]datapath.Verdict{

@@ -8,8 +8,8 @@ import (
 	"fmt"
 	"time"
 
+	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/datapath"
-	"beeline.io/beeline/internal/service"
 )
 
 // Range is a range of slots.

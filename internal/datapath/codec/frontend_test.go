@@ -8,8 +8,8 @@ import (
 	"strings"
 	"testing"
 
+	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/datapath"
-	"beeline.io/beeline/internal/service"
 )
 
 // array is a table in memory that records writes.

@@ -5,8 +5,8 @@ package codec
 import (
 	"net/netip"
 
+	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/datapath"
-	"beeline.io/beeline/internal/service"
 )
 
 // FrontendKey encodes the address that clients send to.

@@ -6,8 +6,8 @@ import (
 	"fmt"
 	"strings"
 
+	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/datapath"
-	"beeline.io/beeline/internal/service"
 )
 
 // ServiceName encodes a port, for its row in the services table.
