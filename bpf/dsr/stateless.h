@@ -2,7 +2,7 @@
 /* Packets that need no conntrack entry (just enough tracking, JET): from clients outside the
  * cluster to a frontend with FRONTEND_UNTRACKED, while their slot of its table is not contested.
  * Every packet of such a slot goes to the slot's backend, and always has.
- * docs/develop/just-enough-tracking.md defines contested slots; internal/jet finds them. */
+ * docs/develop/just-enough-tracking.md defines contested slots; internal/tables/jet finds them. */
 #pragma once
 
 #include <linux/bpf.h>

@@ -16,7 +16,7 @@ import (
 	"beeline.io/beeline/internal/cluster/source"
 	"beeline.io/beeline/internal/condition"
 	"beeline.io/beeline/internal/inspect"
-	"beeline.io/beeline/internal/reconcile"
+	"beeline.io/beeline/internal/tables/reconcile"
 )
 
 // escape is hostile text from a process, certificate or server: it sets the title of the terminal and forges a

@@ -16,7 +16,7 @@ import (
 	"beeline.io/beeline/internal/edge"
 	"beeline.io/beeline/internal/inspect"
 	"beeline.io/beeline/internal/optout"
-	"beeline.io/beeline/internal/reconcile"
+	"beeline.io/beeline/internal/tables/reconcile"
 )
 
 // largeNode is a node without problems, with more of everything than a screen has lines.

@@ -25,8 +25,8 @@ import (
 	"beeline.io/beeline/internal/kubeevent"
 	"beeline.io/beeline/internal/metrics"
 	"beeline.io/beeline/internal/nodehealth"
-	"beeline.io/beeline/internal/reconcile"
 	"beeline.io/beeline/internal/selfprobe"
+	"beeline.io/beeline/internal/tables/reconcile"
 )
 
 // Agent is a running agent.

@@ -20,9 +20,9 @@ import (
 	"beeline.io/beeline/internal/cluster/source/kube"
 	"beeline.io/beeline/internal/component"
 	"beeline.io/beeline/internal/datapath"
-	"beeline.io/beeline/internal/maglev"
 	"beeline.io/beeline/internal/metrics"
-	"beeline.io/beeline/internal/reconcile"
+	"beeline.io/beeline/internal/tables/maglev"
+	"beeline.io/beeline/internal/tables/reconcile"
 )
 
 // Default paths of an agent.

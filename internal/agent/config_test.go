@@ -15,7 +15,7 @@ import (
 	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/component/mesh"
 	"beeline.io/beeline/internal/datapath"
-	"beeline.io/beeline/internal/reconcile"
+	"beeline.io/beeline/internal/tables/reconcile"
 )
 
 // Services come from one source; without one, the error says how to give one.

@@ -14,8 +14,8 @@ import (
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/inspect"
 	"beeline.io/beeline/internal/nodehealth"
-	"beeline.io/beeline/internal/reconcile"
 	"beeline.io/beeline/internal/selfprobe"
+	"beeline.io/beeline/internal/tables/reconcile"
 )
 
 // What finds faults of the datapath, for nodehealth.Tracker.SetFaults.

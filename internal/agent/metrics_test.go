@@ -9,7 +9,7 @@ import (
 	"beeline.io/beeline/internal/inspect"
 	"beeline.io/beeline/internal/metrics"
 	"beeline.io/beeline/internal/metrics/metricstest"
-	"beeline.io/beeline/internal/reconcile"
+	"beeline.io/beeline/internal/tables/reconcile"
 )
 
 // Each number of what the tables lack moves its metric and no other.

@@ -6,7 +6,7 @@ import (
 	"errors"
 	"fmt"
 
-	"beeline.io/beeline/internal/reconcile"
+	"beeline.io/beeline/internal/tables/reconcile"
 )
 
 // defaultShares apply with an API server, whose objects have many authors. Manifests have one author.

@@ -13,8 +13,8 @@ import (
 	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/datapath/codec"
-	"beeline.io/beeline/internal/jet"
 	"beeline.io/beeline/internal/settable"
+	"beeline.io/beeline/internal/tables/jet"
 	"beeline.io/beeline/test/shared"
 )
 

@@ -10,7 +10,7 @@ import (
 
 	"beeline.io/beeline/internal/condition"
 	"beeline.io/beeline/internal/optout"
-	"beeline.io/beeline/internal/reconcile"
+	"beeline.io/beeline/internal/tables/reconcile"
 )
 
 // nearlyFull is the usage from which a table gets a warning.

@@ -17,8 +17,8 @@ import (
 	"beeline.io/beeline/internal/offload"
 	"beeline.io/beeline/internal/optout"
 	"beeline.io/beeline/internal/pods"
-	"beeline.io/beeline/internal/reconcile"
 	"beeline.io/beeline/internal/sockgc"
+	"beeline.io/beeline/internal/tables/reconcile"
 	"beeline.io/beeline/internal/util/plural"
 )
 

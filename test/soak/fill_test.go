@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"beeline.io/beeline/internal/inspect"
-	"beeline.io/beeline/internal/reconcile"
+	"beeline.io/beeline/internal/tables/reconcile"
 )
 
 // full is the part of a table from which on most of its sets are full, so that new entries evict others.

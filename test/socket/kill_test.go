@@ -19,7 +19,7 @@ import (
 	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/inspect"
-	"beeline.io/beeline/internal/reconcile"
+	"beeline.io/beeline/internal/tables/reconcile"
 )
 
 const kills = 16

@@ -12,7 +12,7 @@ import (
 	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/datapath/codec"
-	"beeline.io/beeline/internal/jet"
+	"beeline.io/beeline/internal/tables/jet"
 )
 
 // SlotGC makes contested slots stable again in walks of all conntrack entries (conntrack.Subscriber).

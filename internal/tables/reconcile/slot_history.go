@@ -11,7 +11,7 @@ import (
 	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/datapath/codec"
-	"beeline.io/beeline/internal/jet"
+	"beeline.io/beeline/internal/tables/jet"
 )
 
 // A slotHistory is a frontend's memory of earlier tables: its history, with backends by id.

@@ -6,7 +6,7 @@ import (
 	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/datapath/codec"
-	"beeline.io/beeline/internal/jet"
+	"beeline.io/beeline/internal/tables/jet"
 )
 
 // noteUntracked makes the edge look up an untracked frontend, before it is published.

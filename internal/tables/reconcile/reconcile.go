@@ -13,7 +13,7 @@ import (
 	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/datapath/codec"
-	"beeline.io/beeline/internal/jet"
+	"beeline.io/beeline/internal/tables/jet"
 )
 
 // reconcile brings everything that is dirty into the tables. While a table is full it frees what is

@@ -19,7 +19,7 @@ import (
 	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/datapath/codec"
-	"beeline.io/beeline/internal/jet"
+	"beeline.io/beeline/internal/tables/jet"
 	"beeline.io/beeline/internal/util/wakeup"
 )
 

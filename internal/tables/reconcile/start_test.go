@@ -10,7 +10,7 @@ import (
 	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/datapath/codec"
-	"beeline.io/beeline/internal/maglev"
+	"beeline.io/beeline/internal/tables/maglev"
 )
 
 // both returns a plan of one port in both families, each with a Maglev table of the default size.

@@ -13,7 +13,7 @@ import (
 	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/datapath/codec"
-	"beeline.io/beeline/internal/maglev"
+	"beeline.io/beeline/internal/tables/maglev"
 )
 
 // behaviour is what a client of one class gets at a frontend: a verdict, or the backends with their shares;

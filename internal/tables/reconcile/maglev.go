@@ -8,7 +8,7 @@ import (
 
 	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/datapath/codec"
-	"beeline.io/beeline/internal/maglev"
+	"beeline.io/beeline/internal/tables/maglev"
 )
 
 // A table describes the Maglev table of a set. The thousands of slots themselves are only in the slots

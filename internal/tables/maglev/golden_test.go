@@ -26,7 +26,7 @@ func golden(t *testing.T) string {
 		{netip.MustParseAddrPort("[fd00::1]:80"), 2},
 		{netip.MustParseAddrPort("[fd00::2]:80"), 255},
 	}
-	fmt.Fprintln(&out, "# Made by go test ./internal/maglev -update. A change of it lets nodes of different versions disagree.")
+	fmt.Fprintln(&out, "# Made by go test ./internal/tables/maglev -update. A change of it lets nodes of different versions disagree.")
 	for _, b := range small {
 		fmt.Fprintln(&out, b.Addr, "weight", b.Weight)
 	}
