@@ -7,7 +7,7 @@ import (
 	"io"
 	"strings"
 
-	"beeline.io/beeline/internal/condition"
+	"beeline.io/beeline/internal/report/condition"
 	"beeline.io/beeline/internal/util/plural"
 	"beeline.io/beeline/internal/util/printable"
 )

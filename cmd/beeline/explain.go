@@ -12,8 +12,8 @@ import (
 
 	"beeline.io/beeline/internal/agent"
 	"beeline.io/beeline/internal/cluster/service"
-	"beeline.io/beeline/internal/explain"
 	"beeline.io/beeline/internal/inspect"
+	"beeline.io/beeline/internal/report/explain"
 )
 
 func newExplainCommand() *cobra.Command {

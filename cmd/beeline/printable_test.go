@@ -14,8 +14,8 @@ import (
 	"beeline.io/beeline/internal/agent"
 	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/cluster/source"
-	"beeline.io/beeline/internal/condition"
 	"beeline.io/beeline/internal/inspect"
+	"beeline.io/beeline/internal/report/condition"
 	"beeline.io/beeline/internal/tables/reconcile"
 )
 

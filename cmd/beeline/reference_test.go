@@ -16,8 +16,8 @@ import (
 	"github.com/spf13/pflag"
 
 	"beeline.io/beeline/internal/agent"
-	"beeline.io/beeline/internal/condition"
-	"beeline.io/beeline/internal/metrics"
+	"beeline.io/beeline/internal/report/condition"
+	"beeline.io/beeline/internal/report/metrics"
 )
 
 // `make generate` sets both; without them the test compares.

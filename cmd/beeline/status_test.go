@@ -10,12 +10,12 @@ import (
 	"testing"
 	"time"
 
-	"beeline.io/beeline/internal/condition"
 	"beeline.io/beeline/internal/conntrack"
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/edge"
 	"beeline.io/beeline/internal/inspect"
 	"beeline.io/beeline/internal/optout"
+	"beeline.io/beeline/internal/report/condition"
 	"beeline.io/beeline/internal/tables/reconcile"
 )
 

@@ -9,8 +9,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 
-	"beeline.io/beeline/internal/condition"
 	"beeline.io/beeline/internal/netdev"
+	"beeline.io/beeline/internal/report/condition"
 )
 
 // updateAddresses rereads the addresses of this node's interfaces (R22).

@@ -23,8 +23,8 @@ import (
 	"beeline.io/beeline/internal/healthcheck"
 	"beeline.io/beeline/internal/inspect"
 	"beeline.io/beeline/internal/kubeevent"
-	"beeline.io/beeline/internal/metrics"
 	"beeline.io/beeline/internal/nodehealth"
+	"beeline.io/beeline/internal/report/metrics"
 	"beeline.io/beeline/internal/selfprobe"
 	"beeline.io/beeline/internal/tables/reconcile"
 )

@@ -13,10 +13,10 @@ import (
 	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/cluster/source"
 	"beeline.io/beeline/internal/component"
-	"beeline.io/beeline/internal/condition"
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/inspect"
 	"beeline.io/beeline/internal/pinfs"
+	"beeline.io/beeline/internal/report/condition"
 )
 
 // take applies one event of the source to the tables. Until the source is complete, it neither adds nor removes

@@ -12,10 +12,10 @@ import (
 	"beeline.io/beeline/internal/cluster/source"
 	"beeline.io/beeline/internal/cluster/source/kube"
 	"beeline.io/beeline/internal/cluster/source/manifest"
-	"beeline.io/beeline/internal/condition"
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/inspect"
 	"beeline.io/beeline/internal/pinfs"
+	"beeline.io/beeline/internal/report/condition"
 )
 
 // Checked is the result of Check.

@@ -20,7 +20,7 @@ import (
 	"beeline.io/beeline/internal/cluster/source/kube"
 	"beeline.io/beeline/internal/component"
 	"beeline.io/beeline/internal/datapath"
-	"beeline.io/beeline/internal/metrics"
+	"beeline.io/beeline/internal/report/metrics"
 	"beeline.io/beeline/internal/tables/maglev"
 	"beeline.io/beeline/internal/tables/reconcile"
 )

@@ -10,10 +10,10 @@ import (
 
 	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/component"
-	"beeline.io/beeline/internal/condition"
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/inspect"
 	"beeline.io/beeline/internal/nodehealth"
+	"beeline.io/beeline/internal/report/condition"
 	"beeline.io/beeline/internal/selfprobe"
 	"beeline.io/beeline/internal/tables/reconcile"
 )

@@ -10,8 +10,8 @@ import (
 	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/cluster/source/kube"
 	"beeline.io/beeline/internal/component"
-	"beeline.io/beeline/internal/condition"
 	"beeline.io/beeline/internal/kubeevent"
+	"beeline.io/beeline/internal/report/condition"
 )
 
 // eventInterval is how often conditions are compared with the last ones. One that a retry ends sooner may

@@ -9,8 +9,8 @@ import (
 	"strconv"
 
 	"beeline.io/beeline/internal/component"
-	"beeline.io/beeline/internal/condition"
-	"beeline.io/beeline/internal/httpserve"
+	"beeline.io/beeline/internal/report/condition"
+	"beeline.io/beeline/internal/report/httpserve"
 )
 
 // Default addresses of the listeners: those of kube-proxy.

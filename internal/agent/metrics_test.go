@@ -7,8 +7,8 @@ import (
 
 	"beeline.io/beeline/internal/cluster/source"
 	"beeline.io/beeline/internal/inspect"
-	"beeline.io/beeline/internal/metrics"
-	"beeline.io/beeline/internal/metrics/metricstest"
+	"beeline.io/beeline/internal/report/metrics"
+	"beeline.io/beeline/internal/report/metrics/metricstest"
 	"beeline.io/beeline/internal/tables/reconcile"
 )
 

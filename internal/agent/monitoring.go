@@ -16,7 +16,7 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"beeline.io/beeline/internal/zpages"
+	"beeline.io/beeline/internal/report/zpages"
 )
 
 // ProxyMode is the answer to /proxyMode. None of kube-proxy's modes would be true: a program that asks looks for

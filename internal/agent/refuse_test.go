@@ -18,8 +18,8 @@ import (
 
 	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/cluster/source"
-	"beeline.io/beeline/internal/metrics"
 	"beeline.io/beeline/internal/nodehealth"
+	"beeline.io/beeline/internal/report/metrics"
 )
 
 // R26: the agent connects to the API server with the dialer that records its addresses.

@@ -5,7 +5,7 @@ package agent
 import (
 	"time"
 
-	"beeline.io/beeline/internal/condition"
+	"beeline.io/beeline/internal/report/condition"
 )
 
 // repairInterval is how often pins and links are checked, which takes less than a millisecond. The kernel does

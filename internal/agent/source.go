@@ -11,8 +11,8 @@ import (
 	"beeline.io/beeline/internal/cluster/source"
 	"beeline.io/beeline/internal/cluster/source/kube"
 	"beeline.io/beeline/internal/cluster/source/manifest"
-	"beeline.io/beeline/internal/condition"
 	"beeline.io/beeline/internal/inspect"
+	"beeline.io/beeline/internal/report/condition"
 )
 
 // newSource returns the configured source.

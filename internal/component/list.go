@@ -11,9 +11,9 @@ import (
 	"github.com/spf13/pflag"
 
 	"beeline.io/beeline/internal/cluster/service"
-	"beeline.io/beeline/internal/condition"
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/inspect"
+	"beeline.io/beeline/internal/report/condition"
 )
 
 // A List is the components of an agent. A component may use the tables of those before it.

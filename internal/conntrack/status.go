@@ -6,7 +6,7 @@ import (
 	"errors"
 	"time"
 
-	"beeline.io/beeline/internal/condition"
+	"beeline.io/beeline/internal/report/condition"
 )
 
 // Status is the fill of the conntrack tables, and the results of garbage collection. A flow has two

@@ -10,8 +10,8 @@ import (
 
 	"github.com/cilium/ebpf"
 
-	"beeline.io/beeline/internal/condition"
 	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/report/condition"
 	"beeline.io/beeline/internal/xdpdispatch"
 )
 

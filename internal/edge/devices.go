@@ -9,10 +9,10 @@ import (
 	"slices"
 	"strings"
 
-	"beeline.io/beeline/internal/condition"
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/netdev"
 	"beeline.io/beeline/internal/node"
+	"beeline.io/beeline/internal/report/condition"
 )
 
 // A Device is a network device of the node, and what is behind it.

@@ -13,11 +13,11 @@ import (
 	"sync/atomic"
 
 	"beeline.io/beeline/internal/cluster/service"
-	"beeline.io/beeline/internal/condition"
 	"beeline.io/beeline/internal/conntrack"
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/netdev"
 	"beeline.io/beeline/internal/node"
+	"beeline.io/beeline/internal/report/condition"
 	"beeline.io/beeline/internal/util/wakeup"
 	"beeline.io/beeline/internal/xdpdispatch"
 )

@@ -14,8 +14,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 
-	"beeline.io/beeline/internal/condition"
 	"beeline.io/beeline/internal/netfilter"
+	"beeline.io/beeline/internal/report/condition"
 )
 
 // filtersInterval is how often packet filters are compared.

@@ -9,8 +9,8 @@ import (
 	"time"
 
 	"beeline.io/beeline/internal/cluster/service"
-	"beeline.io/beeline/internal/condition"
 	"beeline.io/beeline/internal/netdev"
+	"beeline.io/beeline/internal/report/condition"
 )
 
 // Forward sets the families of which packets must be forwarded now, to backends other than the node itself; sorted.

@@ -5,7 +5,7 @@ package edge
 import (
 	"time"
 
-	"beeline.io/beeline/internal/condition"
+	"beeline.io/beeline/internal/report/condition"
 	"beeline.io/beeline/internal/util/plural"
 )
 

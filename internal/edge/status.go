@@ -12,9 +12,9 @@ import (
 	"strings"
 	"time"
 
-	"beeline.io/beeline/internal/condition"
 	"beeline.io/beeline/internal/conntrack"
 	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/report/condition"
 	"beeline.io/beeline/internal/xdpdispatch"
 )
 

@@ -9,10 +9,10 @@ import (
 	"sync"
 	"time"
 
-	"beeline.io/beeline/internal/condition"
 	"beeline.io/beeline/internal/conntrack"
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/node"
+	"beeline.io/beeline/internal/report/condition"
 	"beeline.io/beeline/internal/util/plural"
 	"beeline.io/beeline/internal/util/wakeup"
 )

@@ -8,8 +8,8 @@ import (
 	"strings"
 	"time"
 
-	"beeline.io/beeline/internal/condition"
 	"beeline.io/beeline/internal/optout"
+	"beeline.io/beeline/internal/report/condition"
 	"beeline.io/beeline/internal/tables/reconcile"
 )
 

@@ -8,10 +8,10 @@ import (
 	"os"
 	"time"
 
-	"beeline.io/beeline/internal/condition"
 	"beeline.io/beeline/internal/conntrack"
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/pinfs"
+	"beeline.io/beeline/internal/report/condition"
 )
 
 // Drain is a `beeline cleanup --drain`.

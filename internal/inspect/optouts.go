@@ -6,7 +6,7 @@ import (
 	"slices"
 
 	"beeline.io/beeline/internal/cluster/service"
-	"beeline.io/beeline/internal/condition"
+	"beeline.io/beeline/internal/report/condition"
 	"beeline.io/beeline/internal/tables/reconcile"
 )
 

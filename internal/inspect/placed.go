@@ -7,7 +7,7 @@ import (
 	"slices"
 	"strings"
 
-	"beeline.io/beeline/internal/condition"
+	"beeline.io/beeline/internal/report/condition"
 )
 
 // Placed returns the conditions, sorted. An invalid annotation in manifests is both a warning of the source, with file

@@ -5,7 +5,7 @@ package inspect
 import (
 	"testing"
 
-	"beeline.io/beeline/internal/condition"
+	"beeline.io/beeline/internal/report/condition"
 )
 
 // Each mistake in an annotation is one condition. Those of other objects, and other warnings of the source, stay.

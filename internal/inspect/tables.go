@@ -13,9 +13,9 @@ import (
 	"strings"
 
 	"beeline.io/beeline/internal/cluster/service"
-	"beeline.io/beeline/internal/condition"
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/datapath/codec"
+	"beeline.io/beeline/internal/report/condition"
 	"beeline.io/beeline/internal/tables/reconcile"
 	"beeline.io/beeline/internal/util/plural"
 )

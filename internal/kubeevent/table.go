@@ -3,7 +3,7 @@
 package kubeevent
 
 import (
-	"beeline.io/beeline/internal/condition"
+	"beeline.io/beeline/internal/report/condition"
 )
 
 // kind is how a condition becomes an Event.

@@ -17,8 +17,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"beeline.io/beeline/internal/cluster/service"
-	"beeline.io/beeline/internal/condition"
 	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/report/condition"
 )
 
 // A Pod is the state of a pod that has a proxy.

@@ -15,8 +15,8 @@ import (
 	"sync"
 
 	"beeline.io/beeline/internal/cluster/service"
-	"beeline.io/beeline/internal/condition"
-	"beeline.io/beeline/internal/httpserve"
+	"beeline.io/beeline/internal/report/condition"
+	"beeline.io/beeline/internal/report/httpserve"
 )
 
 // NodePorts serves the healthCheckNodePorts of Services (R34). Set is called by one goroutine, the other methods

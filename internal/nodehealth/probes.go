@@ -8,7 +8,7 @@ import (
 	"slices"
 	"time"
 
-	"beeline.io/beeline/internal/condition"
+	"beeline.io/beeline/internal/report/condition"
 )
 
 // response is the body of /healthz and /livez. The fields before Reasons, their order and when they are omitted

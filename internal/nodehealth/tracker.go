@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"beeline.io/beeline/internal/cluster/service"
-	"beeline.io/beeline/internal/condition"
+	"beeline.io/beeline/internal/report/condition"
 )
 
 // late is how long a change may wait for the tables, and how long the agent's loop may take for one step:

@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"beeline.io/beeline/internal/cluster/service"
-	"beeline.io/beeline/internal/condition"
+	"beeline.io/beeline/internal/report/condition"
 )
 
 // R35: what makes which endpoint unhealthy, and what its body says then. /livez follows neither the Node nor the

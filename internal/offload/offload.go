@@ -17,12 +17,12 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"beeline.io/beeline/internal/condition"
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/netdev"
 	"beeline.io/beeline/internal/node"
 	"beeline.io/beeline/internal/offload/flow"
 	"beeline.io/beeline/internal/offload/flowtable"
+	"beeline.io/beeline/internal/report/condition"
 	"beeline.io/beeline/internal/util/wakeup"
 )
 

@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"beeline.io/beeline/internal/cluster/service"
-	"beeline.io/beeline/internal/condition"
+	"beeline.io/beeline/internal/report/condition"
 )
 
 // lateAfter is how long finding a pod's namespace may take before that is a condition.

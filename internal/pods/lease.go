@@ -7,8 +7,8 @@ import (
 	"sync/atomic"
 	"time"
 
-	"beeline.io/beeline/internal/condition"
 	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/report/condition"
 	"beeline.io/beeline/internal/util/kernelclock"
 )
 

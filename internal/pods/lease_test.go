@@ -11,9 +11,9 @@ import (
 	"testing"
 	"time"
 
-	"beeline.io/beeline/internal/condition"
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/kernelct"
+	"beeline.io/beeline/internal/report/condition"
 	"beeline.io/beeline/internal/util/kernelclock"
 )
 

@@ -10,7 +10,7 @@ import (
 	"slices"
 	"strings"
 
-	"beeline.io/beeline/internal/condition"
+	"beeline.io/beeline/internal/report/condition"
 	"beeline.io/beeline/internal/util/suggest"
 )
 

@@ -9,7 +9,7 @@ import (
 	"slices"
 	"time"
 
-	"beeline.io/beeline/internal/condition"
+	"beeline.io/beeline/internal/report/condition"
 )
 
 // A search is one for packet filters that has ended.

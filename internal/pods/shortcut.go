@@ -16,11 +16,11 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"beeline.io/beeline/internal/condition"
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/kernelct"
 	"beeline.io/beeline/internal/netdev"
 	"beeline.io/beeline/internal/node"
+	"beeline.io/beeline/internal/report/condition"
 	"beeline.io/beeline/internal/tcfilter"
 	"beeline.io/beeline/internal/util/wakeup"
 )

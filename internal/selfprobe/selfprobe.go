@@ -20,7 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"beeline.io/beeline/internal/cluster/service"
-	"beeline.io/beeline/internal/condition"
+	"beeline.io/beeline/internal/report/condition"
 )
 
 // The Service. No API object has its namespace, because of the underscore (RFC 1123).

@@ -21,8 +21,8 @@ import (
 	kubeproxy "k8s.io/kube-proxy/config/v1alpha1"
 
 	"beeline.io/beeline/internal/cluster/service"
-	"beeline.io/beeline/internal/condition"
 	"beeline.io/beeline/internal/inspect"
+	"beeline.io/beeline/internal/report/condition"
 	"beeline.io/beeline/test/lab"
 	"beeline.io/beeline/test/node"
 )

@@ -24,7 +24,7 @@ import (
 	"github.com/prometheus/common/model"
 	corev1 "k8s.io/api/core/v1"
 
-	"beeline.io/beeline/internal/metrics"
+	"beeline.io/beeline/internal/report/metrics"
 	"beeline.io/beeline/test/lab"
 )
 
@@ -102,7 +102,7 @@ func wantKnown(t *testing.T, scraped map[string]*dto.MetricFamily) {
 		case absent >= 0:
 			used[metrics.Absent[absent].Name] = true
 		case !declared && !library:
-			t.Errorf("kube-proxy has %s: serve it (internal/metrics/families.go), or list it as absent (absent.go)", name)
+			t.Errorf("kube-proxy has %s: serve it (internal/report/metrics/families.go), or list it as absent (absent.go)", name)
 		}
 	}
 	for _, a := range metrics.Absent {

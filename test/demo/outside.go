@@ -12,7 +12,7 @@ import (
 	"strings"
 
 	"beeline.io/beeline/internal/cluster/service"
-	"beeline.io/beeline/internal/explain"
+	"beeline.io/beeline/internal/report/explain"
 	"beeline.io/beeline/test/lab"
 )
 

@@ -16,8 +16,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"beeline.io/beeline/internal/agent"
-	"beeline.io/beeline/internal/condition"
 	"beeline.io/beeline/internal/inspect"
+	"beeline.io/beeline/internal/report/condition"
 )
 
 // ownMachine is set where tests may change what all programs of the machine share: in the emulated machine of

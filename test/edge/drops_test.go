@@ -12,7 +12,7 @@ import (
 	"testing"
 	"time"
 
-	"beeline.io/beeline/internal/condition"
+	"beeline.io/beeline/internal/report/condition"
 )
 
 // Clients' packets to a backend to which the node has lost the route are what status begins with, an error with the

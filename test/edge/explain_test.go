@@ -16,7 +16,7 @@ import (
 
 	"beeline.io/beeline/internal/conntrack"
 	"beeline.io/beeline/internal/datapath"
-	"beeline.io/beeline/internal/explain"
+	"beeline.io/beeline/internal/report/explain"
 	"beeline.io/beeline/test/lab"
 )
 

@@ -10,7 +10,7 @@ import (
 	"strings"
 	"testing"
 
-	"beeline.io/beeline/internal/condition"
+	"beeline.io/beeline/internal/report/condition"
 )
 
 // H1, H2: backends that answer wrongly, too late or not at all get no clients, over TCP and, if the check uses

@@ -13,9 +13,9 @@ import (
 	"testing"
 	"time"
 
-	"beeline.io/beeline/internal/condition"
 	"beeline.io/beeline/internal/inspect"
 	"beeline.io/beeline/internal/mesh/hoststack"
+	"beeline.io/beeline/internal/report/condition"
 )
 
 const server = "127.0.0.1:7000"

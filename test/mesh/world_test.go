@@ -16,8 +16,8 @@ import (
 
 	"github.com/cilium/ebpf"
 
-	"beeline.io/beeline/internal/condition"
 	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/report/condition"
 	"beeline.io/beeline/test/lab"
 	"beeline.io/beeline/test/node"
 )

@@ -24,7 +24,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 
 	"beeline.io/beeline/internal/cluster/service"
-	"beeline.io/beeline/internal/metrics"
+	"beeline.io/beeline/internal/report/metrics"
 	"beeline.io/beeline/test/lab"
 	"beeline.io/beeline/test/node"
 )
@@ -312,7 +312,7 @@ func wantDeclared(t *testing.T, hosts ...*lab.Host) (missing []string) {
 			d, ok := declared[name]
 			want := slices.Sorted(slices.Values(d.Labels))
 			if slices.Sort(labels); !ok || !slices.Equal(labels, want) || strings.ToLower(family.GetType().String()) != string(d.Kind) {
-				t.Errorf("%s is a %s with labels %v, and declared as %s with %v (internal/metrics/families.go)", name, family.GetType(), labels, d.Kind, want)
+				t.Errorf("%s is a %s with labels %v, and declared as %s with %v (internal/report/metrics/families.go)", name, family.GetType(), labels, d.Kind, want)
 			}
 		}
 	}

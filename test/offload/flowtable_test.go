@@ -8,9 +8,9 @@ import (
 	"strings"
 	"testing"
 
-	"beeline.io/beeline/internal/condition"
 	"beeline.io/beeline/internal/inspect"
 	"beeline.io/beeline/internal/offload"
+	"beeline.io/beeline/internal/report/condition"
 )
 
 // TestFlowtable has the agent use the kernel's flowtable. A kernel without one is refused in words, with its error, and

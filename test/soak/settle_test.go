@@ -7,8 +7,8 @@ import (
 	"fmt"
 	"time"
 
-	"beeline.io/beeline/internal/condition"
 	"beeline.io/beeline/internal/inspect"
+	"beeline.io/beeline/internal/report/condition"
 )
 
 // settle waits until the node is as it should be after an event: all is attached, an audit has compared the

@@ -12,7 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"beeline.io/beeline/internal/condition"
+	"beeline.io/beeline/internal/report/condition"
 	"beeline.io/beeline/internal/sockgc"
 	"beeline.io/beeline/test/lab"
 )

@@ -6,7 +6,7 @@ import (
 	"slices"
 	"testing"
 
-	"beeline.io/beeline/internal/condition"
+	"beeline.io/beeline/internal/report/condition"
 )
 
 // A fault is a difference that the comparison finds, and that has to go.

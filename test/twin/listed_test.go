@@ -12,8 +12,8 @@ import (
 	"sync"
 	"testing"
 
-	"beeline.io/beeline/internal/condition"
 	"beeline.io/beeline/internal/inspect"
+	"beeline.io/beeline/internal/report/condition"
 )
 
 // heading is that of the table in docs/operate/differences.md which this test reads.

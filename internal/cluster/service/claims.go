@@ -8,7 +8,7 @@ import (
 	"slices"
 	"time"
 
-	"beeline.io/beeline/internal/condition"
+	"beeline.io/beeline/internal/report/condition"
 )
 
 // owner is an object that has or requests frontends.

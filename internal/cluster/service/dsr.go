@@ -8,7 +8,7 @@ import (
 	"slices"
 	"strings"
 
-	"beeline.io/beeline/internal/condition"
+	"beeline.io/beeline/internal/report/condition"
 )
 
 const (

@@ -8,7 +8,7 @@ import (
 	"net/netip"
 	"time"
 
-	"beeline.io/beeline/internal/condition"
+	"beeline.io/beeline/internal/report/condition"
 )
 
 // FrontendKind is the field of an object that requests a frontend.

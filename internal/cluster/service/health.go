@@ -10,7 +10,7 @@ import (
 	"net/netip"
 	"slices"
 
-	"beeline.io/beeline/internal/condition"
+	"beeline.io/beeline/internal/report/condition"
 )
 
 // Target is an address and how it is probed. Services with equal checks share a target.

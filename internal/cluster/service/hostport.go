@@ -7,7 +7,7 @@ import (
 	"net/netip"
 	"slices"
 
-	"beeline.io/beeline/internal/condition"
+	"beeline.io/beeline/internal/report/condition"
 )
 
 // hasHostPorts reports whether a Pod is on this node and has hostPorts that it can serve (R33).

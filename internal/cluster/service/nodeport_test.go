@@ -8,7 +8,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
-	"beeline.io/beeline/internal/condition"
+	"beeline.io/beeline/internal/report/condition"
 )
 
 func TestR22NodePortAddresses(t *testing.T) {

@@ -6,7 +6,7 @@ import (
 	"cmp"
 	"slices"
 
-	"beeline.io/beeline/internal/condition"
+	"beeline.io/beeline/internal/report/condition"
 )
 
 // finish sorts the plan, and resolves requests of one object for the same address: no problem if both fields

@@ -6,7 +6,7 @@ import (
 	"net/netip"
 	"slices"
 
-	"beeline.io/beeline/internal/condition"
+	"beeline.io/beeline/internal/report/condition"
 )
 
 // counts counts the owners of each address.

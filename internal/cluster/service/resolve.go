@@ -7,7 +7,7 @@ import (
 	"net/netip"
 	"slices"
 
-	"beeline.io/beeline/internal/condition"
+	"beeline.io/beeline/internal/report/condition"
 )
 
 // proxied reports whether Beeline implements a Service with a ClusterIP (R1, R3).

@@ -7,7 +7,7 @@ import (
 	"slices"
 	"strings"
 
-	"beeline.io/beeline/internal/condition"
+	"beeline.io/beeline/internal/report/condition"
 )
 
 // warnSCTP adds a problem for each frontend whose port differs from an endpoint's. SCTP ports are not

@@ -9,7 +9,7 @@ import (
 	"slices"
 	"strings"
 
-	"beeline.io/beeline/internal/condition"
+	"beeline.io/beeline/internal/report/condition"
 	"beeline.io/beeline/internal/util/plural"
 	"beeline.io/beeline/internal/util/suggest"
 )

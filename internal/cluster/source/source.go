@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"beeline.io/beeline/internal/cluster/service"
-	"beeline.io/beeline/internal/condition"
+	"beeline.io/beeline/internal/report/condition"
 )
 
 // Source provides the objects that determine where Service traffic goes.

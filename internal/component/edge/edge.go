@@ -10,11 +10,11 @@ import (
 
 	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/component"
-	"beeline.io/beeline/internal/condition"
 	"beeline.io/beeline/internal/conntrack"
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/edge"
 	"beeline.io/beeline/internal/inspect"
+	"beeline.io/beeline/internal/report/condition"
 	"beeline.io/beeline/internal/util/wakeup"
 )
 

@@ -13,9 +13,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"beeline.io/beeline/internal/condition"
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/node"
+	"beeline.io/beeline/internal/report/condition"
 	"beeline.io/beeline/internal/util/kernelclock"
 )
 

@@ -9,7 +9,7 @@ import (
 	"beeline.io/beeline/internal/conntrack"
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/inspect"
-	"beeline.io/beeline/internal/metrics"
+	"beeline.io/beeline/internal/report/metrics"
 )
 
 // metrics returns what the edge counts. It walks no table: traffic and conntrack entries are those of the last GC

@@ -9,8 +9,8 @@ import (
 	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/conntrack"
 	"beeline.io/beeline/internal/datapath"
-	"beeline.io/beeline/internal/metrics"
-	"beeline.io/beeline/internal/metrics/metricstest"
+	"beeline.io/beeline/internal/report/metrics"
+	"beeline.io/beeline/internal/report/metrics/metricstest"
 )
 
 // Each counter of a Service moves its metric and no other, also when it grows between two passes.

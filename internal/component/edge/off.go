@@ -7,9 +7,9 @@ import (
 	"sync/atomic"
 
 	"beeline.io/beeline/internal/component"
-	"beeline.io/beeline/internal/condition"
 	"beeline.io/beeline/internal/edge"
 	"beeline.io/beeline/internal/inspect"
+	"beeline.io/beeline/internal/report/condition"
 	"beeline.io/beeline/internal/util/wakeup"
 )
 

@@ -12,7 +12,7 @@ import (
 	"beeline.io/beeline/internal/conntrack"
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/datapath/codec"
-	"beeline.io/beeline/internal/metrics"
+	"beeline.io/beeline/internal/report/metrics"
 )
 
 // traffic counts the traffic of Services for the metrics (conntrack.Subscriber). Entries count the packets of flows

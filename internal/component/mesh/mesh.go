@@ -9,13 +9,13 @@ import (
 	"fmt"
 
 	"beeline.io/beeline/internal/component"
-	"beeline.io/beeline/internal/condition"
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/inspect"
 	"beeline.io/beeline/internal/mesh"
 	"beeline.io/beeline/internal/mesh/hoststack"
-	"beeline.io/beeline/internal/metrics"
 	"beeline.io/beeline/internal/optout"
+	"beeline.io/beeline/internal/report/condition"
+	"beeline.io/beeline/internal/report/metrics"
 )
 
 // New returns the sidecar shortcut. It is enabled by --mesh-cgroups and --mesh-pods.

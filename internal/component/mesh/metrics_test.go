@@ -6,8 +6,8 @@ import (
 	"testing"
 
 	"beeline.io/beeline/internal/datapath"
-	"beeline.io/beeline/internal/metrics"
-	"beeline.io/beeline/internal/metrics/metricstest"
+	"beeline.io/beeline/internal/report/metrics"
+	"beeline.io/beeline/internal/report/metrics/metricstest"
 )
 
 // Each counter of the programs moves its metric and no other. Two have conditions instead.

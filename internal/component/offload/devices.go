@@ -6,13 +6,13 @@ import (
 	"slices"
 
 	"beeline.io/beeline/internal/component"
-	"beeline.io/beeline/internal/condition"
 	"beeline.io/beeline/internal/conntrack"
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/offload"
 	"beeline.io/beeline/internal/offload/devices"
 	"beeline.io/beeline/internal/offload/flow"
 	"beeline.io/beeline/internal/offload/flowtable"
+	"beeline.io/beeline/internal/report/condition"
 )
 
 // offload returns the running offload.

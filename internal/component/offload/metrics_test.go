@@ -5,10 +5,10 @@ package offload
 import (
 	"testing"
 
-	"beeline.io/beeline/internal/metrics"
-	"beeline.io/beeline/internal/metrics/metricstest"
 	"beeline.io/beeline/internal/offload"
 	"beeline.io/beeline/internal/offload/flowtable"
+	"beeline.io/beeline/internal/report/metrics"
+	"beeline.io/beeline/internal/report/metrics/metricstest"
 )
 
 // Each number of the state moves its metric and no other, and so does each path, reason and provider.

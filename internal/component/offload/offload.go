@@ -9,12 +9,12 @@ import (
 	"context"
 
 	"beeline.io/beeline/internal/component"
-	"beeline.io/beeline/internal/condition"
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/inspect"
-	"beeline.io/beeline/internal/metrics"
 	"beeline.io/beeline/internal/offload"
 	"beeline.io/beeline/internal/offload/flowtable"
+	"beeline.io/beeline/internal/report/condition"
+	"beeline.io/beeline/internal/report/metrics"
 )
 
 // New returns flow offload. It is enabled by --offload-devices.

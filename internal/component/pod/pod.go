@@ -14,11 +14,11 @@ import (
 
 	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/component"
-	"beeline.io/beeline/internal/condition"
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/inspect"
-	"beeline.io/beeline/internal/metrics"
 	"beeline.io/beeline/internal/pods"
+	"beeline.io/beeline/internal/report/condition"
+	"beeline.io/beeline/internal/report/metrics"
 )
 
 // config is the configuration of the pod shortcut.

@@ -7,9 +7,9 @@ import (
 	"testing"
 
 	"beeline.io/beeline/internal/component"
-	"beeline.io/beeline/internal/condition"
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/inspect"
+	"beeline.io/beeline/internal/report/condition"
 )
 
 // What the kernel lacks for the shortcut is in the status and a condition; the agent runs without it. Without the flag

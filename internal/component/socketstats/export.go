@@ -10,7 +10,7 @@ import (
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/datapath/codec"
 	"beeline.io/beeline/internal/inspect"
-	"beeline.io/beeline/internal/metrics"
+	"beeline.io/beeline/internal/report/metrics"
 )
 
 // export returns the metrics of all Services and backends with connections. The ports of a Service are one series.

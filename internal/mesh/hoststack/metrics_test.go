@@ -6,8 +6,8 @@ import (
 	"fmt"
 	"testing"
 
-	"beeline.io/beeline/internal/metrics"
-	"beeline.io/beeline/internal/metrics/metricstest"
+	"beeline.io/beeline/internal/report/metrics"
+	"beeline.io/beeline/internal/report/metrics/metricstest"
 )
 
 // Each counter of the programs' pages moves its metric and no other; each reason of a refusal has a series.

@@ -10,9 +10,9 @@ import (
 	"sync"
 	"time"
 
-	"beeline.io/beeline/internal/condition"
 	"beeline.io/beeline/internal/mesh"
-	"beeline.io/beeline/internal/metrics"
+	"beeline.io/beeline/internal/report/condition"
+	"beeline.io/beeline/internal/report/metrics"
 	"beeline.io/beeline/internal/util/plural"
 	"beeline.io/beeline/internal/util/printable"
 )

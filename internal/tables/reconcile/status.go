@@ -9,8 +9,8 @@ import (
 	"time"
 
 	"beeline.io/beeline/internal/cluster/service"
-	"beeline.io/beeline/internal/condition"
 	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/report/condition"
 )
 
 // State is the state of an object.

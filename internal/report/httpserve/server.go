@@ -13,7 +13,7 @@ import (
 	"sync"
 	"time"
 
-	"beeline.io/beeline/internal/condition"
+	"beeline.io/beeline/internal/report/condition"
 )
 
 // retryInterval is the time between attempts to listen. An address may be in use by a program that ends soon,

@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"beeline.io/beeline/internal/condition"
+	"beeline.io/beeline/internal/report/condition"
 )
 
 // An address that is in use is served as soon as it is free, and Err says why it is not served until then.

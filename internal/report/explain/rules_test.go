@@ -31,7 +31,7 @@ func TestRulesHaveText(t *testing.T) {
 			}
 		}
 	}
-	page, err := os.ReadFile("../../docs/operate/semantics.md")
+	page, err := os.ReadFile("../../../docs/operate/semantics.md")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -13,7 +13,7 @@ import (
 	"time"
 
 	"beeline.io/beeline/internal/inspect"
-	"beeline.io/beeline/internal/metrics"
+	"beeline.io/beeline/internal/report/metrics"
 )
 
 // moved is what each number is set to, and so the value of the series that shows it; times are as many seconds.
