@@ -20,12 +20,12 @@ import (
 	"beeline.io/beeline/internal/cluster/source"
 	"beeline.io/beeline/internal/component"
 	"beeline.io/beeline/internal/datapath"
-	"beeline.io/beeline/internal/healthcheck"
 	"beeline.io/beeline/internal/inspect"
-	"beeline.io/beeline/internal/kubeevent"
-	"beeline.io/beeline/internal/nodehealth"
+	"beeline.io/beeline/internal/part/healthcheck"
+	"beeline.io/beeline/internal/part/kubeevent"
+	"beeline.io/beeline/internal/part/nodehealth"
+	"beeline.io/beeline/internal/part/selfprobe"
 	"beeline.io/beeline/internal/report/metrics"
-	"beeline.io/beeline/internal/selfprobe"
 	"beeline.io/beeline/internal/tables/reconcile"
 )
 

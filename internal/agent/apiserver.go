@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"beeline.io/beeline/internal/datapath"
-	"beeline.io/beeline/internal/healthcheck"
+	"beeline.io/beeline/internal/part/healthcheck"
 )
 
 // apiServer holds the addresses at which the agent reaches the API server.

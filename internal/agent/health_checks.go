@@ -11,8 +11,8 @@ import (
 	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/datapath/codec"
-	"beeline.io/beeline/internal/healthcheck"
 	"beeline.io/beeline/internal/inspect"
+	"beeline.io/beeline/internal/part/healthcheck"
 	"beeline.io/beeline/internal/report/condition"
 )
 

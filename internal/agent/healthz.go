@@ -12,9 +12,9 @@ import (
 	"beeline.io/beeline/internal/component"
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/inspect"
-	"beeline.io/beeline/internal/nodehealth"
+	"beeline.io/beeline/internal/part/nodehealth"
+	"beeline.io/beeline/internal/part/selfprobe"
 	"beeline.io/beeline/internal/report/condition"
-	"beeline.io/beeline/internal/selfprobe"
 	"beeline.io/beeline/internal/tables/reconcile"
 )
 

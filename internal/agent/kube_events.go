@@ -10,7 +10,7 @@ import (
 	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/cluster/source/kube"
 	"beeline.io/beeline/internal/component"
-	"beeline.io/beeline/internal/kubeevent"
+	"beeline.io/beeline/internal/part/kubeevent"
 	"beeline.io/beeline/internal/report/condition"
 )
 

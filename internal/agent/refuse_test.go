@@ -18,7 +18,7 @@ import (
 
 	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/cluster/source"
-	"beeline.io/beeline/internal/nodehealth"
+	"beeline.io/beeline/internal/part/nodehealth"
 	"beeline.io/beeline/internal/report/metrics"
 )
 

@@ -8,7 +8,7 @@ import (
 	"strings"
 	"time"
 
-	"beeline.io/beeline/internal/optout"
+	"beeline.io/beeline/internal/part/optout"
 	"beeline.io/beeline/internal/report/condition"
 	"beeline.io/beeline/internal/tables/reconcile"
 )

@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"beeline.io/beeline/internal/cluster/service"
-	"beeline.io/beeline/internal/healthcheck"
+	"beeline.io/beeline/internal/part/healthcheck"
 )
 
 // BackendHealth is the health check result of one endpoint of a Service.

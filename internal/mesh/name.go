@@ -9,7 +9,7 @@ import (
 	"strings"
 
 	"beeline.io/beeline/internal/cluster/service"
-	"beeline.io/beeline/internal/optout"
+	"beeline.io/beeline/internal/part/optout"
 	"beeline.io/beeline/internal/util/suggest"
 )
 

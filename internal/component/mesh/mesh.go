@@ -13,7 +13,7 @@ import (
 	"beeline.io/beeline/internal/inspect"
 	"beeline.io/beeline/internal/mesh"
 	"beeline.io/beeline/internal/mesh/hoststack"
-	"beeline.io/beeline/internal/optout"
+	"beeline.io/beeline/internal/part/optout"
 	"beeline.io/beeline/internal/report/condition"
 	"beeline.io/beeline/internal/report/metrics"
 )

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package socket is the socket shortcut as a component of the agent: its flags, the pods that opt out of it
-// (internal/optout), and garbage collection of sockets whose backend was removed (internal/sockgc).
+// (internal/part/optout), and garbage collection of sockets whose backend was removed (internal/sockgc).
 package socket
 
 import (
@@ -20,7 +20,7 @@ import (
 	"beeline.io/beeline/internal/component"
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/inspect"
-	"beeline.io/beeline/internal/optout"
+	"beeline.io/beeline/internal/part/optout"
 	"beeline.io/beeline/internal/report/condition"
 	"beeline.io/beeline/internal/report/metrics"
 	"beeline.io/beeline/internal/sockgc"
