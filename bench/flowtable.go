@@ -14,7 +14,7 @@ import (
 
 	"beeline.io/beeline/bench/result"
 	"beeline.io/beeline/bench/stat"
-	"beeline.io/beeline/internal/netns"
+	"beeline.io/beeline/internal/node/netns"
 	"beeline.io/beeline/internal/offload/flowtable"
 	"beeline.io/beeline/internal/offload/selftest"
 )

@@ -15,7 +15,7 @@ import (
 	"beeline.io/beeline/internal/cluster/source"
 	"beeline.io/beeline/internal/component"
 	"beeline.io/beeline/internal/datapath"
-	"beeline.io/beeline/internal/netdev"
+	"beeline.io/beeline/internal/node/netdev"
 	"beeline.io/beeline/internal/part/healthcheck"
 	"beeline.io/beeline/internal/util/wakeup"
 )

@@ -7,8 +7,8 @@ import (
 	"net/netip"
 
 	"beeline.io/beeline/internal/cluster/service"
-	"beeline.io/beeline/internal/netfilter"
 	"beeline.io/beeline/internal/node"
+	"beeline.io/beeline/internal/node/netfilter"
 )
 
 // nodeSockets finds the Service addresses that this node's own sockets serve, as NodeLocal DNSCache does: the node has

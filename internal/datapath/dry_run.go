@@ -12,7 +12,7 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/btf"
 
-	"beeline.io/beeline/internal/netdev"
+	"beeline.io/beeline/internal/node/netdev"
 )
 
 // Explanation is the result of a dry run.

@@ -14,7 +14,7 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 
-	"beeline.io/beeline/internal/netns"
+	"beeline.io/beeline/internal/node/netns"
 )
 
 // The links of the sidecar shortcut are pinned as links/mesh-CGROUP-HOOK, with the id of the pod's cgroup. The hooks in

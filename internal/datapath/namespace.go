@@ -8,7 +8,7 @@ import (
 	"os"
 	"path/filepath"
 
-	"beeline.io/beeline/internal/netns"
+	"beeline.io/beeline/internal/node/netns"
 )
 
 // namespaceMark is the prefix of the name of a directory in the bpffs directory. The rest is the cookie of

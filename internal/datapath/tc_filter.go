@@ -11,7 +11,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"beeline.io/beeline/internal/tcfilter"
+	"beeline.io/beeline/internal/node/tcfilter"
 )
 
 // Where the kernel has no links for tc (before Linux 6.6) the programs are filters of the qdisc clsact, identified

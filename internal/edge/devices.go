@@ -10,8 +10,8 @@ import (
 	"strings"
 
 	"beeline.io/beeline/internal/datapath"
-	"beeline.io/beeline/internal/netdev"
 	"beeline.io/beeline/internal/node"
+	"beeline.io/beeline/internal/node/netdev"
 	"beeline.io/beeline/internal/report/condition"
 )
 

@@ -10,7 +10,7 @@ import (
 	"testing"
 
 	"beeline.io/beeline/internal/datapath"
-	"beeline.io/beeline/internal/netdev"
+	"beeline.io/beeline/internal/node/netdev"
 )
 
 func device(index int, name string, change func(*Device)) Device {

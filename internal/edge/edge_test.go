@@ -15,7 +15,7 @@ import (
 
 	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/datapath"
-	"beeline.io/beeline/internal/netdev/netdevtest"
+	"beeline.io/beeline/internal/node/netdev/netdevtest"
 	"beeline.io/beeline/internal/xdpdispatch"
 )
 

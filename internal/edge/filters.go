@@ -14,7 +14,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 
-	"beeline.io/beeline/internal/netfilter"
+	"beeline.io/beeline/internal/node/netfilter"
 	"beeline.io/beeline/internal/report/condition"
 )
 

@@ -9,8 +9,8 @@ import (
 	"time"
 
 	"beeline.io/beeline/internal/cluster/service"
-	"beeline.io/beeline/internal/netdev"
-	"beeline.io/beeline/internal/netdev/netdevtest"
+	"beeline.io/beeline/internal/node/netdev"
+	"beeline.io/beeline/internal/node/netdev/netdevtest"
 )
 
 // Status reports what is off only for families that need forwarding, until it is set; --set-sysctls sets

@@ -9,7 +9,7 @@ import (
 	"testing"
 
 	"beeline.io/beeline/internal/cluster/service"
-	"beeline.io/beeline/internal/netdev"
+	"beeline.io/beeline/internal/node/netdev"
 )
 
 // with returns a device with an MTU and routes.

@@ -9,7 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"beeline.io/beeline/internal/netdev"
+	"beeline.io/beeline/internal/node/netdev"
 )
 
 // The devices are read settleTime after a change, so that several changes need only one read; later if a

@@ -18,7 +18,7 @@ import (
 
 	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/datapath"
-	"beeline.io/beeline/internal/sockdiag"
+	"beeline.io/beeline/internal/node/sockdiag"
 )
 
 // PortConflict is a socket of the node's network namespace that is bound to a port of a Service or

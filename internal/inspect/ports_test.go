@@ -14,7 +14,7 @@ import (
 
 	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/datapath"
-	"beeline.io/beeline/internal/sockdiag"
+	"beeline.io/beeline/internal/node/sockdiag"
 )
 
 // TestHeldBy: which sockets conflict with a port of an address (K5).

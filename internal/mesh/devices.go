@@ -10,8 +10,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"beeline.io/beeline/internal/netdev"
-	"beeline.io/beeline/internal/netns"
+	"beeline.io/beeline/internal/node/netdev"
+	"beeline.io/beeline/internal/node/netns"
 	"beeline.io/beeline/internal/util/wakeup"
 )
 

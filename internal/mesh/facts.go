@@ -14,9 +14,9 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"beeline.io/beeline/internal/netdev"
-	"beeline.io/beeline/internal/netns"
-	"beeline.io/beeline/internal/sockdiag"
+	"beeline.io/beeline/internal/node/netdev"
+	"beeline.io/beeline/internal/node/netns"
+	"beeline.io/beeline/internal/node/sockdiag"
 )
 
 // facts are what the agent finds out about a running pod.

@@ -10,7 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"beeline.io/beeline/internal/netns"
+	"beeline.io/beeline/internal/node/netns"
 )
 
 // An idMap maps the ids of a user namespace to those of the agent's. An empty one is of the agent's own.

@@ -10,7 +10,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"beeline.io/beeline/internal/netns"
+	"beeline.io/beeline/internal/node/netns"
 )
 
 // applicationSource is from where Istio's proxy connects to the application by IPv6, as by IPv4 from 127.0.0.6. Such

@@ -13,7 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"beeline.io/beeline/internal/netns"
+	"beeline.io/beeline/internal/node/netns"
 )
 
 // namespaceOf opens the network namespace of the pod of a cgroup; nil if it has no process yet. Processes in the

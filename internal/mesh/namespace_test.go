@@ -12,7 +12,7 @@ import (
 	"syscall"
 	"testing"
 
-	"beeline.io/beeline/internal/netns"
+	"beeline.io/beeline/internal/node/netns"
 )
 
 // sleeping starts a process that sleeps, in new namespaces.

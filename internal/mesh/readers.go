@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/node/sockdiag"
 	"beeline.io/beeline/internal/report/condition"
-	"beeline.io/beeline/internal/sockdiag"
 )
 
 // stuckAge is how long messages wait that splice(2) has not found, until their connection is aborted. The program may

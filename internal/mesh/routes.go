@@ -16,8 +16,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"beeline.io/beeline/internal/datapath"
-	"beeline.io/beeline/internal/netdev"
 	"beeline.io/beeline/internal/node"
+	"beeline.io/beeline/internal/node/netdev"
 )
 
 // The most networks of a pod's routes and rules, and of its addresses, for which the kernel is asked: a pod may be able

@@ -11,7 +11,7 @@ import (
 	"testing"
 
 	"beeline.io/beeline/internal/datapath"
-	"beeline.io/beeline/internal/netns"
+	"beeline.io/beeline/internal/node/netns"
 )
 
 func TestNamesOfDevices(t *testing.T) {

@@ -20,8 +20,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"beeline.io/beeline/internal/netns"
-	"beeline.io/beeline/internal/sockdiag"
+	"beeline.io/beeline/internal/node/netns"
+	"beeline.io/beeline/internal/node/sockdiag"
 )
 
 // The ways that a connection takes.

@@ -7,7 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"beeline.io/beeline/internal/sockdiag"
+	"beeline.io/beeline/internal/node/sockdiag"
 )
 
 // A Destination is where a packet goes.

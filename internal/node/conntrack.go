@@ -9,7 +9,7 @@ import (
 	"strconv"
 	"strings"
 
-	"beeline.io/beeline/internal/netdev"
+	"beeline.io/beeline/internal/node/netdev"
 )
 
 // Conntrack is how full the kernel's conntrack is.

@@ -8,7 +8,7 @@ import (
 	"strconv"
 	"strings"
 
-	"beeline.io/beeline/internal/netdev"
+	"beeline.io/beeline/internal/node/netdev"
 )
 
 // LocalPorts are the ports that the kernel chooses from for sockets that name none (ip(7), ip_local_port_range).

@@ -10,7 +10,7 @@ import (
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
-	"beeline.io/beeline/internal/netdev"
+	"beeline.io/beeline/internal/node/netdev"
 )
 
 // Modes of XDP at a device (XDP_ATTACHED_* of linux/if_link.h).

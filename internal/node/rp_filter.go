@@ -9,7 +9,7 @@ import (
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
-	"beeline.io/beeline/internal/netdev"
+	"beeline.io/beeline/internal/node/netdev"
 )
 
 // Values of rp_filter (Documentation/networking/ip-sysctl.rst): strict is RFC 3704's for networks with one uplink.

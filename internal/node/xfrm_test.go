@@ -13,7 +13,7 @@ import (
 	"testing"
 	"time"
 
-	"beeline.io/beeline/internal/netns"
+	"beeline.io/beeline/internal/node/netns"
 	"beeline.io/beeline/internal/util/wakeup"
 )
 

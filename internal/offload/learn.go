@@ -19,7 +19,7 @@ import (
 
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/kernelct"
-	"beeline.io/beeline/internal/netdev"
+	"beeline.io/beeline/internal/node/netdev"
 	"beeline.io/beeline/internal/offload/flow"
 	"beeline.io/beeline/internal/settable"
 )

@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"beeline.io/beeline/internal/kernelct"
-	"beeline.io/beeline/internal/netns"
+	"beeline.io/beeline/internal/node/netns"
 	"beeline.io/beeline/internal/offload/selftest"
 )
 

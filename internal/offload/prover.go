@@ -9,7 +9,7 @@ import (
 	"net"
 
 	"beeline.io/beeline/internal/datapath"
-	"beeline.io/beeline/internal/netns"
+	"beeline.io/beeline/internal/node/netns"
 	"beeline.io/beeline/internal/offload/flow"
 )
 

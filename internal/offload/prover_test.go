@@ -9,7 +9,7 @@ import (
 	"strings"
 	"testing"
 
-	"beeline.io/beeline/internal/netns"
+	"beeline.io/beeline/internal/node/netns"
 	"beeline.io/beeline/internal/offload/selftest"
 )
 

@@ -8,11 +8,11 @@ import (
 	"slices"
 	"sync"
 
-	"beeline.io/beeline/internal/netfilter"
 	"beeline.io/beeline/internal/node"
+	"beeline.io/beeline/internal/node/netfilter"
+	"beeline.io/beeline/internal/node/tcfilter"
 	"beeline.io/beeline/internal/offload/flow"
 	"beeline.io/beeline/internal/offload/flowtable"
-	"beeline.io/beeline/internal/tcfilter"
 )
 
 // ownTables are the tables of nftables that flow offload has.

@@ -8,8 +8,8 @@ import (
 	"net/netip"
 	"slices"
 
-	"beeline.io/beeline/internal/netfilter"
-	"beeline.io/beeline/internal/tcfilter"
+	"beeline.io/beeline/internal/node/netfilter"
+	"beeline.io/beeline/internal/node/tcfilter"
 )
 
 // A filter is what would drop, delay or change packets that the shortcut makes bypass it.

@@ -8,9 +8,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"beeline.io/beeline/internal/netdev"
-	"beeline.io/beeline/internal/netfilter"
 	"beeline.io/beeline/internal/node"
+	"beeline.io/beeline/internal/node/netdev"
+	"beeline.io/beeline/internal/node/netfilter"
 	"beeline.io/beeline/internal/util/wakeup"
 )
 

@@ -7,8 +7,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 
-	"beeline.io/beeline/internal/netdev"
-	"beeline.io/beeline/internal/tcfilter"
+	"beeline.io/beeline/internal/node/netdev"
+	"beeline.io/beeline/internal/node/tcfilter"
 )
 
 // queues finds the queues of pods' devices, and the filters of tc there and at the devices that lead to other nodes.

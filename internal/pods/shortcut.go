@@ -18,10 +18,10 @@ import (
 
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/kernelct"
-	"beeline.io/beeline/internal/netdev"
 	"beeline.io/beeline/internal/node"
+	"beeline.io/beeline/internal/node/netdev"
+	"beeline.io/beeline/internal/node/tcfilter"
 	"beeline.io/beeline/internal/report/condition"
-	"beeline.io/beeline/internal/tcfilter"
 	"beeline.io/beeline/internal/util/wakeup"
 )
 

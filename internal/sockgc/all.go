@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"beeline.io/beeline/internal/datapath"
-	"beeline.io/beeline/internal/netns"
+	"beeline.io/beeline/internal/node/netns"
 )
 
 // EndAll ends every UDP socket that a hook has connected to a backend, in all network namespaces. The hooks are

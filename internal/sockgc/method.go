@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"beeline.io/beeline/internal/datapath"
-	"beeline.io/beeline/internal/sockdiag"
+	"beeline.io/beeline/internal/node/sockdiag"
 )
 
 // Method is how sockets are found and terminated.

@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"beeline.io/beeline/internal/datapath"
-	"beeline.io/beeline/internal/netns"
+	"beeline.io/beeline/internal/node/netns"
 )
 
 // A namespace is scanned until nothing is found, because a scan that terminates sockets may miss others.

@@ -14,7 +14,7 @@ import (
 	"time"
 
 	"beeline.io/beeline/internal/datapath"
-	"beeline.io/beeline/internal/netns"
+	"beeline.io/beeline/internal/node/netns"
 )
 
 // A world has stale sockets in one namespace, terminates them like the kernel, and records its passes. A scan

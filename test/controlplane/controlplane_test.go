@@ -11,7 +11,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
-	"beeline.io/beeline/internal/netfilter"
+	"beeline.io/beeline/internal/node/netfilter"
 	"beeline.io/beeline/test/lab"
 	"beeline.io/beeline/test/node"
 )

@@ -19,7 +19,7 @@ import (
 	"beeline.io/beeline/internal/conntrack"
 	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/inspect"
-	"beeline.io/beeline/internal/sockdiag"
+	"beeline.io/beeline/internal/node/sockdiag"
 	"beeline.io/beeline/test/lab"
 	"beeline.io/beeline/test/node"
 )

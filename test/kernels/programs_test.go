@@ -21,7 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"beeline.io/beeline/internal/datapath"
-	"beeline.io/beeline/internal/netns"
+	"beeline.io/beeline/internal/node/netns"
 	"beeline.io/beeline/test/lab"
 	"beeline.io/beeline/test/node"
 )

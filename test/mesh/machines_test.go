@@ -15,7 +15,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
-	"beeline.io/beeline/internal/netns"
+	"beeline.io/beeline/internal/node/netns"
 	"beeline.io/beeline/test/lab"
 )
 

@@ -8,7 +8,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"beeline.io/beeline/internal/datapath"
-	"beeline.io/beeline/internal/netns"
+	"beeline.io/beeline/internal/node/netns"
 	"beeline.io/beeline/test/lab"
 )
 

@@ -11,7 +11,7 @@ import (
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/link"
 
-	"beeline.io/beeline/internal/netfilter"
+	"beeline.io/beeline/internal/node/netfilter"
 	"beeline.io/beeline/test/lab"
 )
 

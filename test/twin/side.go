@@ -15,7 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"beeline.io/beeline/internal/netdev"
+	"beeline.io/beeline/internal/node/netdev"
 	"beeline.io/beeline/test/lab"
 	"beeline.io/beeline/test/node"
 )

@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"beeline.io/beeline/internal/datapath"
-	"beeline.io/beeline/internal/netns"
+	"beeline.io/beeline/internal/node/netns"
 )
 
 // Cleanup removes the entries that programs have added to the kernel's conntrack, and no others.

@@ -8,7 +8,7 @@ import (
 	"path"
 	"slices"
 
-	"beeline.io/beeline/internal/netdev"
+	"beeline.io/beeline/internal/node/netdev"
 )
 
 // A Device is a device of this network namespace, of flow offload or not.

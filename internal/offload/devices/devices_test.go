@@ -12,7 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"beeline.io/beeline/internal/netdev"
+	"beeline.io/beeline/internal/node/netdev"
 )
 
 // links are devices of flow offload; the other ends of some are in the network namespace of a process.

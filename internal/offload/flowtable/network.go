@@ -12,7 +12,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"beeline.io/beeline/internal/netdev"
+	"beeline.io/beeline/internal/node/netdev"
 )
 
 // nudValid are the states of neighbours whose MAC address the kernel uses (NUD_VALID of net/neighbour.h).

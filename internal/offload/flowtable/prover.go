@@ -8,7 +8,7 @@ import (
 	"fmt"
 	"log/slog"
 
-	"beeline.io/beeline/internal/netns"
+	"beeline.io/beeline/internal/node/netns"
 )
 
 // A Prover is the flowtable as the self-test uses it (internal/offload/selftest.Provider).

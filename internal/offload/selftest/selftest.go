@@ -10,7 +10,7 @@ import (
 	"fmt"
 	"time"
 
-	"beeline.io/beeline/internal/netns"
+	"beeline.io/beeline/internal/node/netns"
 )
 
 // A Provider shortens flows that a router forwards.

@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"beeline.io/beeline/internal/netns"
+	"beeline.io/beeline/internal/node/netns"
 )
 
 // idle is a provider that takes no flow.

@@ -13,8 +13,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"beeline.io/beeline/internal/netdev"
-	"beeline.io/beeline/internal/netns"
+	"beeline.io/beeline/internal/node/netdev"
+	"beeline.io/beeline/internal/node/netns"
 )
 
 // Addresses of a World; the networks are for documentation (RFC 5737, RFC 3849). The router translates packets to a

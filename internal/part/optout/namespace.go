@@ -15,7 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"beeline.io/beeline/internal/netns"
+	"beeline.io/beeline/internal/node/netns"
 )
 
 // Limits of a scan of one pod. The first processes of a container are the first in cgroup.procs.

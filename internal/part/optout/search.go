@@ -12,7 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"beeline.io/beeline/internal/netns"
+	"beeline.io/beeline/internal/node/netns"
 )
 
 // Limits of a search: the kubelet's directory is near the top, and a machine has a few hundred cgroups.

@@ -7,8 +7,8 @@ import (
 	"testing"
 
 	"beeline.io/beeline/internal/cluster/service"
-	"beeline.io/beeline/internal/netdev"
-	"beeline.io/beeline/internal/netdev/netdevtest"
+	"beeline.io/beeline/internal/node/netdev"
+	"beeline.io/beeline/internal/node/netdev/netdevtest"
 )
 
 func TestForwardingOff(t *testing.T) {

@@ -189,7 +189,7 @@ func TestEngines(t *testing.T) {
 			}
 		})
 	}
-	page, err := os.ReadFile("../../docs/operate/pods.md")
+	page, err := os.ReadFile("../../../docs/operate/pods.md")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -16,7 +16,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"beeline.io/beeline/internal/netdev"
+	"beeline.io/beeline/internal/node/netdev"
 )
 
 // A Finder finds filters. It keeps what it has learnt of programs. All methods may be called from any goroutine.
