@@ -11,7 +11,7 @@ import (
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
-	"beeline.io/beeline/internal/kernelct"
+	"beeline.io/beeline/internal/conntrack/kernelct"
 	"beeline.io/beeline/internal/util/kernelclock"
 )
 

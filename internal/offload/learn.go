@@ -17,8 +17,8 @@ import (
 
 	"github.com/cilium/ebpf/ringbuf"
 
+	"beeline.io/beeline/internal/conntrack/kernelct"
 	"beeline.io/beeline/internal/datapath"
-	"beeline.io/beeline/internal/kernelct"
 	"beeline.io/beeline/internal/node/netdev"
 	"beeline.io/beeline/internal/offload/flow"
 	"beeline.io/beeline/internal/settable"

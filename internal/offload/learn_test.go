@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"beeline.io/beeline/internal/kernelct"
+	"beeline.io/beeline/internal/conntrack/kernelct"
 	"beeline.io/beeline/internal/node/netns"
 	"beeline.io/beeline/internal/offload/selftest"
 )

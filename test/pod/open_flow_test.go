@@ -14,7 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"beeline.io/beeline/internal/kernelct"
+	"beeline.io/beeline/internal/conntrack/kernelct"
 )
 
 // An openFlow is an open flow between two pods. One end sends.
