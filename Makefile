@@ -31,9 +31,9 @@ BENCH = bench
 BENCH_TEST = BEELINE_PROGRAM=$(CURDIR)/bin/beeline go -C $(BENCH) test -json -vet=off -count=1
 BENCH_SOURCES := $(wildcard bench/bpf/*.c bench/bpf/*.h)
 C_SOURCES := $(BPF_SOURCES) $(BENCH_SOURCES) $(wildcard test/*/testdata/*.c) $(wildcard hoststack/programs/*.c)
-GENERATED := internal/datapath/sock_bpfel.go internal/datapath/bind_bpfel.go internal/datapath/sockgc_bpfel.go internal/datapath/sockstats_bpfel.go \
-	internal/datapath/connectexplain_bpfel.go internal/datapath/edgetc_bpfel.go internal/datapath/edgemigrate_bpfel.go internal/datapath/edgel3_bpfel.go internal/datapath/edgexdp_bpfel.go internal/datapath/pod_bpfel.go internal/datapath/podnetkit_bpfel.go internal/datapath/podl3_bpfel.go internal/datapath/offload_bpfel.go internal/datapath/offloadl3_bpfel.go internal/datapath/mesh_bpfel.go internal/datapath/meshinbound_bpfel.go internal/datapath/meshreroute_bpfel.go internal/datapath/xdpslot_bpfel.go \
-	internal/xdpdispatch/xdpdispatcher_bpfel.go test/counter/counter_bpfel.go test/shared/shared_bpfel.go test/shared/meshpolicy_bpfel.go
+GENERATED := internal/bpf/sock_bpfel.go internal/bpf/bind_bpfel.go internal/bpf/sockgc_bpfel.go internal/bpf/sockstats_bpfel.go \
+	internal/bpf/connectexplain_bpfel.go internal/bpf/edgetc_bpfel.go internal/bpf/edgemigrate_bpfel.go internal/bpf/edgel3_bpfel.go internal/bpf/edgexdp_bpfel.go internal/bpf/pod_bpfel.go internal/bpf/podnetkit_bpfel.go internal/bpf/podl3_bpfel.go internal/bpf/offload_bpfel.go internal/bpf/offloadl3_bpfel.go internal/bpf/mesh_bpfel.go internal/bpf/meshinbound_bpfel.go internal/bpf/meshreroute_bpfel.go internal/bpf/xdpslot_bpfel.go \
+	internal/bpf/xdpdispatch/xdpdispatcher_bpfel.go test/counter/counter_bpfel.go test/shared/shared_bpfel.go test/shared/meshpolicy_bpfel.go
 GENERATED_FOLDERS := $(sort $(dir $(GENERATED)))
 BENCH_GENERATED := bench/costxdp_bpfel.go bench/costtc_bpfel.go bench/sockmap_bpfel.go bench/podsredirect_bpfel.go \
 	bench/rates_bpfel.go bench/ratestc_bpfel.go
@@ -52,7 +52,7 @@ PACKAGES_TEST = $(GO_TEST) -p $(shell echo $$(($$(nproc) + 1))) -timeout 60m
 # -short skips tests of the cluster and the benchmark that take a minute or more, and runs most tests of the edge in
 # one of their variants; test-full runs all.
 ALL_PACKAGES = $(shell go list ./...)
-LONG_PACKAGES = $(addprefix $(shell go list -m)/,test/edge test/socket test/soak test/packet test/pod test/offload test/mesh test/twin internal/datapath)
+LONG_PACKAGES = $(addprefix $(shell go list -m)/,test/edge test/socket test/soak test/packet test/pod test/offload test/mesh test/twin internal/bpf)
 MOST_PACKAGES = $(LONG_PACKAGES) $(filter-out %/test/churn $(LONG_PACKAGES),$(ALL_PACKAGES))
 # A module of its own, because Kubernetes is large. Linters and vet skip its program:
 # they would analyse all of Kubernetes for two short files.

@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/bpf"
 )
 
 // wantWrong checks for an error with this text; empty means none.

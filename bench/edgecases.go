@@ -7,7 +7,7 @@ import (
 	"net/netip"
 	"slices"
 
-	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/bpf"
 )
 
 // An edgeCase is packets of one kind at the edge.

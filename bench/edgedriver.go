@@ -10,7 +10,7 @@ import (
 
 	"github.com/cilium/ebpf"
 
-	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/bpf"
 )
 
 // A target is a program behind the prelude (enum target in bpf/prelude.h).

@@ -19,7 +19,7 @@ import (
 	"syscall"
 	"time"
 
-	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/test/lab"
 	"beeline.io/beeline/test/node"
 )

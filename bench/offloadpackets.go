@@ -16,7 +16,7 @@ import (
 	"github.com/cilium/ebpf/link"
 
 	"beeline.io/beeline/bench/result"
-	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/test/lab"
 	"beeline.io/beeline/test/node"
 )

@@ -17,7 +17,7 @@ import (
 	"beeline.io/beeline/bench/endpoint"
 	"beeline.io/beeline/bench/result"
 	"beeline.io/beeline/bench/stat"
-	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/test/lab"
 	"beeline.io/beeline/test/node"
 )

@@ -8,7 +8,7 @@ import (
 	"reflect"
 
 	"beeline.io/beeline/bench/endpoint"
-	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/bpf"
 )
 
 // A path is what handles traffic.

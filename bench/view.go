@@ -11,9 +11,9 @@ import (
 
 	"github.com/cilium/ebpf"
 
+	"beeline.io/beeline/internal/bpf"
+	"beeline.io/beeline/internal/bpf/codec"
 	"beeline.io/beeline/internal/cluster/service"
-	"beeline.io/beeline/internal/datapath"
-	"beeline.io/beeline/internal/datapath/codec"
 )
 
 // view reads single frontends from the pinned tables, as the programs do.

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /* Layouts of the tables of Services, shared by the programs and the agent. bpf2go generates the Go
- * types of internal/datapath from them.
+ * types of internal/bpf from them.
  *
  * Addresses are 16 bytes in network byte order; IPv4 addresses are IPv4-mapped (::ffff:a.b.c.d, RFC
  * 4291 section 2.5.5.2), so that both families take one code path. Ports are in network byte order.

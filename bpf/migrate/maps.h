@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* The state of a migration (internal/datapath/migrate.go). */
+/* The state of a migration (internal/bpf/migrate.go). */
 #pragma once
 
 #include <linux/bpf.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /* The migration of tables with an earlier layout or size, shared by the programs and the agent
- * (internal/datapath/migrate.go). */
+ * (internal/bpf/migrate.go). */
 #pragma once
 
 /* Value of `migration`. */

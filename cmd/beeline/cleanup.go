@@ -16,9 +16,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"beeline.io/beeline/internal/agent"
+	"beeline.io/beeline/internal/bpf"
+	"beeline.io/beeline/internal/bpf/pinfs"
 	"beeline.io/beeline/internal/cluster/source/kube"
-	"beeline.io/beeline/internal/datapath"
-	"beeline.io/beeline/internal/pinfs"
 	"beeline.io/beeline/internal/util/plural"
 )
 

@@ -9,9 +9,9 @@ import (
 	"time"
 
 	"beeline.io/beeline/internal/agent"
+	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/conntrack"
-	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/inspect"
 	"beeline.io/beeline/internal/util/plural"
 )

@@ -15,8 +15,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"beeline.io/beeline/internal/agent"
+	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/conntrack"
-	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/inspect"
 	"beeline.io/beeline/internal/util/plural"
 	"beeline.io/beeline/internal/util/suggest"

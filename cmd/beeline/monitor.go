@@ -13,7 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"beeline.io/beeline/internal/agent"
-	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/inspect"
 	"beeline.io/beeline/internal/util/plural"
 )

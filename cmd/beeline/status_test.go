@@ -10,8 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/conntrack"
-	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/edge"
 	"beeline.io/beeline/internal/inspect"
 	"beeline.io/beeline/internal/part/optout"

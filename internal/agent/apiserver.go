@@ -10,7 +10,7 @@ import (
 	"sync"
 	"time"
 
-	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/part/healthcheck"
 )
 

@@ -10,12 +10,12 @@ import (
 
 	"github.com/coreos/go-systemd/v22/daemon"
 
+	"beeline.io/beeline/internal/bpf"
+	"beeline.io/beeline/internal/bpf/pinfs"
 	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/cluster/source"
 	"beeline.io/beeline/internal/component"
-	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/inspect"
-	"beeline.io/beeline/internal/pinfs"
 	"beeline.io/beeline/internal/report/condition"
 )
 

@@ -8,13 +8,13 @@ import (
 	"io"
 	"log/slog"
 
+	"beeline.io/beeline/internal/bpf"
+	"beeline.io/beeline/internal/bpf/pinfs"
 	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/cluster/source"
 	"beeline.io/beeline/internal/cluster/source/kube"
 	"beeline.io/beeline/internal/cluster/source/manifest"
-	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/inspect"
-	"beeline.io/beeline/internal/pinfs"
 	"beeline.io/beeline/internal/report/condition"
 )
 

@@ -5,6 +5,8 @@ package agent
 import (
 	"errors"
 
+	"beeline.io/beeline/internal/bpf"
+	"beeline.io/beeline/internal/bpf/pinfs"
 	"beeline.io/beeline/internal/component"
 	"beeline.io/beeline/internal/component/edge"
 	"beeline.io/beeline/internal/component/mesh"
@@ -12,8 +14,6 @@ import (
 	"beeline.io/beeline/internal/component/pod"
 	"beeline.io/beeline/internal/component/socket"
 	"beeline.io/beeline/internal/component/socketstats"
-	"beeline.io/beeline/internal/datapath"
-	"beeline.io/beeline/internal/pinfs"
 )
 
 // Components returns the product's shortcuts. A component may use the tables of those before it.

@@ -7,8 +7,8 @@ import (
 	"sync"
 	"time"
 
+	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/conntrack"
-	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/inspect"
 	"beeline.io/beeline/internal/report/condition"
 	"beeline.io/beeline/internal/report/metrics"

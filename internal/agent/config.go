@@ -16,10 +16,10 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/cluster/source/kube"
 	"beeline.io/beeline/internal/component"
-	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/report/metrics"
 	"beeline.io/beeline/internal/tables/maglev"
 	"beeline.io/beeline/internal/tables/reconcile"

@@ -12,9 +12,9 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/component/mesh"
-	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/tables/reconcile"
 )
 

@@ -9,10 +9,10 @@ import (
 	"os"
 	"time"
 
+	"beeline.io/beeline/internal/bpf"
+	"beeline.io/beeline/internal/bpf/pinfs"
 	"beeline.io/beeline/internal/conntrack"
-	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/inspect"
-	"beeline.io/beeline/internal/pinfs"
 	"beeline.io/beeline/internal/util/plural"
 )
 

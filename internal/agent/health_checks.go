@@ -8,9 +8,9 @@ import (
 	"slices"
 	"strings"
 
+	"beeline.io/beeline/internal/bpf"
+	"beeline.io/beeline/internal/bpf/codec"
 	"beeline.io/beeline/internal/cluster/service"
-	"beeline.io/beeline/internal/datapath"
-	"beeline.io/beeline/internal/datapath/codec"
 	"beeline.io/beeline/internal/inspect"
 	"beeline.io/beeline/internal/part/healthcheck"
 	"beeline.io/beeline/internal/report/condition"

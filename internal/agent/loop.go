@@ -12,9 +12,9 @@ import (
 	"github.com/coreos/go-systemd/v22/daemon"
 	"golang.org/x/sys/unix"
 
+	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/cluster/source"
 	"beeline.io/beeline/internal/component"
-	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/node/netdev"
 	"beeline.io/beeline/internal/part/healthcheck"
 	"beeline.io/beeline/internal/util/wakeup"

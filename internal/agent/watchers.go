@@ -13,7 +13,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/inspect"
 )
 

@@ -11,8 +11,8 @@ import (
 	"strings"
 	"testing"
 
+	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/conntrack/conntracktest"
-	"beeline.io/beeline/internal/datapath"
 )
 
 // subscriber logs its calls.

@@ -8,7 +8,7 @@ import (
 
 	"github.com/cilium/ebpf"
 
-	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/bpf"
 )
 
 // keepCounts adds the packets and bytes of a deleted entry to those of its service. If two processes

@@ -7,8 +7,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/cluster/service"
-	"beeline.io/beeline/internal/datapath"
 )
 
 // CollectGarbage deletes expired flows, and returns their number; now is in seconds of CLOCK_MONOTONIC. The

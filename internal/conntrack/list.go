@@ -7,8 +7,8 @@ import (
 	"net/netip"
 	"slices"
 
+	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/cluster/service"
-	"beeline.io/beeline/internal/datapath"
 )
 
 // Flow is a flow through the edge.

@@ -5,9 +5,9 @@ package conntrack
 import (
 	"testing"
 
+	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/conntrack/conntracktest"
-	"beeline.io/beeline/internal/datapath"
 )
 
 // A flow is listed the same whichever of its conntrack entries is left, except for the counts of the other

@@ -7,7 +7,7 @@ import (
 	"os"
 	"slices"
 
-	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/bpf"
 )
 
 // nodePorts is the API server's default for --service-node-port-range.

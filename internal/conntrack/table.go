@@ -7,7 +7,7 @@ import (
 
 	"github.com/cilium/ebpf"
 
-	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/bpf"
 )
 
 // A Table is a table of conntrack entries. Programs may change it at any time.

@@ -10,9 +10,9 @@ import (
 
 	"github.com/cilium/ebpf"
 
-	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/bpf"
+	"beeline.io/beeline/internal/bpf/xdpdispatch"
 	"beeline.io/beeline/internal/report/condition"
-	"beeline.io/beeline/internal/xdpdispatch"
 )
 
 // attach attaches the edge to a device as wanted, unless it is attached like that already.

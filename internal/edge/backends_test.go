@@ -12,8 +12,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/conntrack/conntracktest"
-	"beeline.io/beeline/internal/datapath"
 )
 
 // An overlay is a world with eth0 and, while it exists, an overlay device that leads to 10.10.2.0/24.

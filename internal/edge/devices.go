@@ -9,7 +9,7 @@ import (
 	"slices"
 	"strings"
 
-	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/node"
 	"beeline.io/beeline/internal/node/netdev"
 	"beeline.io/beeline/internal/report/condition"

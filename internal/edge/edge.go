@@ -12,14 +12,14 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"beeline.io/beeline/internal/bpf"
+	"beeline.io/beeline/internal/bpf/xdpdispatch"
 	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/conntrack"
-	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/node"
 	"beeline.io/beeline/internal/node/netdev"
 	"beeline.io/beeline/internal/report/condition"
 	"beeline.io/beeline/internal/util/wakeup"
-	"beeline.io/beeline/internal/xdpdispatch"
 )
 
 // Mode is the mode of the edge.

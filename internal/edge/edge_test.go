@@ -13,10 +13,10 @@ import (
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
+	"beeline.io/beeline/internal/bpf"
+	"beeline.io/beeline/internal/bpf/xdpdispatch"
 	"beeline.io/beeline/internal/cluster/service"
-	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/node/netdev/netdevtest"
-	"beeline.io/beeline/internal/xdpdispatch"
 )
 
 var (

@@ -14,12 +14,12 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"beeline.io/beeline/internal/bpf"
+	"beeline.io/beeline/internal/bpf/xdpdispatch"
 	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/conntrack"
 	"beeline.io/beeline/internal/conntrack/conntracktest"
-	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/node"
-	"beeline.io/beeline/internal/xdpdispatch"
 )
 
 // kernel is a datapath that records what is attached where.

@@ -8,8 +8,8 @@ import (
 	"net/netip"
 	"slices"
 
+	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/conntrack"
-	"beeline.io/beeline/internal/datapath"
 )
 
 // flowRefs are the backends on other nodes that flows have, and the indexes of the devices that the flows'

@@ -5,8 +5,8 @@ package edge
 import (
 	"testing"
 
+	"beeline.io/beeline/internal/bpf/codec"
 	"beeline.io/beeline/internal/cluster/service"
-	"beeline.io/beeline/internal/datapath/codec"
 	"beeline.io/beeline/test/shared"
 )
 

@@ -6,8 +6,8 @@ import (
 	"slices"
 	"testing"
 
+	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/conntrack/conntracktest"
-	"beeline.io/beeline/internal/datapath"
 )
 
 const podIndex = 7

@@ -12,10 +12,10 @@ import (
 	"strings"
 	"time"
 
+	"beeline.io/beeline/internal/bpf"
+	"beeline.io/beeline/internal/bpf/xdpdispatch"
 	"beeline.io/beeline/internal/conntrack"
-	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/report/condition"
-	"beeline.io/beeline/internal/xdpdispatch"
 )
 
 // Status is the status of the edge.

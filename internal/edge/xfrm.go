@@ -9,8 +9,8 @@ import (
 	"sync"
 	"time"
 
+	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/conntrack"
-	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/node"
 	"beeline.io/beeline/internal/report/condition"
 	"beeline.io/beeline/internal/util/plural"

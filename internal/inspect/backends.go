@@ -6,8 +6,8 @@ import (
 	"cmp"
 	"slices"
 
+	"beeline.io/beeline/internal/bpf/codec"
 	"beeline.io/beeline/internal/cluster/service"
-	"beeline.io/beeline/internal/datapath/codec"
 )
 
 // Member is a backend of a set. Its share of new connections is Slots divided by the sum of Slots.

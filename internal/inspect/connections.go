@@ -7,9 +7,9 @@ import (
 	"slices"
 	"strings"
 
+	"beeline.io/beeline/internal/bpf"
+	"beeline.io/beeline/internal/bpf/codec"
 	"beeline.io/beeline/internal/cluster/service"
-	"beeline.io/beeline/internal/datapath"
-	"beeline.io/beeline/internal/datapath/codec"
 )
 
 // Connections are the TCP connections of programs on this node to a service port or one of its backends, since the

@@ -8,9 +8,9 @@ import (
 	"os"
 	"time"
 
+	"beeline.io/beeline/internal/bpf"
+	"beeline.io/beeline/internal/bpf/pinfs"
 	"beeline.io/beeline/internal/conntrack"
-	"beeline.io/beeline/internal/datapath"
-	"beeline.io/beeline/internal/pinfs"
 	"beeline.io/beeline/internal/report/condition"
 )
 

@@ -12,9 +12,9 @@ import (
 	"slices"
 	"time"
 
+	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/conntrack"
-	"beeline.io/beeline/internal/datapath"
 )
 
 // Draining is a backend that gets no new connections, because it is in no set any more or fails its health

@@ -6,7 +6,7 @@ import (
 	"net/url"
 	"testing"
 
-	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/bpf"
 )
 
 // Each reason of the programs has a text, and there are no other texts.

@@ -6,9 +6,9 @@ import (
 	"strings"
 	"testing"
 
+	"beeline.io/beeline/internal/bpf"
+	"beeline.io/beeline/internal/bpf/codec"
 	"beeline.io/beeline/internal/cluster/service"
-	"beeline.io/beeline/internal/datapath"
-	"beeline.io/beeline/internal/datapath/codec"
 )
 
 // --service takes namespace/name, or a name that one Service alone has, like `service show`.

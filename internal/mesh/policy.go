@@ -9,8 +9,8 @@ import (
 	"net/netip"
 	"slices"
 
+	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/cluster/service"
-	"beeline.io/beeline/internal/datapath"
 )
 
 // Defaults are the proxy and the exclusions of all pods.

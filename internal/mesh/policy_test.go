@@ -9,8 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/cluster/service"
-	"beeline.io/beeline/internal/datapath"
 )
 
 func prefixes(texts ...string) (all []netip.Prefix) {

@@ -9,9 +9,9 @@ import (
 	"sync/atomic"
 	"unsafe"
 
-	"beeline.io/beeline/internal/datapath"
-	"beeline.io/beeline/internal/mappedarray"
-	"beeline.io/beeline/internal/settable"
+	"beeline.io/beeline/internal/bpf"
+	"beeline.io/beeline/internal/bpf/mappedarray"
+	"beeline.io/beeline/internal/bpf/settable"
 )
 
 type (

@@ -10,8 +10,8 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/rlimit"
 
-	"beeline.io/beeline/internal/datapath"
-	"beeline.io/beeline/internal/settable"
+	"beeline.io/beeline/internal/bpf"
+	"beeline.io/beeline/internal/bpf/settable"
 )
 
 // smallCache returns a cache with one set in tables without programs.

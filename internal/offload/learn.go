@@ -17,11 +17,11 @@ import (
 
 	"github.com/cilium/ebpf/ringbuf"
 
+	"beeline.io/beeline/internal/bpf"
+	"beeline.io/beeline/internal/bpf/settable"
 	"beeline.io/beeline/internal/conntrack/kernelct"
-	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/node/netdev"
 	"beeline.io/beeline/internal/offload/flow"
-	"beeline.io/beeline/internal/settable"
 )
 
 // FlowsConfig is what the flow cache is told.

@@ -13,9 +13,9 @@ import (
 	"github.com/ti-mo/conntrack"
 	"golang.org/x/sys/unix"
 
-	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/bpf"
+	"beeline.io/beeline/internal/bpf/settable"
 	"beeline.io/beeline/internal/offload/flow"
-	"beeline.io/beeline/internal/settable"
 )
 
 // FlowsPath is the question at the agent's socket that List answers.

@@ -8,7 +8,7 @@ import (
 	"log/slog"
 	"net"
 
-	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/node/netns"
 	"beeline.io/beeline/internal/offload/flow"
 )

@@ -5,7 +5,7 @@ package offload
 import (
 	"time"
 
-	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/offload/flow"
 )
 

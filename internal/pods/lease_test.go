@@ -11,8 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/conntrack/kernelct"
-	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/report/condition"
 	"beeline.io/beeline/internal/util/kernelclock"
 )

@@ -14,7 +14,7 @@ import (
 	"testing"
 	"time"
 
-	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/report/condition"
 	"beeline.io/beeline/internal/util/wakeup"
 )

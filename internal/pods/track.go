@@ -6,8 +6,8 @@ import (
 	"net/netip"
 	"slices"
 
+	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/conntrack/kernelct"
-	"beeline.io/beeline/internal/datapath"
 )
 
 // withhold ends the shortcut for pods that will not be in the table any more: new flows take the stack, and the

@@ -7,8 +7,8 @@ import (
 	"slices"
 	"testing"
 
+	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/conntrack/kernelct"
-	"beeline.io/beeline/internal/datapath"
 )
 
 // trackingDatapath has flows, and notes which of them conntrack has.

@@ -11,7 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/bpf"
 )
 
 // One change causes one GC pass at once, and one a second later that finds sockets that were connecting.

@@ -6,7 +6,7 @@ import (
 	"maps"
 	"time"
 
-	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/bpf"
 )
 
 // removedBackend is a backend that was removed from service.

@@ -10,7 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/bpf"
 )
 
 // R30: without a drain timeout TCP sockets are not scanned.

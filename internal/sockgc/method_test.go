@@ -11,7 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/bpf"
 )
 
 // A socket keeps its cookie when its program reconnects it, which it should do when its backend is removed:

@@ -13,7 +13,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/node/netns"
 )
 

@@ -15,9 +15,9 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/spf13/pflag"
 
+	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/component"
-	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/inspect"
 	"beeline.io/beeline/internal/report/condition"
 )

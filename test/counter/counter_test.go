@@ -24,8 +24,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"beeline.io/beeline/internal/agent"
+	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/component"
-	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/inspect"
 	"beeline.io/beeline/internal/report/condition"
 	"beeline.io/beeline/test/lab"

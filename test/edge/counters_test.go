@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/inspect"
 )
 

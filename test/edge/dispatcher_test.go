@@ -13,7 +13,7 @@ import (
 	"testing"
 	"time"
 
-	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/bpf"
 )
 
 // newShared is a world in which libxdp attaches other programs to the node's device: the distribution's

@@ -14,8 +14,8 @@ import (
 	"syscall"
 	"testing"
 
+	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/conntrack"
-	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/report/explain"
 	"beeline.io/beeline/test/lab"
 )

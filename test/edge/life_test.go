@@ -9,7 +9,7 @@ import (
 	"slices"
 	"testing"
 
-	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/bpf"
 )
 
 // attached lists what is attached to the node's devices.

@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/bpf"
 )
 
 // TestWhatAnAgentNeeds: without the rights or the open files that it needs, the program says what to do, and

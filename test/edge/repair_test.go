@@ -14,7 +14,7 @@ import (
 
 	"github.com/cilium/ebpf/link"
 
-	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/bpf"
 )
 
 // repairedWithin is far less than --audit-interval, and far more than a second on a busy machine.

@@ -15,7 +15,7 @@ import (
 
 	"github.com/cilium/ebpf"
 
-	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/report/condition"
 	"beeline.io/beeline/test/lab"
 )

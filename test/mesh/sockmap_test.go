@@ -19,7 +19,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/node/sockdiag"
 	"beeline.io/beeline/test/lab"
 )

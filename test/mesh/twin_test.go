@@ -10,7 +10,7 @@ import (
 	"testing"
 
 	"beeline.io/beeline/internal/agent"
-	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/mesh/hoststack"
 	"beeline.io/beeline/test/node"
 )

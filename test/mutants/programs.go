@@ -16,7 +16,7 @@ import (
 )
 
 // generators are the files with the lines of `make generate` that compile the programs of bpf/.
-var generators = []string{"internal/datapath/generate.go", "internal/xdpdispatch/generate.go", "test/shared/shared.go", "test/shared/mesh.go"}
+var generators = []string{"internal/bpf/generate.go", "internal/bpf/xdpdispatch/generate.go", "test/shared/shared.go", "test/shared/mesh.go"}
 
 // bpfProgram is a line of `go generate` that compiles a program.
 type bpfProgram struct {

@@ -39,7 +39,7 @@ func BuildVersions(folder string) (programs [2]string, err error) {
 func buildVersion(sources, overlay, folder, directory string) (program string, err error) {
 	program = filepath.Join(folder, "beeline-"+directory)
 	out, err := exec.Command("go", "build", "-C", sources, "-overlay", overlay,
-		"-ldflags", "-X beeline.io/beeline/internal/datapath.tablesDirectory="+directory, "-o", program, "./cmd/beeline").CombinedOutput()
+		"-ldflags", "-X beeline.io/beeline/internal/bpf.tablesDirectory="+directory, "-o", program, "./cmd/beeline").CombinedOutput()
 	if err != nil {
 		return "", fmt.Errorf("go build with tables in %s: %w\n%s", directory, err, out)
 	}

@@ -7,7 +7,7 @@ import (
 	"slices"
 	"testing"
 
-	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/test/packet/model"
 )
 

@@ -11,7 +11,7 @@ import (
 
 	"github.com/gopacket/gopacket/layers"
 
-	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/test/packet/model"
 )
 

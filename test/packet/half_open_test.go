@@ -9,7 +9,7 @@ import (
 
 	"github.com/cilium/ebpf"
 
-	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/test/packet/model"
 )
 

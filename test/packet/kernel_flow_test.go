@@ -11,8 +11,8 @@ import (
 	kernel "github.com/ti-mo/conntrack"
 	"golang.org/x/sys/unix"
 
+	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/cluster/service"
-	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/test/packet/model"
 )
 

@@ -9,7 +9,7 @@ import (
 
 	"github.com/cilium/ebpf"
 
-	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/bpf"
 )
 
 // loss returns what is counted of clients' packets that did not reach a backend for a reason.

@@ -9,8 +9,8 @@ import (
 	"slices"
 	"testing"
 
-	"beeline.io/beeline/internal/datapath"
-	"beeline.io/beeline/internal/datapath/codec"
+	"beeline.io/beeline/internal/bpf"
+	"beeline.io/beeline/internal/bpf/codec"
 	"beeline.io/beeline/test/packet/model"
 )
 

@@ -13,8 +13,8 @@ import (
 	"testing"
 	"time"
 
+	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/cluster/service"
-	"beeline.io/beeline/internal/datapath"
 )
 
 var sequencesFlag = flag.Int("sequences", 150, "how many sequences TestJustEnough plays")

@@ -16,10 +16,10 @@ import (
 	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
 
+	"beeline.io/beeline/internal/bpf"
+	"beeline.io/beeline/internal/bpf/codec"
+	"beeline.io/beeline/internal/bpf/settable"
 	"beeline.io/beeline/internal/conntrack"
-	"beeline.io/beeline/internal/datapath"
-	"beeline.io/beeline/internal/datapath/codec"
-	"beeline.io/beeline/internal/settable"
 	"beeline.io/beeline/test/packet/model"
 )
 

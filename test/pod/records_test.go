@@ -12,8 +12,8 @@ import (
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
+	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/conntrack/kernelct"
-	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/test/lab"
 )
 

@@ -16,7 +16,7 @@ import (
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
-	"beeline.io/beeline/internal/pinfs"
+	"beeline.io/beeline/internal/bpf/pinfs"
 )
 
 // foreign is what others have on the node: a program at its cgroup, one at eth1's XDP hook, a pin, and a filter

@@ -8,7 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/bpf"
 )
 
 // R29: what another program writes into the tables takes effect in connect() at once. When the audit has

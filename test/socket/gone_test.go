@@ -12,7 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/sockgc"
 	"beeline.io/beeline/test/node"
 )

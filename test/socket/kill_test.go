@@ -16,8 +16,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 
 	"beeline.io/beeline/internal/agent"
+	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/cluster/service"
-	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/inspect"
 	"beeline.io/beeline/internal/tables/reconcile"
 )

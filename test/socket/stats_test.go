@@ -24,8 +24,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"beeline.io/beeline/internal/agent"
-	"beeline.io/beeline/internal/datapath"
-	"beeline.io/beeline/internal/datapath/codec"
+	"beeline.io/beeline/internal/bpf"
+	"beeline.io/beeline/internal/bpf/codec"
 	"beeline.io/beeline/internal/inspect"
 	"beeline.io/beeline/test/lab"
 	"beeline.io/beeline/test/node"

@@ -8,8 +8,8 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/cluster/service"
-	"beeline.io/beeline/internal/datapath"
 )
 
 // Packets of balancers are decapsulated if DSR is used or the flag says so. on and off are the values from a

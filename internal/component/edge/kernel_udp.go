@@ -12,8 +12,8 @@ import (
 	kernel "github.com/ti-mo/conntrack"
 	"golang.org/x/sys/unix"
 
+	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/cluster/service"
-	"beeline.io/beeline/internal/datapath"
 )
 
 // kernelUDPPause is the least time between two searches of the kernel's conntrack.

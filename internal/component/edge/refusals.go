@@ -9,8 +9,8 @@ import (
 	"strings"
 	"time"
 
+	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/cluster/service"
-	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/report/condition"
 	"beeline.io/beeline/internal/util/plural"
 )

@@ -8,10 +8,10 @@ import (
 	"sync"
 	"time"
 
+	"beeline.io/beeline/internal/bpf"
+	"beeline.io/beeline/internal/bpf/codec"
 	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/conntrack"
-	"beeline.io/beeline/internal/datapath"
-	"beeline.io/beeline/internal/datapath/codec"
 	"beeline.io/beeline/internal/report/metrics"
 )
 

@@ -5,10 +5,10 @@ package edge
 import (
 	"testing"
 
+	"beeline.io/beeline/internal/bpf"
+	"beeline.io/beeline/internal/bpf/codec"
 	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/conntrack"
-	"beeline.io/beeline/internal/datapath"
-	"beeline.io/beeline/internal/datapath/codec"
 )
 
 // A Service's packets only grow: those of a flow that ends are counted once, those of an evicted flow stay, and a

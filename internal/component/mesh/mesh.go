@@ -8,8 +8,8 @@ import (
 	"context"
 	"fmt"
 
+	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/component"
-	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/inspect"
 	"beeline.io/beeline/internal/mesh"
 	"beeline.io/beeline/internal/mesh/hoststack"

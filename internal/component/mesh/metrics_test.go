@@ -5,7 +5,7 @@ package mesh
 import (
 	"testing"
 
-	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/report/metrics"
 	"beeline.io/beeline/internal/report/metrics/metricstest"
 )

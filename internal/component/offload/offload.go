@@ -8,8 +8,8 @@ import (
 	"cmp"
 	"context"
 
+	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/component"
-	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/inspect"
 	"beeline.io/beeline/internal/offload"
 	"beeline.io/beeline/internal/offload/flowtable"

@@ -6,8 +6,8 @@ import (
 	"log/slog"
 	"testing"
 
+	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/component"
-	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/inspect"
 	"beeline.io/beeline/internal/report/condition"
 )

@@ -7,7 +7,7 @@ import (
 	"maps"
 	"net/netip"
 
-	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/bpf"
 )
 
 // Table is a table of conntrack entries (conntrack.Table). A walk sees the entries that exist when it

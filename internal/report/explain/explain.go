@@ -12,9 +12,9 @@ import (
 	"slices"
 	"strconv"
 
+	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/conntrack"
-	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/inspect"
 
 	"beeline.io/beeline/internal/util/kernelclock"

@@ -5,8 +5,8 @@ package explain
 import (
 	"fmt"
 
+	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/cluster/service"
-	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/offload"
 	"beeline.io/beeline/internal/offload/flow"
 )

@@ -11,11 +11,11 @@ import (
 
 	"github.com/vishvananda/netlink"
 
+	"beeline.io/beeline/internal/bpf"
+	"beeline.io/beeline/internal/bpf/xdpdispatch"
 	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/conntrack"
-	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/inspect"
-	"beeline.io/beeline/internal/xdpdispatch"
 )
 
 // anyPort is the source port, an ephemeral one, if none is given.

@@ -6,7 +6,7 @@ import (
 	"net/netip"
 	"testing"
 
-	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/bpf"
 )
 
 // An IP option has no outer header.

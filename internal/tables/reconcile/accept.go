@@ -5,7 +5,7 @@ package reconcile
 import (
 	"net/netip"
 
-	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/bpf"
 )
 
 // Programs decapsulate packets of balancers for this node's backends only while something uses DSR (enum

@@ -8,9 +8,9 @@ import (
 	"testing"
 	"time"
 
+	"beeline.io/beeline/internal/bpf"
+	"beeline.io/beeline/internal/bpf/codec"
 	"beeline.io/beeline/internal/cluster/service"
-	"beeline.io/beeline/internal/datapath"
-	"beeline.io/beeline/internal/datapath/codec"
 )
 
 // acceptedBy returns the kinds that a row needs accepted, for rows that the fake's programs can reach.

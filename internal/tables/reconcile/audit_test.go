@@ -6,8 +6,8 @@ import (
 	"net/netip"
 	"testing"
 
-	"beeline.io/beeline/internal/datapath"
-	"beeline.io/beeline/internal/datapath/codec"
+	"beeline.io/beeline/internal/bpf"
+	"beeline.io/beeline/internal/bpf/codec"
 )
 
 var podNetwork = netip.MustParsePrefix("10.10.1.0/24")

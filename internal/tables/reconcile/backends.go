@@ -3,8 +3,8 @@
 package reconcile
 
 import (
-	"beeline.io/beeline/internal/datapath"
-	"beeline.io/beeline/internal/datapath/codec"
+	"beeline.io/beeline/internal/bpf"
+	"beeline.io/beeline/internal/bpf/codec"
 )
 
 // A backend is an endpoint with its id; each set that contains it holds a reference.

@@ -8,9 +8,9 @@ import (
 	"slices"
 	"strings"
 
+	"beeline.io/beeline/internal/bpf"
+	"beeline.io/beeline/internal/bpf/codec"
 	"beeline.io/beeline/internal/cluster/service"
-	"beeline.io/beeline/internal/datapath"
-	"beeline.io/beeline/internal/datapath/codec"
 )
 
 // An entry is a frontend in the tables, with references to all that its row names. row is 0 until the entry

@@ -6,8 +6,8 @@ import (
 	"math/bits"
 	"net/netip"
 
+	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/cluster/service"
-	"beeline.io/beeline/internal/datapath"
 )
 
 // A cost is the number of entries of each table that a plan takes.

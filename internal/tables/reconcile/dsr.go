@@ -7,8 +7,8 @@ import (
 	"net/netip"
 	"slices"
 
+	"beeline.io/beeline/internal/bpf/codec"
 	"beeline.io/beeline/internal/cluster/service"
-	"beeline.io/beeline/internal/datapath/codec"
 )
 
 // DSRDestinations returns, by kind of DSR, the addresses that external clients' packets are sent to: of

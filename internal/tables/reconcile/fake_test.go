@@ -9,8 +9,8 @@ import (
 	"slices"
 	"testing"
 
-	"beeline.io/beeline/internal/datapath"
-	"beeline.io/beeline/internal/datapath/codec"
+	"beeline.io/beeline/internal/bpf"
+	"beeline.io/beeline/internal/bpf/codec"
 )
 
 // fakeKernel holds tables in memory. Each operation that would change one calls before first, so that a

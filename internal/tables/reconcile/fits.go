@@ -5,7 +5,7 @@ package reconcile
 import (
 	"fmt"
 
-	"beeline.io/beeline/internal/datapath"
+	"beeline.io/beeline/internal/bpf"
 )
 
 // fits returns why an object may not take c, nil if it may. An object may always keep what it has. New

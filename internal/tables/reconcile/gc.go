@@ -6,8 +6,8 @@ import (
 	"errors"
 	"time"
 
-	"beeline.io/beeline/internal/datapath"
-	"beeline.io/beeline/internal/datapath/codec"
+	"beeline.io/beeline/internal/bpf"
+	"beeline.io/beeline/internal/bpf/codec"
 )
 
 // releasable is a resource with an id that entries refer to.

@@ -6,8 +6,8 @@ import (
 	"fmt"
 	"slices"
 
+	"beeline.io/beeline/internal/bpf/codec"
 	"beeline.io/beeline/internal/cluster/service"
-	"beeline.io/beeline/internal/datapath/codec"
 	"beeline.io/beeline/internal/tables/maglev"
 )
 

@@ -7,9 +7,9 @@ import (
 	"testing"
 	"time"
 
+	"beeline.io/beeline/internal/bpf"
+	"beeline.io/beeline/internal/bpf/codec"
 	"beeline.io/beeline/internal/cluster/service"
-	"beeline.io/beeline/internal/datapath"
-	"beeline.io/beeline/internal/datapath/codec"
 )
 
 // memory is a node with one untracked Service and a clock that the test sets.

@@ -10,8 +10,8 @@ import (
 	"net/netip"
 	"slices"
 
-	"beeline.io/beeline/internal/datapath"
-	"beeline.io/beeline/internal/datapath/codec"
+	"beeline.io/beeline/internal/bpf"
+	"beeline.io/beeline/internal/bpf/codec"
 )
 
 // networkTable is a table of networks and its content. A nil table stays empty, without error: the datapath

@@ -3,8 +3,8 @@
 package reconcile
 
 import (
-	"beeline.io/beeline/internal/datapath"
-	"beeline.io/beeline/internal/datapath/codec"
+	"beeline.io/beeline/internal/bpf"
+	"beeline.io/beeline/internal/bpf/codec"
 )
 
 // PrefilterRebuild rebuilds the prefilter in a walk of all conntrack entries (conntrack.Subscriber).

@@ -9,10 +9,10 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/conntrack"
 	"beeline.io/beeline/internal/conntrack/conntracktest"
-	"beeline.io/beeline/internal/datapath"
 )
 
 // A GC pass makes the prefilter pass the packets of all flows and frontends, after the programs have ended

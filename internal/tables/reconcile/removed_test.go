@@ -6,9 +6,9 @@ import (
 	"net/netip"
 	"testing"
 
+	"beeline.io/beeline/internal/bpf"
+	"beeline.io/beeline/internal/bpf/codec"
 	"beeline.io/beeline/internal/cluster/service"
-	"beeline.io/beeline/internal/datapath"
-	"beeline.io/beeline/internal/datapath/codec"
 )
 
 // serving returns the backends that programs find for each frontend, in any of its sets (bpf/lb/serving.h).

@@ -2,7 +2,7 @@
 
 package reconcile
 
-import "beeline.io/beeline/internal/datapath"
+import "beeline.io/beeline/internal/bpf"
 
 // A reservation is a port at which bind() is refused on the host. Each frontend with the port holds a
 // reference: from before programs can reach the frontend until none can.

@@ -5,9 +5,9 @@ package reconcile
 import (
 	"errors"
 
+	"beeline.io/beeline/internal/bpf"
+	"beeline.io/beeline/internal/bpf/codec"
 	"beeline.io/beeline/internal/cluster/service"
-	"beeline.io/beeline/internal/datapath"
-	"beeline.io/beeline/internal/datapath/codec"
 )
 
 // restorer reads the state of a Syncer from the tables. Ids that only affinity entries name are taken, too,

@@ -9,9 +9,9 @@ import (
 	"math/rand/v2"
 	"testing"
 
+	"beeline.io/beeline/internal/bpf"
+	"beeline.io/beeline/internal/bpf/codec"
 	"beeline.io/beeline/internal/cluster/service"
-	"beeline.io/beeline/internal/datapath"
-	"beeline.io/beeline/internal/datapath/codec"
 )
 
 // ids are the ids that must not change while what they name exists.

@@ -3,8 +3,8 @@
 package reconcile
 
 import (
+	"beeline.io/beeline/internal/bpf/codec"
 	"beeline.io/beeline/internal/cluster/service"
-	"beeline.io/beeline/internal/datapath/codec"
 )
 
 // A set is a range of slots with its content: the words of a history, the members, and a Maglev table, in

@@ -8,9 +8,9 @@ import (
 	"net/netip"
 	"slices"
 
+	"beeline.io/beeline/internal/bpf"
+	"beeline.io/beeline/internal/bpf/codec"
 	"beeline.io/beeline/internal/cluster/service"
-	"beeline.io/beeline/internal/datapath"
-	"beeline.io/beeline/internal/datapath/codec"
 	"beeline.io/beeline/internal/tables/jet"
 )
 

@@ -9,9 +9,9 @@ import (
 	"testing"
 	"time"
 
+	"beeline.io/beeline/internal/bpf"
+	"beeline.io/beeline/internal/bpf/codec"
 	"beeline.io/beeline/internal/cluster/service"
-	"beeline.io/beeline/internal/datapath"
-	"beeline.io/beeline/internal/datapath/codec"
 )
 
 // TestHistoryInTables: a slot whose backend has changed is contested, with the previous one as stable;

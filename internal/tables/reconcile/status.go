@@ -8,8 +8,8 @@ import (
 	"slices"
 	"time"
 
+	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/cluster/service"
-	"beeline.io/beeline/internal/datapath"
 	"beeline.io/beeline/internal/report/condition"
 )
 

@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"github.com/cilium/ebpf/link"
+	"golang.org/x/sys/unix"
+
+	"beeline.io/beeline/internal/bpf/pinfs"
+)
+
+// Cleanup detaches all programs of components (none: of the product) and removes the pins, their directory
+// if it is empty then, and the mounts that Open made. It removes only what has one of Beeline's names. It
+// does nothing if the directory does not exist.
+//
+// detached, if it is not nil, is called when all programs are detached and the tables are still pinned.
+//
+// Errors: *pinfs.LockedError while an agent is running.
+func Cleanup(bpffs string, detached func(), components ...*Component) error {
+	if len(components) == 0 {
+		components = product()
+	}
+	if _, err := os.Stat(bpffs); errors.Is(err, os.ErrNotExist) {
+		return unmountOwnCgroup()
+	}
+	if on, err := pinfs.IsFS(bpffs, unix.BPF_FS_MAGIC); err != nil || !on {
+		return errors.Join(err, fmt.Errorf("--pins %s: not on a BPF file system, so Beeline has no pins there", bpffs))
+	}
+	lock, err := pinfs.Lock(bpffs)
+	if err != nil {
+		return err
+	}
+	err = removePins(bpffs, detached, components)
+	mounted := pinfs.Mounted(bpffs)
+	lock.Close() // an open directory would keep its mount busy
+	if err != nil {
+		return err
+	}
+	if mounted {
+		err = pinfs.Unmount(bpffs)
+	} else {
+		os.Remove(bpffs) // fails, intentionally, if others have pins in it
+	}
+	return errors.Join(err, unmountOwnCgroup())
+}
+
+// removePins removes what Open and Attach pinned: first the links, in reverse order of attachment (connect
+// before getpeername).
+func removePins(bpffs string, detached func(), components componentList) error {
+	var paths []string
+	reversed := slices.Clone(components)
+	slices.Reverse(reversed)
+	for _, c := range components {
+		if err := c.giveUp(bpffs); err != nil {
+			return err
+		}
+	}
+	for _, c := range append(formerComponents(), reversed...) {
+		if err := c.detachAll(bpffs); err != nil {
+			return err
+		}
+		for _, h := range c.CgroupHooks {
+			paths = append(paths, programPath(bpffs, h)+"_new")
+		}
+	}
+	if detached != nil {
+		detached()
+	}
+	if err := removeNewTables(bpffs); err != nil {
+		return err
+	}
+	tables, err := filepath.Glob(filepath.Join(bpffs, "tables_v*")) // of all versions
+	if err != nil {
+		return err
+	}
+	for _, dir := range tables {
+		pins, err := filepath.Glob(filepath.Join(dir, "*"))
+		if err != nil {
+			return err
+		}
+		paths = append(paths, pins...)
+	}
+	for _, path := range paths {
+		if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return err
+		}
+	}
+	if err := errors.Join(unmarkNamespaces(bpffs, ""), pinfs.UnmarkDrain(bpffs)); err != nil {
+		return err
+	}
+	for _, dir := range append(tables, filepath.Join(bpffs, "links"), filepath.Join(bpffs, "programs")) {
+		os.Remove(dir) // fails if others have pins in it
+	}
+	return nil
+}
+
+// remove detaches a component's programs and removes the pins of its tables.
+func (c *Component) remove(bpffs string) error {
+	if err := c.giveUp(bpffs); err != nil {
+		return err
+	}
+	if err := c.detachAll(bpffs); err != nil {
+		return err
+	}
+	for _, name := range c.pinnedNames() {
+		if err := os.Remove(TablePath(bpffs, name)); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return err
+		}
+	}
+	return nil
+}
+
+// giveUp calls release.
+func (c *Component) giveUp(bpffs string) error {
+	if c.release == nil {
+		return nil
+	}
+	return c.release(bpffs)
+}
+
+// detachAll detaches a component's programs from devices and cgroups.
+func (c *Component) detachAll(bpffs string) error {
+	detach := c.detach
+	if detach == nil {
+		detach = c.detachFromDevices
+	}
+	if err := detach(bpffs); err != nil {
+		return err
+	}
+	for _, h := range slices.Backward(c.CgroupHooks) {
+		if err := detachHook(bpffs, h); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// takeDown detaches a pinned link and removes its pin. Removing only the pin would leave the program
+// running for a while: the kernel releases the link after a grace period.
+func takeDown(l link.Link) error {
+	return errors.Join(l.Detach(), l.Unpin(), l.Close())
+}
+
+// unmountOwnCgroup unmounts what CgroupRoot mounted, unless another agent uses it.
+func unmountOwnCgroup() error {
+	if v2, err := pinfs.IsFS(OwnCgroup, unix.CGROUP2_SUPER_MAGIC); err != nil || !v2 {
+		return nil
+	}
+	err := unix.Unmount(OwnCgroup, 0)
+	if errors.Is(err, unix.EBUSY) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("unmount %s: %w", OwnCgroup, err)
+	}
+	return os.Remove(OwnCgroup)
+}

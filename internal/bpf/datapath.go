@@ -1,0 +1,207 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"sync/atomic"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"github.com/cilium/ebpf/rlimit"
+	"golang.org/x/sys/unix"
+
+	"beeline.io/beeline/internal/bpf/pinfs"
+)
+
+// Options configure the datapath.
+type Options struct {
+	// BPFFS is the directory of the pins. A BPF file system is mounted there if it is not on one.
+	BPFFS string
+	// CgroupRoot is the cgroup v2 directory to attach to; empty: the root.
+	CgroupRoot string
+	Limits     Limits
+	// BindProtection refuses a bind() to a served NodePort or HostPort in the host's network namespace.
+	BindProtection bool
+	// Edge configures the edge; nil: external clients are not served.
+	Edge *EdgeOptions
+	// SocketStats configures the statistics of connections at sockets; nil: none are kept.
+	SocketStats *SocketStatsOptions
+	// Pods configures the pod shortcut; nil: packets between pods take the stack. It needs Edge.
+	Pods *PodOptions
+	// Offload configures the flow cache; nil: forwarded flows take the stack.
+	Offload *OffloadOptions
+	// Mesh configures the sidecar shortcut; nil: no connection goes to a proxy.
+	Mesh *MeshOptions
+	// Components are all components, enabled or not; default: those of the product. A component may use the
+	// tables of those before it.
+	Components []*Component
+}
+
+// Datapath is the loaded programs and their tables. It holds the lock of its bpffs directory until Close.
+type Datapath struct {
+	Tables *Tables
+	// NoBindProtection is why there is no bind protection although the options enable it; empty otherwise.
+	NoBindProtection string
+	// NoSocketStats is why connections at sockets are not counted although the options enable that; empty
+	// otherwise.
+	NoSocketStats string
+	// NoPodShortcut is why there is no pod shortcut although the options enable it; empty otherwise.
+	NoPodShortcut string
+	// NoFlowCache is why there is no flow cache although the options enable it; empty otherwise.
+	NoFlowCache string
+	// NoMeshSockmap is why messages between applications and proxies take TCP although the options let them skip
+	// it; empty otherwise.
+	NoMeshSockmap string
+
+	options    Options
+	components componentList // Options.Components
+	enabled    componentList // those with objects
+	cgroup     string
+	cgroupDir  *os.File
+	lock       *os.File
+	maps       map[string]*ebpf.Map
+	loading    sync.Mutex // guards programs, some of which are loaded after Open, and atDevices
+	programs   map[string]*ebpf.Program
+	atDevices  map[string][]int     // the indexes of the devices of SetDevices, by component; guarded by loading
+	resized    []string             // tables whose pin still names the one of the old size (swapResized)
+	old        *predecessor         // tables to migrate; nil: there are none
+	aside      bool                 // setAside has renamed the directory of the tables
+	follower   follower             // of the migration
+	fresh      bool                 // no table was pinned before Open
+	attached   atomic.Bool          // Attach has ended: what is missing from then on was removed by others
+	restoring  sync.Mutex           // guards lock, and what follows
+	restored   []string             // pins that RestorePins has restored and Repair has not named
+	holding    sync.Mutex           // guards held
+	held       map[string]link.Link // pinned links, by path (hold)
+	// replacement returns an error if XDP programs cannot share a device under this kernel.
+	replacement func() error
+}
+
+// Open loads the programs with the tables that are pinned in the directory, and makes the missing ones. It
+// attaches and replaces no program. A table whose limit has changed is copied to a new one.
+//
+// If Open fails and the directory had no pins before, it leaves none.
+//
+// Errors: *pinfs.LockedError if another agent has the directory; *ebpf.VerifierError
+// if the kernel refuses a program.
+func Open(o Options) (d *Datapath, err error) {
+	o.Limits = o.Limits.WithDefaults()
+	if len(o.Components) == 0 {
+		o.Components = product()
+	}
+	d = &Datapath{options: o, components: o.Components, atDevices: map[string][]int{}, replacement: haveReplacement}
+	if err := d.components.check(); err != nil {
+		return nil, err
+	}
+	made := false
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, d.putBack())
+			d.Close()
+			d = nil
+		}
+		if err != nil && made {
+			err = errors.Join(err, undo(o.BPFFS, o.Components))
+		}
+	}()
+	if err := rlimit.RemoveMemlock(); err != nil {
+		return d, fmt.Errorf("lift the limit of locked memory: %w", err)
+	}
+	if o.Edge != nil || o.Pods != nil || o.Offload != nil {
+		loadConntrack()
+	}
+	if err := requiredFeatures(); err != nil {
+		return d, err
+	}
+	if err := checkLayout(o.BPFFS); err != nil {
+		return d, err
+	}
+	if err := refuseOtherNamespace(o.BPFFS); err != nil {
+		return d, err
+	}
+	made = !HasPins(o.BPFFS)
+	if err := pinfs.Prepare(o.BPFFS, pinDirectories); err != nil {
+		return d, err
+	}
+	if d.lock, err = pinfs.Lock(o.BPFFS); err != nil {
+		return d, err
+	}
+	if err := pinfs.TakeOverDrain(o.BPFFS); err != nil {
+		return d, fmt.Errorf("--pins: %w", err)
+	}
+	if err := markNamespace(o.BPFFS); err != nil {
+		return d, err
+	}
+	if d.cgroup, err = CgroupRoot(o.CgroupRoot); err != nil {
+		return d, err
+	}
+	if d.cgroupDir, err = os.Open(d.cgroup); err != nil { // keeps the mount busy
+		return d, err
+	}
+	if err := d.load(); err != nil {
+		return d, err
+	}
+	if err := d.refuseForeign(); err != nil {
+		return d, err
+	}
+	if d.Tables, err = NewTables(d.maps); err != nil {
+		return d, err
+	}
+	if d.Tables.Prefilter, err = MapPrefilter(d.maps[SockMapPrefilters], d.Tables.WaitForReaders); err != nil {
+		return d, err
+	}
+	d.Tables.Prefilter.pods = o.Edge != nil
+	if o.Edge != nil {
+		d.Tables.Balancers = d.Balancers()
+	}
+	d.countServices()
+	if events := d.Events(); events != nil {
+		return d, events.unwatch()
+	}
+	return d, nil
+}
+
+// undo removes what a failed Open has made, unless another agent uses the directory.
+func undo(bpffs string, components componentList) error {
+	if on, err := pinfs.IsFS(bpffs, unix.BPF_FS_MAGIC); err != nil || !on {
+		return nil // Open failed before it made anything
+	}
+	err := Cleanup(bpffs, nil, components...)
+	if locked := (*pinfs.LockedError)(nil); errors.As(err, &locked) {
+		return nil
+	}
+	return err
+}
+
+// Close unlocks the directory. Attached programs stay attached. It removes copies of tables that no
+// attached program uses.
+func (d *Datapath) Close() {
+	for _, name := range d.resized {
+		os.Remove(d.tablePath(name) + "_new") // the next Open does so if this fails
+	}
+	for _, p := range d.programs {
+		p.Close()
+	}
+	d.releaseLinks(func(string) bool { return true })
+	d.follower.close()
+	d.old.close()
+	for _, m := range d.maps {
+		m.Close()
+	}
+	if d.cgroupDir != nil {
+		d.cgroupDir.Close()
+	}
+	if d.lock != nil {
+		d.lock.Close()
+	}
+}
+
+// Map returns a pinned table of an enabled component; nil if there is none.
+func (d *Datapath) Map(name string) *ebpf.Map { return d.maps[name] }
+
+// CgroupPath returns the cgroup directory that Attach attaches the hooks to.
+func (d *Datapath) CgroupPath() string { return d.cgroup }

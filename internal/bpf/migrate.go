@@ -1,0 +1,256 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/cilium/ebpf"
+
+	"beeline.io/beeline/internal/bpf/settable"
+)
+
+// The phases of a migration (bpf/migrate/types.h).
+type migrationPhase = EdgeTCMigrationPhase
+
+const (
+	migrationCopy  = EdgeTCMigrationPhaseMIGRATION_COPY
+	migrationDrain = EdgeTCMigrationPhaseMIGRATION_DRAIN
+	migrationDone  = EdgeTCMigrationPhaseMIGRATION_DONE
+)
+
+// A FollowRule copies what programs write to the predecessor's table while they run.
+type FollowRule func(d *Datapath, pass CopyPass) error
+
+// CopyPass is a pass of a migration.
+type CopyPass uint8
+
+const (
+	// firstPass copies everything. No program uses the new tables.
+	firstPass CopyPass = iota
+	// recentPass copies again what was used since the first pass. No program uses the new tables.
+	recentPass
+	// lastPass copies what the new tables lack, and what is newer in the old ones. Programs use both.
+	lastPass
+)
+
+// follower is the state of a migration.
+type follower struct {
+	programs map[string]*ebpf.Program // attached to tc during the migration, by name
+	since    uint32                   // recentPass copies what was used since this second of CLOCK_MONOTONIC
+	tick     uint32                   // when the pass began (set_table/set_table.h)
+}
+
+func (f *follower) close() {
+	for _, p := range f.programs {
+		p.Close()
+	}
+	f.programs = nil
+}
+
+// migrate replaces the programs of the predecessor by those of this agent, whose tables have another layout
+// or size.
+//
+//  1. Programs that pass all packets to the predecessor's replace these at all devices. Nothing uses the new tables,
+//     which are filled.
+//  2. The phase changes: from now on new flows are in the new tables. The programs pass on only packets that the new
+//     tables have no entry for. The socket hooks are replaced.
+//  3. When no program runs any more that has seen the previous phase, the last pass copies what has changed meanwhile.
+//  4. The plain programs replace those of step 1, and the old tables are removed.
+//
+// If an agent is killed, the next one continues from the phase that it left.
+func (d *Datapath) migrate() error {
+	if d.options.Edge == nil {
+		return d.migrateSockets()
+	}
+	phase, err := d.migrationPhase()
+	if err != nil {
+		return err
+	}
+	if phase != migrationDone {
+		if err := d.enterMigration(); err != nil {
+			return err
+		}
+	}
+	if phase == migrationCopy {
+		if err := d.follow(firstPass); err != nil {
+			return err
+		}
+		if err := d.follow(recentPass); err != nil {
+			return err
+		}
+		if err := d.setMigrationPhase(migrationDrain); err != nil {
+			return err
+		}
+	}
+	if err := d.attachHooks(); err != nil {
+		return err
+	}
+	if phase != migrationDone {
+		if err := d.WaitForReaders(); err != nil {
+			return err
+		}
+		if err := d.follow(lastPass); err != nil {
+			return err
+		}
+		if err := d.setMigrationPhase(migrationDone); err != nil {
+			return err
+		}
+	}
+	return d.leaveMigration()
+}
+
+// migrateSockets migrates if there is no edge, or not any more. It has no phases: the last pass is correct
+// whether or not programs use the new tables, so if an agent is killed at any point, the next one repeats
+// everything.
+func (d *Datapath) migrateSockets() error {
+	if err := d.follow(lastPass); err != nil {
+		return err
+	}
+	if err := d.attachHooks(); err != nil {
+		return err
+	}
+	if err := d.WaitForReaders(); err != nil {
+		return err
+	}
+	if err := d.follow(lastPass); err != nil {
+		return err
+	}
+	return d.leaveMigration()
+}
+
+// enterMigration attaches the programs that pass packets to the predecessor's.
+func (d *Datapath) enterMigration() error {
+	spec, err := LoadEdgeMigrate()
+	if err != nil {
+		return err
+	}
+	if d.follower.programs, err = d.loadObjects([]*ebpf.CollectionSpec{spec}); err != nil {
+		return err
+	}
+	all, err := EdgeAttachments(d.options.BPFFS)
+	if err != nil {
+		return err
+	}
+	for _, a := range all {
+		if err := d.notePredecessor(a); err != nil {
+			return fmt.Errorf("the program at %s of device %d: %w", a.Hook, a.Device, err)
+		}
+	}
+	return d.replaceAtAllDevices()
+}
+
+// migrationHooks are the places in the table of predecessors, by the name of the program that makes the tail
+// call.
+var migrationHooks = map[string]uint32{
+	EdgeTCProgBeelineEdgeIngress: uint32(EdgeTCMigrationHookMIGRATION_INGRESS),
+	EdgeTCProgBeelineEdgeEgress:  uint32(EdgeTCMigrationHookMIGRATION_EGRESS),
+	EdgeL3ProgBeelineL3Ingress:   uint32(EdgeTCMigrationHookMIGRATION_L3INGRESS),
+	EdgeL3ProgBeelineL3Egress:    uint32(EdgeTCMigrationHookMIGRATION_L3EGRESS),
+}
+
+// notePredecessor makes an attached program known to those that replace it, if it uses the predecessor's
+// tables. All programs of a hook are equivalent at devices
+// of a kind.
+func (d *Datapath) notePredecessor(a EdgeAttachment) error {
+	hook, tc := migrationHooks[edgeProgramName(a.Device, a.Hook)]
+	if !tc || a.Detached {
+		return nil
+	}
+	program, err := ebpf.NewProgramFromID(ebpf.ProgramID(a.ProgramID))
+	if err != nil {
+		return err
+	}
+	defer program.Close()
+	uses, err := d.usesOld(program)
+	if err != nil || !uses {
+		return err
+	}
+	return d.maps[EdgeTCMapPredecessors].Put(hook, program)
+}
+
+// usesOld reports whether a program uses the predecessor's conntrack table.
+func (d *Datapath) usesOld(program *ebpf.Program) (bool, error) {
+	table := d.old.maps[EdgeTCMapConntrack]
+	if table == nil {
+		return false, nil
+	}
+	of, err := table.Info()
+	if err != nil {
+		return false, err
+	}
+	info, err := program.Info()
+	if err != nil {
+		return false, err
+	}
+	id, _ := of.ID()
+	used, _ := info.MapIDs()
+	return slices.Contains(used, id), nil
+}
+
+// leaveMigration attaches the plain programs and removes the old tables.
+func (d *Datapath) leaveMigration() error {
+	d.follower.close()
+	if err := d.replaceAtAllDevices(); err != nil {
+		return err
+	}
+	if predecessors := d.maps[EdgeTCMapPredecessors]; predecessors != nil {
+		for _, hook := range migrationHooks {
+			if err := predecessors.Delete(hook); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+				return fmt.Errorf("remove the earlier agent's programs from the table of predecessors: %w", err)
+			}
+		}
+	}
+	d.old.close()
+	err := d.old.remove()
+	d.old = nil
+	return err
+}
+
+// follow runs a pass for all tables that programs write.
+func (d *Datapath) follow(pass CopyPass) (err error) {
+	if pass == firstPass {
+		d.follower.since = Now() - 1 // a flow with this second as last_seen may have been used before its entry is read
+	}
+	d.follower.tick = settable.Tick()
+	for _, t := range d.enabled.tables() {
+		if t.Follow == nil || d.maps[t.Name] == nil || d.old.maps[t.Name] == nil {
+			continue
+		}
+		if err := t.Follow(d, pass); err != nil {
+			return fmt.Errorf("copy table %s of the earlier agent: %w", t.Name, err)
+		}
+	}
+	return nil
+}
+
+// FollowEntries is the rule of a hash table whose missing entries programs make again: a table of another
+// layout starts empty.
+func FollowEntries(name string) FollowRule {
+	return func(d *Datapath, pass CopyPass) error {
+		from, to := d.old.maps[name], d.maps[name]
+		if pass == recentPass || from.KeySize() != to.KeySize() || from.ValueSize() != to.ValueSize() {
+			return nil
+		}
+		var key, value []byte
+		it := from.Iterate()
+		for it.Next(&key, &value) {
+			if err := to.Update(key, value, ebpf.UpdateNoExist); err != nil && !errors.Is(err, ebpf.ErrKeyExist) {
+				return err
+			}
+		}
+		return it.Err()
+	}
+}
+
+func (d *Datapath) migrationPhase() (migrationPhase, error) {
+	var phase migrationPhase
+	err := d.maps[EdgeTCMapMigration].Lookup(uint32(0), &phase)
+	return phase, err
+}
+
+func (d *Datapath) setMigrationPhase(phase migrationPhase) error {
+	return d.maps[EdgeTCMapMigration].Put(uint32(0), phase)
+}

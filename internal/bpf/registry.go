@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"fmt"
+
+	"github.com/cilium/ebpf"
+
+	"beeline.io/beeline/internal/bpf/settable"
+)
+
+// TableKind tells who writes a BPF map and how long its contents last.
+type TableKind uint8
+
+const (
+	// ConfigTable is written only by the agent. Programs read it.
+	ConfigTable TableKind = iota
+	// StateTable is written by programs: their knowledge of flows, clients, sockets and paths.
+	StateTable
+	// CounterTable has counters of programs. It starts from zero if its layout or size changes.
+	CounterTable
+	// ScratchTable is private memory of the programs of one object: scratch areas, caches, rate limits.
+	// It is not pinned and starts empty with each load.
+	ScratchTable
+	// variableSection has the global variables of one object (constants.go). It is not pinned.
+	variableSection
+)
+
+// A Table declares a BPF map of a component. Loading, pinning, resizing, repair, cleanup and the errors of full
+// tables all read it.
+type Table struct {
+	Name string
+	Kind TableKind
+	// Limit sizes the table. Entries converts it into the number of map entries; nil: they are equal.
+	Limit   *Limit
+	Entries func(limit uint32) uint32
+	// Fixed is the number of map entries of a table without a limit; 0: the one in the object.
+	Fixed uint32
+	// Copy fills a table of another size or layout from the pinned one, before programs use it. A
+	// pinned table needs it unless it is socket storage, which has no size.
+	Copy CopyRule
+	// Follow copies what programs write to the table while they run (migrate.go). Copy is not used
+	// then.
+	Follow FollowRule
+	// Init prepares the table before programs use it. It must not change a prepared table.
+	Init func(*ebpf.Map) error
+	// Remedy is the remedy for a full table without a limit.
+	Remedy string
+}
+
+// The tables of the product, except those of the XDP dispatcher, which is libxdp's protocol.
+var socketTables = []Table{
+	{Name: SockMapFrontends, Kind: ConfigTable, Limit: &limitFrontends, Copy: CopyEntries},
+	{Name: SockMapFrontendRows, Kind: ConfigTable, Limit: &limitFrontends, Entries: rowsFor, Copy: CopyArray},
+	{Name: SockMapFrontendListRows, Kind: ConfigTable, Limit: &limitFrontends, Entries: rowsFor, Copy: CopyArray},
+	{Name: SockMapSlots, Kind: ConfigTable, Limit: &limitSlots, Copy: CopyArray},
+	{Name: SockMapBackends, Kind: ConfigTable, Limit: &limitBackends, Entries: backendRows, Copy: CopyArray},
+	{Name: SockMapServices, Kind: ConfigTable, Limit: &limitServices, Copy: CopyEntries},
+	{Name: SockMapSourceRanges, Kind: ConfigTable, Limit: &limitSourceRanges, Copy: CopyEntries},
+	{Name: SockMapNetworks, Kind: ConfigTable, Fixed: networkLimit, Copy: CopyEntries},
+	{Name: SockMapUntrackedFrontends, Kind: ConfigTable, Fixed: 1, Copy: CopyArray},
+	{Name: SockMapReservedPorts, Kind: ConfigTable, Fixed: reservedPortLimit, Copy: CopyEntries},
+	{Name: SockMapOptedOut, Kind: ConfigTable, Fixed: optedOutLimit, Copy: CopyEntries},
+	{Name: SockMapSocketsToAbort, Kind: ConfigTable, Fixed: socketsToAbortLimit, Copy: CopyEntries},
+	{Name: SockMapTableSecret, Kind: ConfigTable, Fixed: 1, Copy: CopyArray, Init: settable.InitSecret},
+	// Disabled until it is rebuilt: a copy would not have the bits of entries that programs insert after it.
+	{Name: SockMapPrefilters, Kind: ConfigTable, Fixed: 1, Copy: StartEmpty},
+	{Name: SockMapAffinity, Kind: StateTable, Limit: &limitAffinity, Entries: affinitySets, Copy: StartEmpty, Follow: followAffinity},
+	{Name: SockMapConnected, Kind: StateTable},
+	{Name: SockMapTcpConnections, Kind: StateTable},
+	{Name: SockMapConnectedPrev, Kind: StateTable},
+	{Name: SockMapUdpFlows, Kind: StateTable},
+	{Name: SockMapUdpFlowsOverflow, Kind: StateTable},
+	{Name: SockMapBindPending, Kind: StateTable},
+	{Name: SockMapSocketCounts, Kind: CounterTable, Copy: StartEmpty},
+}
+
+var edgeTables = []Table{
+	{Name: EdgeTCMapEdgeDevices, Kind: ConfigTable, Fixed: edgeDeviceLimit, Copy: CopyEntries},
+	{Name: EdgeTCMapNextHops, Kind: ConfigTable, Fixed: nextHopLimit, Copy: CopyEntries, Remedy: "set rp_filter to 2: IPv4 has too many routes with several next hops"},
+	{Name: EdgeTCMapXfrmPolicies, Kind: ConfigTable, Fixed: 1, Copy: CopyEntries},
+	{Name: EdgeTCMapXfrmNone, Kind: ConfigTable, Copy: StartEmpty},
+	{Name: EdgeTCMapRoutings, Kind: ConfigTable, Fixed: 1, Copy: StartEmpty},
+	{Name: EdgeTCMapRouteMtus, Kind: ConfigTable, Fixed: routeLimit, Copy: CopyEntries},
+	{Name: EdgeTCMapRouteEncaps, Kind: ConfigTable, Fixed: routeLimit, Copy: CopyEntries},
+	{Name: EdgeTCMapBalancers, Kind: ConfigTable, Fixed: networkLimit, Copy: CopyEntries,
+		Remedy: "set --dsr-balancers to the nodes' networks, which cover the addresses inside"},
+	// The agent clears these three when it starts (Events.unwatch, DSRChecks).
+	{Name: EdgeTCMapEdgeWatched, Kind: ConfigTable, Copy: StartEmpty},
+	{Name: EdgeTCMapKernelRoom, Kind: ConfigTable, Copy: StartEmpty},
+	{Name: EdgeTCMapDsrChecks, Kind: ConfigTable, Copy: StartEmpty},
+	{Name: EdgeTCMapDsrChecksOn, Kind: ConfigTable, Copy: StartEmpty},
+	{Name: EdgeTCMapDsrCheckReplies, Kind: StateTable, Copy: StartEmpty},
+	{Name: EdgeTCMapConntrack, Kind: StateTable, Limit: &limitFlows, Entries: assuredSets, Copy: StartEmpty, Follow: followConntrack},
+	{Name: EdgeTCMapConntrackTags, Kind: StateTable, Limit: &limitFlows, Entries: assuredSets, Copy: StartEmpty, Follow: withConntrack},
+	{Name: EdgeTCMapUnreplied, Kind: StateTable, Limit: &limitFlows, Entries: halfOpenSets, Copy: StartEmpty, Follow: withConntrack},
+	{Name: EdgeTCMapUnrepliedTags, Kind: StateTable, Limit: &limitFlows, Entries: halfOpenSets, Copy: StartEmpty, Follow: withConntrack},
+	// An entry is used for milliseconds.
+	{Name: EdgeTCMapFragments, Kind: StateTable, Limit: &limitFlows, Entries: fragmentsFor, Copy: StartEmpty},
+	{Name: EdgeTCMapOuterPaths, Kind: StateTable, Copy: StartEmpty, Follow: FollowEntries(EdgeTCMapOuterPaths)},
+	{Name: EdgeTCMapEdgeEvents, Kind: StateTable, Copy: StartEmpty},
+	{Name: EdgeTCMapEdgeCounts, Kind: CounterTable, Copy: StartEmpty},
+	{Name: EdgeTCMapBackendLosses, Kind: CounterTable, Copy: StartEmpty},
+	{Name: EdgeTCMapPolicyDrops, Kind: CounterTable, Copy: StartEmpty},
+	{Name: EdgeTCMapServiceCounts, Kind: CounterTable, Limit: &limitServices, Copy: StartEmpty},
+	{Name: EdgeTCMapServiceUntracked, Kind: CounterTable, Copy: StartEmpty},
+	// Written by the agent, which reads it back: not a counter of programs.
+	{Name: EdgeTCMapServiceCollected, Kind: ConfigTable, Limit: &limitServices, Copy: CopyEntries},
+
+	{Name: EdgeTCMapMigration, Kind: ConfigTable, Fixed: 1, Copy: StartEmpty},
+	{Name: EdgeTCMapPredecessors, Kind: ConfigTable, Copy: StartEmpty},
+
+	{Name: EdgeTCMapScratch, Kind: ScratchTable},
+	{Name: EdgeTCMapReplyBuffers, Kind: ScratchTable},
+	{Name: EdgeTCMapQuotes, Kind: ScratchTable},
+	{Name: EdgeTCMapExplanations, Kind: ScratchTable},
+	{Name: ConnectExplainMapConnectExplained, Kind: ScratchTable},
+	{Name: EdgeTCMapFibCache, Kind: ScratchTable},
+	{Name: EdgeTCMapFrontendCache, Kind: ScratchTable},
+	{Name: EdgeTCMapIcmpBuckets, Kind: ScratchTable},
+}
+
+var socketStatsTables = []Table{
+	// Not counters that may start from zero: connections that were counted here end here.
+	{Name: SockStatsMapServiceSockets, Kind: StateTable, Copy: StartEmpty},
+	{Name: SockStatsMapBackendSockets, Kind: StateTable, Copy: StartEmpty},
+	{Name: SockStatsMapSocketsUncounted, Kind: StateTable, Copy: StartEmpty},
+}
+
+// pinned reports whether the map is shared by objects and outlives the agent.
+func (t *Table) pinned() bool { return t.Kind != ScratchTable && t.Kind != variableSection }
+
+// size returns the number of map entries under the limits; 0: the object's.
+func (t *Table) size(l Limits) uint32 {
+	if t.Limit == nil {
+		return t.Fixed
+	}
+	if n := *t.Limit.In(&l); t.Entries == nil {
+		return n
+	} else {
+		return t.Entries(n)
+	}
+}
+
+// prepareMaps checks the maps of an object and sets their sizes.
+func (d *Datapath) prepareMaps(spec *ebpf.CollectionSpec) error {
+	if err := d.components.checkDeclared(spec); err != nil {
+		return err
+	}
+	for name, s := range spec.Maps {
+		if n := d.components.table(name).size(d.options.Limits); n != 0 {
+			s.MaxEntries = n
+		}
+	}
+	return nil
+}
+
+// sharedTables returns the tables that replace the maps of an object, and sets the sizes of its maps. A
+// pinned table that does not exist is an error: the object would use an empty one of its own.
+func (d *Datapath) sharedTables(spec *ebpf.CollectionSpec) (map[string]*ebpf.Map, error) {
+	if err := d.components.checkDeclared(spec); err != nil {
+		return nil, err
+	}
+	tables := map[string]*ebpf.Map{}
+	for name, s := range spec.Maps {
+		if !d.components.table(name).pinned() {
+			continue
+		}
+		m := d.maps[name]
+		if m == nil {
+			return nil, fmt.Errorf("table %s of the BPF object does not exist: enable component %s, or load an object that has the table first",
+				name, d.components.owner(name))
+		}
+		tables[name], s.MaxEntries = m, m.MaxEntries()
+	}
+	return tables, nil
+}
