@@ -53,11 +53,11 @@ func TestProveTraffic(t *testing.T) {
 
 // Packets are handled at the hook that a way names.
 func TestProveHook(t *testing.T) {
-	type runs = map[datapath.EdgeHook]uint64
-	const xdp, tc = datapath.EdgeXDP, datapath.EdgeIngress
+	type runs = map[bpf.EdgeHook]uint64
+	const xdp, tc = bpf.EdgeXDP, bpf.EdgeIngress
 	for _, c := range []struct {
 		what          string
-		hook          datapath.EdgeHook
+		hook          bpf.EdgeHook
 		before, after runs
 		wrong         string
 	}{

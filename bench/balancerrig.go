@@ -175,8 +175,8 @@ func (rig *balancerRig) ways() []*way {
 		{name: "nginx, HTTP proxy", world: rig.bare, to: onNode(httpPort), pods: webPods, sees: balancer, passes: passesAll},
 		{name: "nginx, stream", world: rig.bare, to: onNode(streamPort), pods: webPods, sees: balancer, passes: passesAll},
 		{name: wayOfSockmap, world: rig.bare, to: onNode(sockmapPort), pods: webPods, sees: balancer, passes: passesAll, sockmap: rig.sockmap},
-		{name: "Beeline, tc, SNAT", world: rig.tc, to: service(addressSNAT), pods: webPods, sees: balancer, passes: passesAll, hook: datapath.EdgeIngress},
-		{name: "Beeline, XDP, SNAT", world: rig.xdp, to: service(addressSNAT), pods: webPods, sees: balancer, passes: passesAll, hook: datapath.EdgeXDP},
-		{name: "Beeline, XDP, DSR (IPIP)", world: rig.xdp, to: service(addressDSR), pods: webPods, sees: client, passes: passesRequests, hook: datapath.EdgeXDP},
+		{name: "Beeline, tc, SNAT", world: rig.tc, to: service(addressSNAT), pods: webPods, sees: balancer, passes: passesAll, hook: bpf.EdgeIngress},
+		{name: "Beeline, XDP, SNAT", world: rig.xdp, to: service(addressSNAT), pods: webPods, sees: balancer, passes: passesAll, hook: bpf.EdgeXDP},
+		{name: "Beeline, XDP, DSR (IPIP)", world: rig.xdp, to: service(addressDSR), pods: webPods, sees: client, passes: passesRequests, hook: bpf.EdgeXDP},
 	}
 }

@@ -27,8 +27,8 @@ type way struct {
 	pods    []string   // the pods that answer
 	sees    netip.Addr // the client, as the web servers see it
 	passes  passage
-	sockmap *sockmapBalancer  // that forwards the bytes; nil: another way
-	hook    datapath.EdgeHook // at which Beeline balances; empty: nowhere
+	sockmap *sockmapBalancer // that forwards the bytes; nil: another way
+	hook    bpf.EdgeHook     // at which Beeline balances; empty: nowhere
 }
 
 // The ways that the others are divided by.
@@ -111,8 +111,8 @@ func (w *way) who(ctx context.Context) (pod, sees string, err error) {
 }
 
 // runs is how often the programs at node-a's eth0 have run, by hook.
-func (w *way) runs() (map[datapath.EdgeHook]uint64, error) {
-	runs := map[datapath.EdgeHook]uint64{}
+func (w *way) runs() (map[bpf.EdgeHook]uint64, error) {
+	runs := map[bpf.EdgeHook]uint64{}
 	if w.hook == "" {
 		return runs, nil
 	}
@@ -122,7 +122,7 @@ func (w *way) runs() (map[datapath.EdgeHook]uint64, error) {
 		return nil, err
 	}
 	return runs, host.Do(func() error {
-		return programsAt(w.world.agents[0].BPFFS(), device.Index, func(hook datapath.EdgeHook, program *ebpf.Program) error {
+		return programsAt(w.world.agents[0].BPFFS(), device.Index, func(hook bpf.EdgeHook, program *ebpf.Program) error {
 			defer program.Close()
 			stats, err := program.Stats()
 			if err == nil {
@@ -135,17 +135,17 @@ func (w *way) runs() (map[datapath.EdgeHook]uint64, error) {
 
 // proveHook checks that the way's hook handled the packets, and did not leave them to the next one. Each
 // connection has at least a SYN, a request and a FIN.
-func (w *way) proveHook(before, after map[datapath.EdgeHook]uint64) error {
+func (w *way) proveHook(before, after map[bpf.EdgeHook]uint64) error {
 	if w.hook == "" {
 		return nil
 	}
 	if n := after[w.hook] - before[w.hook]; n < 3*proofs {
 		return fmt.Errorf("the program at %s ran %d times in %d connections", w.hook, n, proofs)
 	}
-	if _, xdp := after[datapath.EdgeXDP]; xdp && w.hook != datapath.EdgeXDP {
+	if _, xdp := after[bpf.EdgeXDP]; xdp && w.hook != bpf.EdgeXDP {
 		return errors.New("there is a program at XDP, too")
 	}
-	if n := after[datapath.EdgeIngress] - before[datapath.EdgeIngress]; w.hook == datapath.EdgeXDP && n >= proofs {
+	if n := after[bpf.EdgeIngress] - before[bpf.EdgeIngress]; w.hook == bpf.EdgeXDP && n >= proofs {
 		return fmt.Errorf("XDP left %d packets to tc in %d connections", n, proofs)
 	}
 	return nil

@@ -177,13 +177,13 @@ func printed(t *testing.T, args ...string) string {
 
 // The hooks counted what they should, or the run fails.
 func TestProve(t *testing.T) {
-	before := datapath.SocketCounters{ConnectPass: 5, ConnectBalance: 7, ConnectReject: 1, DatagramPass: 3}
+	before := bpf.SocketCounters{ConnectPass: 5, ConnectBalance: 7, ConnectReject: 1, DatagramPass: 3}
 	const tcp, sendto, send = endpoint.RequestResponse, endpoint.UDPUnconnected, endpoint.UDPConnected
 	connections := endpoint.Result{Connected: 10}
 	datagrams := endpoint.Result{Sent: 20, Received: 20}
 	lossy := endpoint.Result{Sent: 20, Received: 18, Resent: 2}
 	connected := endpoint.Result{Connected: 4, Sent: 20, Received: 20}
-	type counters = datapath.SocketCounters
+	type counters = bpf.SocketCounters
 	for _, c := range []struct {
 		what   string
 		counts counters

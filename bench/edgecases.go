@@ -187,8 +187,8 @@ func (rig *edgeRig) proveRecorded(set frameSet) error {
 		if err != nil {
 			return err
 		}
-		key := minimalFlow{source: s.from.Addr().As16(), destination: s.to.Addr().As16(), sourcePort: datapath.NetworkOrder(s.from.Port()),
-			destinationPort: datapath.NetworkOrder(s.to.Port()), protocol: uint32(s.protocol)}
+		key := minimalFlow{source: s.from.Addr().As16(), destination: s.to.Addr().As16(), sourcePort: bpf.NetworkOrder(s.from.Port()),
+			destinationPort: bpf.NetworkOrder(s.to.Port()), protocol: uint32(s.protocol)}
 		if err := records.Lookup(&key, &record); err != nil {
 			return fmt.Errorf("yardstick with records: the record of %s: %w", s, err)
 		}

@@ -130,8 +130,8 @@ const sweepTimeout = 5 * time.Minute
 
 // awaitUntracked waits until an agent has untracked Services, none of which still has a history of earlier
 // flows.
-func awaitUntracked(ctx context.Context, agent *node.Agent) (*datapath.Tables, error) {
-	tables, err := datapath.OpenTables(agent.BPFFS())
+func awaitUntracked(ctx context.Context, agent *node.Agent) (*bpf.Tables, error) {
+	tables, err := bpf.OpenTables(agent.BPFFS())
 	if err != nil {
 		return nil, err
 	}
@@ -147,7 +147,7 @@ func awaitUntracked(ctx context.Context, agent *node.Agent) (*datapath.Tables, e
 }
 
 // untrackedServices counts the untracked service ports, and those with contested slots.
-func untrackedServices(tables *datapath.Tables) (all, contested int, err error) {
+func untrackedServices(tables *bpf.Tables) (all, contested int, err error) {
 	index, err := tables.Frontends.All()
 	untracked := map[uint32]bool{}
 	for _, number := range index {
@@ -188,7 +188,7 @@ func (rig *edgeRig) makeDirect(set string, flows uint32) error {
 		for i := range all {
 			all[i].outer = [2]netip.Addr{rig.balancer, rig.local}
 		}
-		return rig.establish(set, all, datapath.ConntrackReply|datapath.ConntrackLocal|datapath.ConntrackDSR)
+		return rig.establish(set, all, bpf.ConntrackReply|bpf.ConntrackLocal|bpf.ConntrackDSR)
 	}
 	return fmt.Errorf("there is no such set")
 }
@@ -231,7 +231,7 @@ func (rig *edgeRig) establishDirect(name string, all []segment, want uint32) err
 
 // goOn returns the next packets of clients whose flows have one half-open entry.
 func (rig *edgeRig) goOn() (all []segment, err error) {
-	err = rig.flows.Unreplied.Walk(func(key datapath.Tuple, t *datapath.ConntrackEntry) bool {
+	err = rig.flows.Unreplied.Walk(func(key bpf.Tuple, t *bpf.ConntrackEntry) bool {
 		if t.IsOneSided() {
 			s := segmentOf(key, flagACK)
 			s.sequence = t.Next

@@ -45,17 +45,17 @@ func (s frameSet) part(count uint32) frameSet {
 }
 
 // addDriver loads the prelude for a hook. All drivers share frames and the yardstick's tables.
-func (rig *edgeRig) addDriver(hook datapath.EdgeHook, program *ebpf.Program, device, pod, frames uint32) error {
+func (rig *edgeRig) addDriver(hook bpf.EdgeHook, program *ebpf.Program, device, pod, frames uint32) error {
 	name, load, shared := string(hook), LoadCostTC, map[string]*ebpf.Map{}
 	// struct __sk_buff: ingress_ifindex, ifindex.
 	context := [48]uint32{9: device, 10: device}
 	switch hook {
-	case datapath.EdgeXDP:
+	case bpf.EdgeXDP:
 		load = LoadCostXDP
 		context = [48]uint32{3: device} // struct xdp_md: ingress_ifindex
-	case datapath.EdgeEgress:
+	case bpf.EdgeEgress:
 		name, context[9] = hookEgress, pod
-	case datapath.EdgeIngress:
+	case bpf.EdgeIngress:
 		name, context[9] = hookIngress, 0
 	}
 	spec, err := load()
@@ -72,7 +72,7 @@ func (rig *edgeRig) addDriver(hook datapath.EdgeHook, program *ebpf.Program, dev
 			return spec.Maps[name] == nil || name == CostTCMapTargets || name[0] == '.'
 		})
 	}
-	d, err := newDriver(spec, shared, hook == datapath.EdgeXDP, context[:], program)
+	d, err := newDriver(spec, shared, hook == bpf.EdgeXDP, context[:], program)
 	if err != nil {
 		return err
 	}

@@ -56,14 +56,14 @@ func (rig *edgeRig) make(flows uint32, sets ...string) error {
 		case setDatagram:
 			err = rig.addSet(set, true, rig.flowsOf(3, flows, netip.AddrPortFrom(rig.node, remotePort), unix.IPPROTO_UDP, 0))
 		case setRemote:
-			err = rig.establish(set, rig.flowsOf(1, flows, netip.AddrPortFrom(rig.node, remotePort), unix.IPPROTO_TCP, flagACK), datapath.ConntrackReply)
+			err = rig.establish(set, rig.flowsOf(1, flows, netip.AddrPortFrom(rig.node, remotePort), unix.IPPROTO_TCP, flagACK), bpf.ConntrackReply)
 		case setLocal:
-			err = rig.establish(set, rig.flowsOf(2, flows, netip.AddrPortFrom(rig.node, localPort), unix.IPPROTO_TCP, flagACK), datapath.ConntrackReply|datapath.ConntrackLocal)
+			err = rig.establish(set, rig.flowsOf(2, flows, netip.AddrPortFrom(rig.node, localPort), unix.IPPROTO_TCP, flagACK), bpf.ConntrackReply|bpf.ConntrackLocal)
 		case setLocalAnswer:
 			err = rig.addSet(set, false, turned(rig.flowsOf(2, flows, netip.AddrPortFrom(rig.local, serverPort), unix.IPPROTO_TCP, flagACK)))
 		case setReplies:
 			var all []segment
-			if all, err = rig.answers(rig.flows.Assured, flows, datapath.ConntrackReply, flagACK); err == nil {
+			if all, err = rig.answers(rig.flows.Assured, flows, bpf.ConntrackReply, flagACK); err == nil {
 				err = rig.addSet(set, true, all)
 			}
 		default:
@@ -131,7 +131,7 @@ func (rig *edgeRig) openAtOnce() int {
 
 // establish has clients open connections, with replies of backends of this node or of others, and adds the
 // clients' ACKs as a set. The backends' entries have the given flags.
-func (rig *edgeRig) establish(name string, all []segment, kind datapath.EdgeTCCtFlag) error {
+func (rig *edgeRig) establish(name string, all []segment, kind bpf.EdgeTCCtFlag) error {
 	before, err := rig.counts()
 	if err != nil {
 		return err
@@ -156,7 +156,7 @@ func (rig *edgeRig) establish(name string, all []segment, kind datapath.EdgeTCCt
 
 // handshake shows the programs SYN, SYN-ACK and ACK of each connection: without the second one a flow does not
 // count as established.
-func (rig *edgeRig) handshake(some []segment, kind datapath.EdgeTCCtFlag) error {
+func (rig *edgeRig) handshake(some []segment, kind bpf.EdgeTCCtFlag) error {
 	asks := func(flags byte) error {
 		for i := range some {
 			some[i].flags = flags
@@ -171,7 +171,7 @@ func (rig *edgeRig) handshake(some []segment, kind datapath.EdgeTCCtFlag) error 
 		return err
 	}
 	hook := hookXDP
-	if kind&datapath.ConntrackLocal != 0 {
+	if kind&bpf.ConntrackLocal != 0 {
 		hook = hookEgress
 	}
 	if err := rig.send(hook, answers); err != nil {
@@ -206,9 +206,9 @@ func (rig *edgeRig) send(hook string, all []segment) error {
 func lost(flows uint64) uint64 { return 2 + flows/10_000 }
 
 // answers are the backends' replies by their entries, which have the given flags.
-func (rig *edgeRig) answers(table conntrack.Table, want uint32, kind datapath.EdgeTCCtFlag, flags byte) (all []segment, err error) {
-	err = table.Walk(func(key datapath.Tuple, t *datapath.ConntrackEntry) bool {
-		if t.Flags&^uint8(datapath.ConntrackFIN) == uint8(kind) {
+func (rig *edgeRig) answers(table conntrack.Table, want uint32, kind bpf.EdgeTCCtFlag, flags byte) (all []segment, err error) {
+	err = table.Walk(func(key bpf.Tuple, t *bpf.ConntrackEntry) bool {
+		if t.Flags&^uint8(bpf.ConntrackFIN) == uint8(kind) {
 			all = append(all, segmentOf(key, flags))
 		}
 		return true
@@ -223,19 +223,19 @@ func (rig *edgeRig) answers(table conntrack.Table, want uint32, kind datapath.Ed
 	return append(all, all[:missing]...), nil
 }
 
-func segmentOf(key datapath.Tuple, flags byte) segment {
+func segmentOf(key bpf.Tuple, flags byte) segment {
 	return segment{from: endOf(key.Source.Bytes, key.SourcePort), to: endOf(key.Destination.Bytes, key.DestinationPort),
 		protocol: key.Protocol, flags: flags}
 }
 
 func endOf(address [16]byte, port uint16) netip.AddrPort {
-	return netip.AddrPortFrom(netip.AddrFrom16(address).Unmap(), datapath.NetworkOrder(port))
+	return netip.AddrPortFrom(netip.AddrFrom16(address).Unmap(), bpf.NetworkOrder(port))
 }
 
 // forget removes the entries of flows with packets of only one side.
 func (rig *edgeRig) forget() error {
 	var failed error
-	err := rig.flows.Unreplied.Walk(func(key datapath.Tuple, _ *datapath.ConntrackEntry) bool {
+	err := rig.flows.Unreplied.Walk(func(key bpf.Tuple, _ *bpf.ConntrackEntry) bool {
 		_, failed = rig.flows.Unreplied.Delete(key)
 		return failed == nil
 	})
@@ -245,7 +245,7 @@ func (rig *edgeRig) forget() error {
 	return nil
 }
 
-func (rig *edgeRig) counts() (map[string]uint64, error) { return datapath.ReadEdgeCounters(rig.bpffs) }
+func (rig *edgeRig) counts() (map[string]uint64, error) { return bpf.ReadEdgeCounters(rig.bpffs) }
 
 // strangers is how many of the kernel's own packets, none of which belong to Services, may pass the devices
 // meanwhile.

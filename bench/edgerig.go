@@ -49,7 +49,7 @@ type edgeRig struct {
 	used         uint32 // number of frames
 }
 
-// The hooks, named as in datapath.EdgeHook and by people.
+// The hooks, named as in bpf.EdgeHook and by people.
 const (
 	hookXDP     = "xdp"
 	hookIngress = "tc ingress"
@@ -108,12 +108,12 @@ func newEdgeRig(ctx context.Context, b *bench, family string, size edgeSize, fra
 // waitForPrefilter waits until the prefilter passes unrelated packets: the agent's first GC pass over flows
 // shuts it.
 func (rig *edgeRig) waitForPrefilter() error {
-	m, err := ebpf.LoadPinnedMap(datapath.TablePath(rig.bpffs, datapath.EdgeTCMapPrefilters), nil)
+	m, err := ebpf.LoadPinnedMap(bpf.TablePath(rig.bpffs, bpf.EdgeTCMapPrefilters), nil)
 	if err != nil {
 		return err
 	}
 	rig.open = append(rig.open, m)
-	prefilter, err := datapath.MapPrefilter(m, nil)
+	prefilter, err := bpf.MapPrefilter(m, nil)
 	if err != nil {
 		return err
 	}
@@ -246,7 +246,7 @@ func (rig *edgeRig) load(frames uint32) error {
 	if err := rig.openFlows(); err != nil {
 		return err
 	}
-	err = programsAt(rig.bpffs, device.Index, func(hook datapath.EdgeHook, program *ebpf.Program) error {
+	err = programsAt(rig.bpffs, device.Index, func(hook bpf.EdgeHook, program *ebpf.Program) error {
 		rig.open = append(rig.open, program)
 		return rig.addDriver(hook, program, uint32(device.Index), uint32(pod.Index), frames)
 	})
@@ -261,8 +261,8 @@ func (rig *edgeRig) load(frames uint32) error {
 
 func (rig *edgeRig) openFlows() error {
 	tables := map[string]*ebpf.Map{}
-	for _, name := range datapath.ConntrackTableNames() {
-		m, err := ebpf.LoadPinnedMap(datapath.TablePath(rig.bpffs, name), nil)
+	for _, name := range bpf.ConntrackTableNames() {
+		m, err := ebpf.LoadPinnedMap(bpf.TablePath(rig.bpffs, name), nil)
 		if err != nil {
 			return err
 		}
@@ -273,8 +273,8 @@ func (rig *edgeRig) openFlows() error {
 }
 
 // programsAt opens the programs that an agent has attached to a device of this namespace.
-func programsAt(bpffs string, device int, each func(datapath.EdgeHook, *ebpf.Program) error) error {
-	attached, err := datapath.EdgeAttachments(bpffs)
+func programsAt(bpffs string, device int, each func(bpf.EdgeHook, *ebpf.Program) error) error {
+	attached, err := bpf.EdgeAttachments(bpffs)
 	if err != nil {
 		return err
 	}
@@ -311,7 +311,7 @@ func fillMinimal(tables map[string]*ebpf.Map, asked netip.AddrPort, protocol uin
 		Protocol uint8
 		_        uint8
 	}
-	key.Address, key.Port, key.Protocol = asked.Addr().As16(), datapath.NetworkOrder(asked.Port()), protocol
+	key.Address, key.Port, key.Protocol = asked.Addr().As16(), bpf.NetworkOrder(asked.Port()), protocol
 	if err := tables[CostXDPMapMinimalServices].Put(key, uint32(len(endpoints))); err != nil {
 		return err
 	}
@@ -321,7 +321,7 @@ func fillMinimal(tables map[string]*ebpf.Map, asked netip.AddrPort, protocol uin
 			Port    uint16
 			_       uint16
 		}
-		row.Address, row.Port = a.As16(), datapath.NetworkOrder(serverPort)
+		row.Address, row.Port = a.As16(), bpf.NetworkOrder(serverPort)
 		if err := tables[CostXDPMapMinimalBackends].Put(uint32(i), row); err != nil {
 			return err
 		}

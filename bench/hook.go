@@ -175,7 +175,7 @@ func unroute(pod *lab.Host) error {
 }
 
 func programOf(bpffs, hook string) (*ebpf.Program, error) {
-	attached, err := datapath.Attachments(bpffs)
+	attached, err := bpf.Attachments(bpffs)
 	if err != nil {
 		return nil, err
 	}

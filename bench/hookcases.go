@@ -40,7 +40,7 @@ type hookCase struct {
 	name    string
 	bare    bool // from a pod of the node with only the empty program
 	call    func(ctx context.Context, pod *lab.Host, calls int) error
-	counted func(calls uint64) datapath.SocketCounters // what the hooks must count
+	counted func(calls uint64) bpf.SocketCounters // what the hooks must count
 	program *ebpf.Program
 }
 
@@ -66,8 +66,8 @@ const (
 
 func (rig *hookRig) connectCases(h hook) []*hookCase {
 	call := func(to []netip.AddrPort) endpoint.CallerConfig { return endpoint.CallerConfig{Targets: to} }
-	pass := func(n uint64) datapath.SocketCounters { return datapath.SocketCounters{ConnectPass: n} }
-	balance := func(n uint64) datapath.SocketCounters { return datapath.SocketCounters{ConnectBalance: n} }
+	pass := func(n uint64) bpf.SocketCounters { return bpf.SocketCounters{ConnectPass: n} }
+	balance := func(n uint64) bpf.SocketCounters { return bpf.SocketCounters{ConnectBalance: n} }
 	plain, all := rig.targets(h.family)
 	return []*hookCase{
 		{name: caseEmpty, bare: true, call: rig.caller(call(plain)), counted: nothing},
@@ -84,21 +84,21 @@ func (rig *hookRig) sendCases(h hook) []*hookCase {
 	each := func(to []netip.AddrPort) endpoint.CallerConfig {
 		return endpoint.CallerConfig{Datagrams: true, Targets: to}
 	}
-	pass := func(n uint64) datapath.SocketCounters { return datapath.SocketCounters{DatagramPass: n} }
-	flow := func(n uint64) datapath.SocketCounters {
-		return datapath.SocketCounters{DatagramBalance: n, FlowNew: 1}
+	pass := func(n uint64) bpf.SocketCounters { return bpf.SocketCounters{DatagramPass: n} }
+	flow := func(n uint64) bpf.SocketCounters {
+		return bpf.SocketCounters{DatagramBalance: n, FlowNew: 1}
 	}
-	flows := func(n uint64) datapath.SocketCounters {
-		return datapath.SocketCounters{DatagramBalance: n, FlowNew: n}
+	flows := func(n uint64) bpf.SocketCounters {
+		return bpf.SocketCounters{DatagramBalance: n, FlowNew: n}
 	}
 	plain, all := rig.targets(h.family)
 	busy := one(plain)
 	busy.First = all[:longFlows]
-	passBusy := func(n uint64) datapath.SocketCounters {
-		return datapath.SocketCounters{DatagramPass: n - longFlows, DatagramBalance: longFlows, FlowNew: longFlows}
+	passBusy := func(n uint64) bpf.SocketCounters {
+		return bpf.SocketCounters{DatagramPass: n - longFlows, DatagramBalance: longFlows, FlowNew: longFlows}
 	}
-	many := func(n uint64) datapath.SocketCounters {
-		c := datapath.SocketCounters{DatagramBalance: n, FlowNew: min(n, uint64(len(all)))}
+	many := func(n uint64) bpf.SocketCounters {
+		c := bpf.SocketCounters{DatagramBalance: n, FlowNew: min(n, uint64(len(all)))}
 		if len(all) > socketFlows {
 			// Each flow is evicted before its turn comes again.
 			c.FlowNew, c.FlowEvicted = n, max(n, socketFlows)-socketFlows
@@ -119,11 +119,11 @@ func (rig *hookRig) sendCases(h hook) []*hookCase {
 // receiveCases receive what the same process sends: each datagram also runs the program at sendmsg, which
 // passes it.
 func (rig *hookRig) receiveCases(h hook) []*hookCase {
-	plain := func(n uint64) datapath.SocketCounters {
-		return datapath.SocketCounters{DatagramPass: n + 1} // includes the first request
+	plain := func(n uint64) bpf.SocketCounters {
+		return bpf.SocketCounters{DatagramPass: n + 1} // includes the first request
 	}
-	answer := func(n uint64) datapath.SocketCounters {
-		return datapath.SocketCounters{DatagramPass: n, DatagramBalance: 1, FlowNew: 1, DatagramName: n}
+	answer := func(n uint64) bpf.SocketCounters {
+		return bpf.SocketCounters{DatagramPass: n, DatagramBalance: 1, FlowNew: 1, DatagramName: n}
 	}
 	service := node.ClusterIPs(ownService)[0]
 	if h.family == "IPv6" {
@@ -137,7 +137,7 @@ func (rig *hookRig) receiveCases(h hook) []*hookCase {
 	}
 }
 
-func nothing(uint64) datapath.SocketCounters { return datapath.SocketCounters{} }
+func nothing(uint64) bpf.SocketCounters { return bpf.SocketCounters{} }
 
 // targets are an endpoint, which is no Service, and all Services in random order.
 func (rig *hookRig) targets(family string) (plain, all []netip.AddrPort) {

@@ -21,8 +21,8 @@ const (
 )
 
 // countersOf is exactly what the hooks must count for a client's traffic.
-func countersOf(p path, mode endpoint.Mode, sockets int, r endpoint.Result) datapath.SocketCounters {
-	var c datapath.SocketCounters
+func countersOf(p path, mode endpoint.Mode, sockets int, r endpoint.Result) bpf.SocketCounters {
+	var c bpf.SocketCounters
 	if p == unhooked {
 		return c
 	}
@@ -47,7 +47,7 @@ func countersOf(p path, mode endpoint.Mode, sockets int, r endpoint.Result) data
 
 // prove checks that the hooks have counted exactly what they should. `lost` datagrams may have been lost before
 // the server answered them.
-func prove(before, after, want datapath.SocketCounters, lost uint64) error {
+func prove(before, after, want bpf.SocketCounters, lost uint64) error {
 	got := combine(after, before, func(a, b uint64) uint64 { return a - b })
 	if want.DatagramPass-got.DatagramPass <= lost {
 		want.DatagramPass = got.DatagramPass
@@ -65,7 +65,7 @@ func prove(before, after, want datapath.SocketCounters, lost uint64) error {
 }
 
 // combine combines each pair of counters with the same name.
-func combine(a, b datapath.SocketCounters, of func(a, b uint64) uint64) datapath.SocketCounters {
+func combine(a, b bpf.SocketCounters, of func(a, b uint64) uint64) bpf.SocketCounters {
 	result := reflect.ValueOf(&a).Elem()
 	for i := range result.NumField() {
 		if field := result.Field(i); field.CanSet() {

@@ -128,7 +128,7 @@ func (l *rateLine) load() error {
 	}
 	spec.Maps[RatesMapRateFrames].MaxEntries = (1 + rateSets) * l.flows
 	spec.Maps[RatesMapRateKept].MaxEntries = l.flows
-	spec.Maps[RatesMapMinimalRecords].MaxEntries = datapath.DefaultLimits.Flows
+	spec.Maps[RatesMapMinimalRecords].MaxEntries = bpf.DefaultLimits.Flows
 	if err := setOuterSource(spec, l.balancer.Addr4); err != nil {
 		return err
 	}

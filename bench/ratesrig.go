@@ -164,7 +164,7 @@ func (rig *rateRig) addBeeline(ctx context.Context) error {
 		}
 		count := func(reasons ...string) func() (uint64, error) {
 			return func() (sum uint64, err error) {
-				counts, err := datapath.ReadEdgeCounters(agent.BPFFS())
+				counts, err := bpf.ReadEdgeCounters(agent.BPFFS())
 				for _, r := range reasons {
 					sum += counts[r]
 				}

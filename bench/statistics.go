@@ -149,7 +149,7 @@ func (rig *statisticsRig) slice(ctx context.Context, b *bench, side, connections
 
 // started is the number of connections that were counted.
 func (rig *statisticsRig) started() (n uint64, err error) {
-	stats, err := datapath.ReadSocketStats(rig.bpffs)
+	stats, err := bpf.ReadSocketStats(rig.bpffs)
 	if err != nil {
 		return 0, err
 	}

@@ -19,15 +19,15 @@ import (
 // view reads single frontends from the pinned tables, as the programs do.
 type view struct {
 	frontends *ebpf.Map
-	tables    *datapath.Tables
+	tables    *bpf.Tables
 }
 
 func openView(bpffs string) (*view, error) {
-	tables, err := datapath.OpenTables(bpffs)
+	tables, err := bpf.OpenTables(bpffs)
 	if err != nil {
 		return nil, err
 	}
-	frontends, err := ebpf.LoadPinnedMap(datapath.TablePath(bpffs, datapath.SockMapFrontends), nil)
+	frontends, err := ebpf.LoadPinnedMap(bpf.TablePath(bpffs, bpf.SockMapFrontends), nil)
 	return &view{frontends, tables}, err
 }
 

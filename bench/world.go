@@ -94,10 +94,10 @@ func (w *world) startServer(ctx context.Context, pod string, cpu int) error {
 }
 
 // counters is the sum of all agents' hook counters.
-func (w *world) counters() (datapath.SocketCounters, error) {
-	var sum datapath.SocketCounters
+func (w *world) counters() (bpf.SocketCounters, error) {
+	var sum bpf.SocketCounters
 	for _, a := range w.agents {
-		c, err := datapath.ReadCounters(a.BPFFS())
+		c, err := bpf.ReadCounters(a.BPFFS())
 		if err != nil {
 			return sum, err
 		}

@@ -140,7 +140,7 @@ const stopTimeout = 30 * time.Second
 
 // stopAgent ends the agent that runs on a directory of pins, as a service manager does, and waits for its end.
 func stopAgent(ctx context.Context, out io.Writer, pins string) error {
-	running, pid := datapath.AgentRunning(pins)
+	running, pid := bpf.AgentRunning(pins)
 	if !running {
 		return nil
 	}
@@ -152,7 +152,7 @@ func stopAgent(ctx context.Context, out io.Writer, pins string) error {
 		return fmt.Errorf("open the agent's process %d: %w", pid, err)
 	}
 	defer unix.Close(process)
-	if still, now := datapath.AgentRunning(pins); !still || now != pid { // the pid may be another process's by now
+	if still, now := bpf.AgentRunning(pins); !still || now != pid { // the pid may be another process's by now
 		return fmt.Errorf("the agent on %s has just been replaced: repeat the command", pins)
 	}
 	for _, signal := range []unix.Signal{unix.SIGTERM, unix.SIGCONT} { // a stopped process takes the first after the second
@@ -203,7 +203,7 @@ func awaitExit(ctx context.Context, pidfd int) error {
 // cleanup reports what it removed. If nothing was pinned there, it names the directories that hold Beeline's
 // objects.
 func cleanup(out io.Writer, pins, socket string) error {
-	found := datapath.HasPins(pins)
+	found := bpf.HasPins(pins)
 	notes, err := agent.Cleanup(pins, socket, agent.Components())
 	for _, note := range notes {
 		fmt.Fprintln(out, note)
@@ -211,7 +211,7 @@ func cleanup(out io.Writer, pins, socket string) error {
 	if err != nil {
 		return err
 	}
-	_, err = fmt.Fprintln(out, cleanedText(found, pins, datapath.AgentDirectories()))
+	_, err = fmt.Fprintln(out, cleanedText(found, pins, bpf.AgentDirectories()))
 	return err
 }
 

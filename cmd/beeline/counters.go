@@ -29,7 +29,7 @@ func (l *lookup) countedTables(ctx context.Context) (*inspect.Tables, error) {
 	if err != nil {
 		return nil, err
 	}
-	raw, err := datapath.OpenTables(l.pins)
+	raw, err := bpf.OpenTables(l.pins)
 	if err != nil {
 		return nil, err
 	}
@@ -44,7 +44,7 @@ func (l *lookup) countedTables(ctx context.Context) (*inspect.Tables, error) {
 }
 
 // addConnections adds the statistics of sockets that are pinned in a directory.
-func addConnections(tables *inspect.Tables, raw *datapath.Tables, pins string) error {
+func addConnections(tables *inspect.Tables, raw *bpf.Tables, pins string) error {
 	names, err := raw.Services.All()
 	if err != nil {
 		return err

@@ -48,7 +48,7 @@ func (s *flowSource) ofBackend() (func(netip.AddrPort) bool, error) {
 
 // open returns the flows and the names of Services, and completes the name of --service. An unknown one is a usage
 // error.
-func (s *flowSource) open() (*conntrack.Tables, map[uint32]datapath.ServiceName, error) {
+func (s *flowSource) open() (*conntrack.Tables, map[uint32]bpf.ServiceName, error) {
 	if s.service != "" && strings.Count(s.service, "/") > 1 {
 		return nil, nil, exitError{exitUsage, fmt.Errorf("--service %q: not of the form namespace/name or name", s.service)}
 	}
@@ -56,7 +56,7 @@ func (s *flowSource) open() (*conntrack.Tables, map[uint32]datapath.ServiceName,
 	if err != nil {
 		return nil, nil, err
 	}
-	tables, err := datapath.OpenTables(s.pins)
+	tables, err := bpf.OpenTables(s.pins)
 	if err != nil {
 		return nil, nil, err
 	}

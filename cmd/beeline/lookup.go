@@ -52,13 +52,13 @@ func (l *lookup) tables(ctx context.Context) (*inspect.Tables, error) {
 // read returns the part of the tables that scope selects; path is its path on the agent's socket.
 func (l *lookup) read(ctx context.Context, path string, scope inspect.Scope) (*inspect.Tables, error) {
 	if l.fromPins {
-		tables, err := datapath.OpenTables(l.pins)
+		tables, err := bpf.OpenTables(l.pins)
 		if err != nil {
 			return nil, err
 		}
 		read, err := inspect.ReadScope(ctx, tables, scope)
 		if err == nil {
-			read.OutsideServed = datapath.HasEdge(l.pins)
+			read.OutsideServed = bpf.HasEdge(l.pins)
 		}
 		if err == nil && (scope.Service != "" || scope.Owners) {
 			err = read.AddDraining(l.pins, scope)
@@ -83,7 +83,7 @@ func (l *lookup) status(ctx context.Context) (*inspect.Status, error) {
 		return &status, l.ask(ctx, agent.StatusPath, &status)
 	}
 	pins := agent.PinsOf(l.socket)
-	if pins == "" || errors.Is(silent, agent.ErrNotRunning) && !datapath.HasPins(pins) {
+	if pins == "" || errors.Is(silent, agent.ErrNotRunning) && !bpf.HasPins(pins) {
 		return nil, l.question().explained(silent)
 	}
 	status, err := pinnedStatus(ctx, pins)

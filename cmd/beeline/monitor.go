@@ -106,12 +106,12 @@ func (m *monitor) fromPins(ctx context.Context) error {
 	if err := m.alone(); err != nil {
 		return err
 	}
-	events, closeEvents, err := datapath.OpenEvents(m.pins)
+	events, closeEvents, err := bpf.OpenEvents(m.pins)
 	if err != nil {
 		return err
 	}
 	defer closeEvents()
-	tables, err := datapath.OpenTables(m.pins)
+	tables, err := bpf.OpenTables(m.pins)
 	if err != nil {
 		return err
 	}
@@ -139,7 +139,7 @@ func (m *monitor) fromPins(ctx context.Context) error {
 			cancel(err)
 		}
 	}
-	err = events.Read(ctx, m.begin, func(e *datapath.EdgeEvent) {
+	err = events.Read(ctx, m.begin, func(e *bpf.EdgeEvent) {
 		if event := reader.Event(e); m.filter.Wants(event) {
 			print(inspect.EventMessage{Event: event})
 		}
@@ -152,7 +152,7 @@ func (m *monitor) fromPins(ctx context.Context) error {
 
 // alone returns an error if an agent is running: the agent is then the only reader of the events.
 func (m *monitor) alone() error {
-	if running, pid := datapath.AgentRunning(m.pins); running {
+	if running, pid := bpf.AgentRunning(m.pins); running {
 		return fmt.Errorf("an agent is running on %s (pid %d), and it alone may read the events: leave --pins out, so that it is asked; if it does not answer, restart it (`beeline status` shows what is known of it)", m.pins, pid)
 	}
 	return nil

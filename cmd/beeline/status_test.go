@@ -23,7 +23,7 @@ import (
 func largeNode() *inspect.Status {
 	s := &inspect.Status{
 		Running: true, Answered: true, Version: "v1", PID: 1, Started: time.Now(), Node: "node-a", BPFFS: "/sys/fs/bpf/beeline",
-		Sync: reconcile.Stats{Synced: true}, Counters: &datapath.SocketCounters{ConnectBalance: 7},
+		Sync: reconcile.Stats{Synced: true}, Counters: &bpf.SocketCounters{ConnectBalance: 7},
 		Edge:   &edge.Status{Mode: edge.Auto, Flows: conntrack.Status{Entries: 2, Limit: 100}},
 		Health: &inspect.HealthStatus{Backends: 3},
 		Counts: inspect.Counts{Services: 10000, Maglev: 5, DSR: 5},
@@ -31,7 +31,7 @@ func largeNode() *inspect.Status {
 	for i := range 200 {
 		s.Edge.Devices = append(s.Edge.Devices, edge.DeviceStatus{Name: fmt.Sprintf("cali%d", i), Mode: "tc"})
 		s.OptedOut.Pods = append(s.OptedOut.Pods, optout.Pod{Namespace: "default", Name: fmt.Sprintf("p%d", i), Found: true})
-		s.Attachments = append(s.Attachments, datapath.Attachment{Hook: "connect4", Cgroup: "/sys/fs/cgroup"})
+		s.Attachments = append(s.Attachments, bpf.Attachment{Hook: "connect4", Cgroup: "/sys/fs/cgroup"})
 		s.Tables = append(s.Tables, reconcile.Usage{Table: fmt.Sprintf("table%d", i), Used: uint32(i % 90), Limit: 100})
 		s.Source.Problems = append(s.Source.Problems, condition.SourceNote.New("file%d.yaml: a kind that no Service needs", i))
 	}

@@ -38,7 +38,7 @@ type Agent struct {
 
 	objects  source.Source
 	server   apiServer // source of objects; unused with manifests
-	datapath *datapath.Datapath
+	datapath *bpf.Datapath
 	syncer   *reconcile.Syncer
 	// addresses of this node's interfaces. Only the loop uses it.
 	addresses   []netip.Addr
@@ -99,13 +99,13 @@ func Run(ctx context.Context, config Config, version string, log *slog.Logger) e
 	a.sidecars = service.NewSidecars(config.NodeName, config.Service.Sidecars)
 	a.unknown = service.NewUnknownAnnotations()
 
-	a.datapath, err = datapath.Open(config.datapathOptions())
+	a.datapath, err = bpf.Open(config.datapathOptions())
 	bad := <-loaded
 	if err != nil {
 		return errors.Join(bad, err)
 	}
 	defer a.datapath.Close()
-	if bad != nil && !datapath.Attached(config.BPFFS) {
+	if bad != nil && !bpf.Attached(config.BPFFS) {
 		return a.rollback(bad)
 	}
 	if bad != nil {
@@ -132,22 +132,22 @@ func Run(ctx context.Context, config Config, version string, log *slog.Logger) e
 	a.recorder = a.newRecorder()
 	a.metrics.Collect("components", a.components.Metrics)
 	a.listeners = a.newListeners()
-	if datapath.Attached(config.BPFFS) {
+	if bpf.Attached(config.BPFFS) {
 		if err := a.datapath.Attach(); err != nil {
 			return err
 		}
 		log.Info("took over from an earlier agent", "cgroup", a.datapath.CgroupPath())
 	}
 	err = a.serve(ctx)
-	if err == nil && !a.synced && !datapath.Attached(config.BPFFS) {
+	if err == nil && !a.synced && !bpf.Attached(config.BPFFS) {
 		return a.rollback(nil) // stopped while waiting for the source
 	}
 	return err
 }
 
 // datapathOptions returns the options of the datapath and its components.
-func (c *Config) datapathOptions() datapath.Options {
-	o := datapath.Options{BPFFS: c.BPFFS, CgroupRoot: c.CgroupRoot, Limits: c.Limits}
+func (c *Config) datapathOptions() bpf.Options {
+	o := bpf.Options{BPFFS: c.BPFFS, CgroupRoot: c.CgroupRoot, Limits: c.Limits}
 	c.Components.Options(&o)
 	return o
 }

@@ -29,7 +29,7 @@ const knownServers = 8
 // server that is gone, the agent could never learn of another; and anyone who may create a Service could
 // intercept the connection.
 func (s *apiServer) dial(ctx context.Context, network, address string) (net.Conn, error) {
-	d := healthcheck.Marked(net.Dialer{Timeout: 10 * time.Second, KeepAlive: 30 * time.Second}, uint32(datapath.AgentMark))
+	d := healthcheck.Marked(net.Dialer{Timeout: 10 * time.Second, KeepAlive: 30 * time.Second}, uint32(bpf.AgentMark))
 	conn, err := d.DialContext(ctx, network, address)
 	if err == nil {
 		s.note(conn.RemoteAddr())

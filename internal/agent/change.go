@@ -133,7 +133,7 @@ var freeAfter = []time.Duration{time.Second, 5 * time.Second, 20 * time.Second}
 // becomeReady attaches the programs, unless an earlier agent did. The tables already hold the complete state.
 func (a *Agent) becomeReady(objects int) error {
 	a.components.Start()
-	if !datapath.Attached(a.config.BPFFS) {
+	if !bpf.Attached(a.config.BPFFS) {
 		if err := a.datapath.Attach(); err != nil {
 			return a.rollback(err)
 		}

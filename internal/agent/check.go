@@ -31,7 +31,7 @@ type Checked struct {
 // Check reports the problems of a complete configuration. It changes nothing and contacts no server.
 func Check(config Config) (*Checked, error) {
 	c := &Checked{Source: config.Manifests, Manifests: config.Manifests != ""}
-	if err := errors.Join(pinfs.CheckPath(config.BPFFS), checkSocketPath(config.Socket), datapath.CheckCgroupRoot(config.CgroupRoot)); err != nil {
+	if err := errors.Join(pinfs.CheckPath(config.BPFFS), checkSocketPath(config.Socket), bpf.CheckCgroupRoot(config.CgroupRoot)); err != nil {
 		return nil, err
 	}
 	c.Conditions = config.Components.Check()

@@ -48,6 +48,6 @@ func Cleanup(bpffs, socket string, components component.List) (notes []string, e
 // removePins removes what the components have pinned.
 func removePins(bpffs string, components component.List) (notes []string, err error) {
 	var failed error
-	err = datapath.Cleanup(bpffs, func() { notes, failed = components.Detached(bpffs) }, components.BPF()...)
+	err = bpf.Cleanup(bpffs, func() { notes, failed = components.Detached(bpffs) }, components.BPF()...)
 	return notes, errors.Join(err, failed)
 }

@@ -115,7 +115,7 @@ func (c *conditions) readTables(s *inspect.Status) error {
 
 func affinityEntries(usage []reconcile.Usage) uint32 {
 	for _, u := range usage {
-		if u.Table == datapath.SockMapAffinity {
+		if u.Table == bpf.SockMapAffinity {
 			return u.Used
 		}
 	}

@@ -41,7 +41,7 @@ type Config struct {
 	BPFFS      string
 	CgroupRoot string
 	Socket     string
-	Limits     datapath.Limits
+	Limits     bpf.Limits
 	// Shares limit the fraction of each table that one object and one namespace may use; zero selects the
 	// default.
 	Shares reconcile.Shares
@@ -82,16 +82,16 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 		c.Components = Components()
 	}
 	c.Components.AddFlags(fs)
-	l := datapath.DefaultLimits
+	l := bpf.DefaultLimits
 	fs.StringVar(&c.file, "config", "", "configuration file in YAML; its keys are the names of these flags, or nested at their hyphens, such as \"offload: {devices: [eth0]}\"; flags take precedence")
 	fs.StringVar(&c.Kubeconfig, "kubeconfig", "", "kubeconfig file of the API server to read Services from (default: the service account of the agent's pod)")
 	fs.StringVar(&c.Manifests, "manifests", "", "file or directory of Kubernetes manifests to read Services from instead of an API server; watched for changes")
 	fs.StringVar(&c.NodeName, "node-name", strings.ToLower(host), "name of this node's Node object")
 	fs.Lookup("node-name").DefValue = "the host name"
 	fs.StringVar(&c.BPFFS, "pins", DefaultBPFFS, "directory on a BPF file system for pinned programs, tables and links, which keep serving while no agent is running; mounted if necessary")
-	fs.StringVar(&c.CgroupRoot, "cgroup-root", "", "cgroup v2 directory whose processes get the socket shortcut (default: the root, mounted at "+datapath.OwnCgroup+" if necessary)")
+	fs.StringVar(&c.CgroupRoot, "cgroup-root", "", "cgroup v2 directory whose processes get the socket shortcut (default: the root, mounted at "+bpf.OwnCgroup+" if necessary)")
 	fs.StringVar(&c.Socket, "agent-socket", DefaultSocket, "unix socket on which the agent answers the other commands")
-	for _, limit := range datapath.AllLimits {
+	for _, limit := range bpf.AllLimits {
 		fs.Uint32Var(limit.In(&c.Limits), limit.Flag, *limit.In(&l), limit.Usage)
 		if limit.DefaultText != "" {
 			fs.Lookup(limit.Flag).DefValue = limit.DefaultText

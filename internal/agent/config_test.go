@@ -125,7 +125,7 @@ func TestEdgeFlags(t *testing.T) {
 		wantComplete(t, "--manifests /m "+args, want)
 	}
 	c := wantComplete(t, "--manifests /m --pod-networks=10.244.3.0/16 --snat-ports=2000-2999", "")
-	if len(c.Service.PodNetworks) != 1 || c.Service.PodNetworks[0].String() != "10.244.0.0/16" || c.datapathOptions().Edge.SNATPorts[0] != (datapath.PortRange{First: 2000, Last: 2999}) {
+	if len(c.Service.PodNetworks) != 1 || c.Service.PodNetworks[0].String() != "10.244.0.0/16" || c.datapathOptions().Edge.SNATPorts[0] != (bpf.PortRange{First: 2000, Last: 2999}) {
 		t.Errorf("networks %v, ports %v", c.Service.PodNetworks, c.datapathOptions().Edge)
 	}
 	if off := wantComplete(t, "--manifests /m --edge-mode=off", ""); off.datapathOptions().Edge != nil {

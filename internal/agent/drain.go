@@ -28,7 +28,7 @@ const (
 //
 // Errors: *pinfs.LockedError while an agent is running; that of ctx.
 func Drain(ctx context.Context, bpffs string, limit time.Duration, report func(string)) (left []conntrack.Flow, err error) {
-	if !datapath.HasPins(bpffs) {
+	if !bpf.HasPins(bpffs) {
 		return nil, nil
 	}
 	lock, err := pinfs.Lock(bpffs)
@@ -36,7 +36,7 @@ func Drain(ctx context.Context, bpffs string, limit time.Duration, report func(s
 		return nil, err
 	}
 	defer lock.Close()
-	tables, err := datapath.OpenTables(bpffs)
+	tables, err := bpf.OpenTables(bpffs)
 	if err != nil {
 		return nil, err
 	}
@@ -80,12 +80,12 @@ func awaitFlows(ctx context.Context, flows *conntrack.Tables, names conntrack.Po
 
 // openFlows returns the flows that have not ended, and deletes those that have expired: no agent does so.
 func openFlows(flows *conntrack.Tables, names conntrack.PortName) (open []conntrack.Flow, err error) {
-	if _, err := conntrack.CollectGarbage(flows, conntrack.DefaultTimeouts, datapath.Now(), nil); err != nil {
+	if _, err := conntrack.CollectGarbage(flows, conntrack.DefaultTimeouts, bpf.Now(), nil); err != nil {
 		return nil, err
 	}
 	all, err := conntrack.List(flows, names)
 	for _, f := range all {
-		if f.State != conntrack.StateNames[datapath.ConntrackClosed] {
+		if f.State != conntrack.StateNames[bpf.ConntrackClosed] {
 			open = append(open, f)
 		}
 	}

@@ -17,7 +17,7 @@ import (
 )
 
 func (a *Agent) newProber() (*healthcheck.Prober, error) {
-	mark := uint32(datapath.AgentMark)
+	mark := uint32(bpf.AgentMark)
 	checks, err := a.datapath.DSRChecks()
 	if err != nil {
 		return nil, err
@@ -27,10 +27,10 @@ func (a *Agent) newProber() (*healthcheck.Prober, error) {
 
 // dsrChecks makes the datapath encapsulate the packets of health checks. Without an edge no check needs that
 // (service.Config.Edge).
-type dsrChecks struct{ *datapath.DSRChecks }
+type dsrChecks struct{ *bpf.DSRChecks }
 
 func (d dsrChecks) Begin(cookie uint64, via service.Via) error {
-	return d.DSRChecks.Begin(cookie, datapath.DSRCheck{
+	return d.DSRChecks.Begin(cookie, bpf.DSRCheck{
 		DSR: codec.DSRKind(via.DSR), Connected: via.To, Frontend: via.Frontend, Backend: via.Backend,
 	})
 }
@@ -38,7 +38,7 @@ func (d dsrChecks) Begin(cookie uint64, via service.Via) error {
 // wantHealth starts probes of the cluster's targets, and adds their known states to a change.
 func (a *Agent) wantHealth(delta *service.Delta) {
 	start := func(service.Target) healthcheck.Start { return healthcheck.Unknown }
-	if !a.synced && datapath.Attached(a.config.BPFFS) {
+	if !a.synced && bpf.Attached(a.config.BPFFS) {
 		start = a.earlierHealth()
 	}
 	a.prober.SetTargets(slices.Collect(a.cluster.Targets()), start)

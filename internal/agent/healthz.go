@@ -30,7 +30,7 @@ const (
 func (a *Agent) newHealth() error {
 	a.health = nodehealth.NewTracker(time.Now)
 	a.nodePorts = nodehealth.NewNodePorts(a.health.Healthy, openFiles()/2, maxConnections(), a.log)
-	if !datapath.Attached(a.config.BPFFS) {
+	if !bpf.Attached(a.config.BPFFS) {
 		a.health.SetFaults(faultsOfSource, condition.List{inspect.NotSynced("nothing is attached")})
 	}
 	var err error

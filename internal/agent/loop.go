@@ -25,7 +25,7 @@ func (a *Agent) serve(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	listener, err := listen(a.config.Socket, a.config.BPFFS)
-	if err != nil && !datapath.Attached(a.config.BPFFS) {
+	if err != nil && !bpf.Attached(a.config.BPFFS) {
 		return a.rollback(err)
 	}
 	if err != nil {

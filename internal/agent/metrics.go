@@ -49,13 +49,13 @@ func (a *Agent) ownMetrics() ([]inspect.Metric, error) {
 		b.Add("beeline_health_check_backends", float64(len(health.Down)), "state", "down")
 		b.Add("beeline_health_check_backends", float64(health.Backends-len(health.Down)), "state", "up")
 	}
-	b.Add("beeline_datapath_info", 1, "tables", datapath.LayoutVersion())
+	b.Add("beeline_datapath_info", 1, "tables", bpf.LayoutVersion())
 	b.Add("beeline_hooks_wanted", float64(a.datapath.Hooks()))
 	attached, err := a.datapath.Attachments()
 	if err != nil {
 		return b.Metrics, err
 	}
-	attached = slices.DeleteFunc(attached, func(h datapath.Attachment) bool { return h.Detached })
+	attached = slices.DeleteFunc(attached, func(h bpf.Attachment) bool { return h.Detached })
 	b.Add("beeline_hooks_attached", float64(len(attached)))
 	return b.Metrics, nil
 }

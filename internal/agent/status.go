@@ -18,7 +18,7 @@ func (a *Agent) tables(ctx context.Context, scope inspect.Scope) (*inspect.Table
 	if err != nil {
 		return nil, err
 	}
-	tables.OutsideServed = datapath.HasEdge(a.config.BPFFS)
+	tables.OutsideServed = bpf.HasEdge(a.config.BPFFS)
 	if scope.Service != "" || scope.Owners {
 		if err := tables.AddDraining(a.config.BPFFS, scope); err != nil {
 			return nil, err

@@ -25,8 +25,8 @@ const EventsPath = "/v1/events"
 // watchers are the clients that watch the edge's events. The programs send events only while there is a
 // watcher; otherwise they only check whether to send.
 type watchers struct {
-	events   *datapath.Events // nil without an edge
-	services datapath.Hash[uint32, datapath.ServiceName]
+	events   *bpf.Events // nil without an edge
+	services bpf.Hash[uint32, bpf.ServiceName]
 	reader   *inspect.EventReader
 	log      *slog.Logger
 
@@ -54,7 +54,7 @@ type watcher struct {
 // backlog is the maximum number of events queued for a watcher.
 const backlog = 8192
 
-func newWatchers(d *datapath.Datapath, log *slog.Logger) *watchers {
+func newWatchers(d *bpf.Datapath, log *slog.Logger) *watchers {
 	return &watchers{events: d.Events(), services: d.Tables.Services, reader: inspect.NewEventReader(d.Tables.Services), log: log, all: map[*watcher]bool{}}
 }
 
@@ -141,7 +141,7 @@ func (w *watchers) ready(r *reading) {
 	}
 }
 
-func (w *watchers) broadcast(e *datapath.EdgeEvent) {
+func (w *watchers) broadcast(e *bpf.EdgeEvent) {
 	event := w.reader.Event(e)
 	w.mu.Lock()
 	defer w.mu.Unlock()

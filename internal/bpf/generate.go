@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package datapath
+package bpf
 
 // The objects and the Go types of the structures in bpf/lb/types.h are made
 // from bpf/ by `make generate`, which sets BPF_CLANG, BPF_STRIP and BPF_CFLAGS.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package datapath
+package bpf
 
 // Withdraw deletes the entries that are not wanted.
 func Withdraw[K comparable, V any](table Hash[K, V], wanted map[K]V) error {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package datapath
+package bpf
 
 // BackendLossKey is a backend on another node, with a value of enum edge_reason.
 type BackendLossKey = EdgeTCLossKey

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package datapath_test
+package bpf_test
 
 import (
 	"math/rand/v2"
@@ -30,12 +30,12 @@ func TestSharedWithC(t *testing.T) {
 	must(t, p.Maps[shared.SharedMapTableSecret].Lookup(uint32(0), &secret))
 	for range sharedInputs {
 		c := randomCall(r)
-		tuple := *(*datapath.Tuple)(unsafe.Pointer(&c.Tuple))
-		affinity := *(*datapath.AffinityKey)(unsafe.Pointer(&c.Affinity))
-		key := datapath.OffloadKey{Device: c.Now, Tunnel: c.Sets}
-		key.Tuple = *(*datapath.OffloadTuple)(unsafe.Pointer(&c.Tuple))
+		tuple := *(*bpf.Tuple)(unsafe.Pointer(&c.Tuple))
+		affinity := *(*bpf.AffinityKey)(unsafe.Pointer(&c.Affinity))
+		key := bpf.OffloadKey{Device: c.Now, Tunnel: c.Sets}
+		key.Tuple = *(*bpf.OffloadTuple)(unsafe.Pointer(&c.Tuple))
 		p.Run(&c)
-		sum, hash := settable.KeySum(&secret, &tuple), datapath.TupleHash(&tuple)
+		sum, hash := settable.KeySum(&secret, &tuple), bpf.TupleHash(&tuple)
 		for _, same := range []struct {
 			what      string
 			inC, inGo uint64
@@ -47,7 +47,7 @@ func TestSharedWithC(t *testing.T) {
 			{"set_second", uint64(c.Second), uint64(settable.Second(sum, c.Sets))},
 			{"set_tag", uint64(c.Tag), uint64(settable.Tag(hash))},
 			{"eviction_expired", uint64(c.Expired), number(settable.Expired(c.Mark.Expires, c.Now))},
-			{"eviction_rank", uint64(c.Rank), uint64(datapath.Rank(c.Mark.Owner))},
+			{"eviction_rank", uint64(c.Rank), uint64(bpf.Rank(c.Mark.Owner))},
 			{"offload_sum", c.OffloadSum, key.Sum(&secret)},
 			{"set_pick", uint64(c.Pick), pickOf(&c)},
 			{"chosen_slot", uint64(c.Slot), uint64(jet.Slot(hash, int(c.Slots)))},
@@ -67,22 +67,22 @@ func TestRTTBuckets(t *testing.T) {
 		p.Run(&c)
 		return int(c.RttBucket)
 	}
-	for bucket := range datapath.RTTBuckets {
-		if at := bucketOf(datapath.RTTBound(bucket) - time.Microsecond); at != bucket {
-			t.Errorf("the time before the bound %v of bucket %d is in bucket %d", datapath.RTTBound(bucket), bucket, at)
+	for bucket := range bpf.RTTBuckets {
+		if at := bucketOf(bpf.RTTBound(bucket) - time.Microsecond); at != bucket {
+			t.Errorf("the time before the bound %v of bucket %d is in bucket %d", bpf.RTTBound(bucket), bucket, at)
 		}
-		if at := bucketOf(datapath.RTTBound(bucket)); at != min(bucket+1, datapath.RTTBuckets-1) {
-			t.Errorf("the bound %v of bucket %d is in bucket %d", datapath.RTTBound(bucket), bucket, at)
+		if at := bucketOf(bpf.RTTBound(bucket)); at != min(bucket+1, bpf.RTTBuckets-1) {
+			t.Errorf("the bound %v of bucket %d is in bucket %d", bpf.RTTBound(bucket), bucket, at)
 		}
 	}
-	for time, want := range map[time.Duration]int{0: 0, 15 * time.Microsecond: 0, time.Second: datapath.RTTBuckets - 1, time.Hour: datapath.RTTBuckets - 1} {
+	for time, want := range map[time.Duration]int{0: 0, 15 * time.Microsecond: 0, time.Second: bpf.RTTBuckets - 1, time.Hour: bpf.RTTBuckets - 1} {
 		if at := bucketOf(time); at != want {
 			t.Errorf("%v is in bucket %d, want %d", time, at, want)
 		}
 	}
-	var s datapath.ConnectionStats
-	s.Rtt[4], s.Rtt[20], s.Rtt[datapath.RTTBuckets-1] = 50, 49, 1
-	for q, want := range map[float64]time.Duration{0.5: datapath.RTTBound(4), 0.51: datapath.RTTBound(20), 0.99: datapath.RTTBound(20), 1: datapath.RTTBound(datapath.RTTBuckets - 2)} {
+	var s bpf.ConnectionStats
+	s.Rtt[4], s.Rtt[20], s.Rtt[bpf.RTTBuckets-1] = 50, 49, 1
+	for q, want := range map[float64]time.Duration{0.5: bpf.RTTBound(4), 0.51: bpf.RTTBound(20), 0.99: bpf.RTTBound(20), 1: bpf.RTTBound(bpf.RTTBuckets - 2)} {
 		if got := s.RTTQuantile(q); got != want {
 			t.Errorf("quantile %v is %v, want %v", q, got, want)
 		}
@@ -95,10 +95,10 @@ func TestRTTBuckets(t *testing.T) {
 func TestTablesReadByC(t *testing.T) {
 	r, p := shared.Random(t), shared.Load(t)
 	must(t, p.Maps[shared.SharedMapTableSecret].Put(uint32(0), &settable.Secret{}))
-	tables := &datapath.Tables{FrontendRows: rows{p, t}}
+	tables := &bpf.Tables{FrontendRows: rows{p, t}}
 	for range sharedInputs {
 		c := randomCall(r)
-		tuple := *(*datapath.Tuple)(unsafe.Pointer(&c.Tuple))
+		tuple := *(*bpf.Tuple)(unsafe.Pointer(&c.Tuple))
 		to := tuple.To()
 		f := service.Frontend{Kind: service.NodePort, Untracked: true,
 			Key: service.FrontendKey{Addr: to.Addr(), Port: to.Port(), Protocol: service.Protocol(tuple.Protocol)}}
@@ -106,7 +106,7 @@ func TestTablesReadByC(t *testing.T) {
 		must(t, row.Store(tables, 1))
 		key := codec.FrontendKey(f.Key)
 		must(t, p.Maps[shared.SharedMapFrontends].Put(&key, uint32(1)))
-		var ends datapath.UntrackedEnds
+		var ends bpf.UntrackedEnds
 		ends.Add(key)
 		must(t, p.Maps[shared.SharedMapUntrackedFrontends].Put(uint32(0), &ends))
 		reserved, ok := row.ReservedPort()
@@ -114,8 +114,8 @@ func TestTablesReadByC(t *testing.T) {
 			t.Fatal("a NodePort reserves no port")
 		}
 		must(t, p.Maps[shared.SharedMapReservedPorts].Put(&reserved, uint32(1)))
-		bits := new(datapath.EdgeTCPrefilter)
-		prefilter := datapath.NewPrefilter(bits, func() error { return nil })
+		bits := new(bpf.EdgeTCPrefilter)
+		prefilter := bpf.NewPrefilter(bits, func() error { return nil })
 		bit := key
 		if r.IntN(2) == 0 {
 			bit.Port = 0 // a frontend with every port
@@ -143,10 +143,10 @@ func TestTablesReadByC(t *testing.T) {
 }
 
 // wantEntryBits fails the test unless the program has set the bits for a conntrack entry that the agent sets.
-func wantEntryBits(t *testing.T, p *shared.Program, prefilter *datapath.Prefilter, bits *datapath.EdgeTCPrefilter, key datapath.Tuple, flags uint8) {
+func wantEntryBits(t *testing.T, p *shared.Program, prefilter *bpf.Prefilter, bits *bpf.EdgeTCPrefilter, key bpf.Tuple, flags uint8) {
 	t.Helper()
-	prefilter.AddFlow(key, &datapath.ConntrackEntry{Flags: flags})
-	got := new(datapath.EdgeTCPrefilter)
+	prefilter.AddFlow(key, &bpf.ConntrackEntry{Flags: flags})
+	got := new(bpf.EdgeTCPrefilter)
 	must(t, p.Maps[shared.SharedMapPrefilters].Lookup(uint32(0), got))
 	if !slices.Equal(got.Bits[:], bits.Bits[:]) {
 		t.Fatalf("the programs and the agent set different bits of the prefilter for %s > %s with flags %#x", key.From(), key.To(), flags)
@@ -161,8 +161,8 @@ func TestServiceNetworksReadByC(t *testing.T) {
 		c := randomCall(r)
 		to := netip.AddrFrom16(c.Tuple.Destination.Bytes).Unmap()
 		network := netip.PrefixFrom(to, 1+r.IntN(to.BitLen())).Masked()
-		bits := new(datapath.EdgeTCPrefilter)
-		prefilter := datapath.NewPrefilter(bits, func() error { return nil })
+		bits := new(bpf.EdgeTCPrefilter)
+		prefilter := bpf.NewPrefilter(bits, func() error { return nil })
 		must(t, prefilter.SetServiceNetworks([]netip.Prefix{network}))
 		must(t, prefilter.Rebuild(func() error { return nil }))
 		must(t, p.Maps[shared.SharedMapPrefilters].Put(uint32(0), bits))
@@ -187,17 +187,17 @@ type rows struct {
 
 func (a rows) Len() uint32 { return 2 }
 
-func (a rows) Load(i uint32) (row datapath.Frontend) {
+func (a rows) Load(i uint32) (row bpf.Frontend) {
 	must(a.t, a.p.Maps[shared.SharedMapFrontendRows].Lookup(i, &row))
 	return row
 }
 
-func (a rows) Store(i uint32, row datapath.Frontend) error {
+func (a rows) Store(i uint32, row bpf.Frontend) error {
 	return a.p.Maps[shared.SharedMapFrontendRows].Put(i, &row)
 }
 
-func (a rows) All() (map[uint32]datapath.Frontend, error) {
-	return map[uint32]datapath.Frontend{1: a.Load(1)}, nil
+func (a rows) All() (map[uint32]bpf.Frontend, error) {
+	return map[uint32]bpf.Frontend{1: a.Load(1)}, nil
 }
 
 // randomCall returns a random call, with addresses of one family and zero reserved bytes.

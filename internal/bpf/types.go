@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package datapath loads the BPF programs, maintains their tables and attaches them. It handles addresses,
+// Package bpf loads the BPF programs, maintains their tables and attaches them. It handles addresses,
 // rows and links, and does not depend on Kubernetes.
-package datapath
+package bpf
 
 import (
 	"encoding/json"

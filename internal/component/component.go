@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package component defines the agent's view of a shortcut: a Component with its flags, its BPF part
-// (datapath.Component) and a function that starts it. The agent has a list of components and treats them all
+// (bpf.Component) and a function that starts it. The agent has a list of components and treats them all
 // alike. docs/develop/components.md describes how to add one.
 package component
 
@@ -26,7 +26,7 @@ type Component struct {
 	Name string
 	// BPF declares its objects, tables, constants and hooks. Loading, pinning, resizing, repair of pins and
 	// links, and cleanup follow from it.
-	BPF *datapath.Component
+	BPF *bpf.Component
 
 	// AddFlags defines flags and their defaults. They are also settings of the configuration file.
 	AddFlags func(*pflag.FlagSet)
@@ -39,7 +39,7 @@ type Component struct {
 	// is called after Complete.
 	Effective func(settings map[string]any)
 	// Options sets the component's options of the datapath.
-	Options func(*datapath.Options)
+	Options func(*bpf.Options)
 
 	// New starts the component once the datapath is loaded. Programs of an earlier agent may be attached
 	// and use the tables.
@@ -53,7 +53,7 @@ type Component struct {
 
 // Env is the environment of an Instance.
 type Env struct {
-	Datapath *datapath.Datapath
+	Datapath *bpf.Datapath
 	Syncer   *reconcile.Syncer
 	BPFFS    string
 	// Metrics are those with kube-proxy's names; Instance.Metrics returns the others.
@@ -62,7 +62,7 @@ type Env struct {
 }
 
 // Serves reports whether a connection's backend currently serves its service.
-func (e *Env) Serves(c datapath.Connection) bool {
+func (e *Env) Serves(c bpf.Connection) bool {
 	return e.Syncer.Serves(service.Protocol(c.Protocol), c.Service, c.Backend)
 }
 

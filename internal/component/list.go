@@ -61,7 +61,7 @@ func (l List) Effective(settings map[string]any) {
 }
 
 // Options sets the datapath options of all components.
-func (l List) Options(o *datapath.Options) {
+func (l List) Options(o *bpf.Options) {
 	o.Components = l.BPF()
 	for _, c := range l {
 		if c.Options != nil {
@@ -71,7 +71,7 @@ func (l List) Options(o *datapath.Options) {
 }
 
 // BPF returns the BPF parts of the components.
-func (l List) BPF() (all []*datapath.Component) {
+func (l List) BPF() (all []*bpf.Component) {
 	for _, c := range l {
 		if c.BPF != nil {
 			all = append(all, c.BPF)

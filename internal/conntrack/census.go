@@ -32,7 +32,7 @@ type Census struct {
 
 // censusTaker counts entries in a walk of up to millions: it uses no maps meanwhile.
 type censusTaker struct {
-	entries [2][256][datapath.ConntrackClosed + 1]int
+	entries [2][256][bpf.ConntrackClosed + 1]int
 	// remote has the flows with SNAT ports by their backend's ID, those of UDP apart.
 	remote [2][]int32
 	snat   [256]int
@@ -56,7 +56,7 @@ func (c *censusTaker) note(assured bool, key Tuple, e *Entry) {
 		return
 	}
 	c.snat[key.Protocol]++
-	if State(e.State) == datapath.ConntrackClosed {
+	if State(e.State) == bpf.ConntrackClosed {
 		return
 	}
 	other := 0
@@ -102,7 +102,7 @@ func (c *censusTaker) result() Census {
 // isSpare reports whether an entry is of a closed connection, or of one by DSR whose client has sent a FIN: nearly all
 // of these are closed, too.
 func isSpare(e *Entry) bool {
-	return State(e.State) == datapath.ConntrackClosed || State(e.State) == datapath.ConntrackClosing && e.IsOneSided()
+	return State(e.State) == bpf.ConntrackClosed || State(e.State) == bpf.ConntrackClosing && e.IsOneSided()
 }
 
 // Status returns the fill of the tables at the last pass, without a walk.

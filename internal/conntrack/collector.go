@@ -42,8 +42,8 @@ type Subscriber interface {
 type Config struct {
 	Timeouts Timeouts
 	// Serves reports whether a backend serves a service at present.
-	Serves func(datapath.Connection) bool
-	// Counters reads the edge's counters of packets by reason (datapath.ReadEdgeCounters).
+	Serves func(bpf.Connection) bool
+	// Counters reads the edge's counters of packets by reason (bpf.ReadEdgeCounters).
 	Counters func() (map[string]uint64, error)
 	// Reconciled is told how long a search for stale UDP flows took, and what it deleted; nil: nobody asks.
 	Reconciled func(time.Duration, Deleted)
@@ -57,7 +57,7 @@ type Config struct {
 type Collector struct {
 	config      Config
 	tables      *Tables
-	wait        func() error // datapath.Tables.WaitForReaders
+	wait        func() error // bpf.Tables.WaitForReaders
 	subscribers []Subscriber
 
 	udpRemoved wakeup.Signal // a backend of a UDP Service
@@ -158,7 +158,7 @@ func (c *Collector) pass() (expired uint64, err error) {
 		return 0, err
 	}
 	census := &censusTaker{}
-	expired, err = CollectGarbage(c.tables, c.config.Timeouts, datapath.Now(), func(assured bool, key Tuple, e *Entry) {
+	expired, err = CollectGarbage(c.tables, c.config.Timeouts, bpf.Now(), func(assured bool, key Tuple, e *Entry) {
 		census.note(assured, key, e)
 		for _, s := range c.subscribers {
 			s.Entry(key, e)

@@ -35,7 +35,7 @@ func (brokenTable) Walk(func(Tuple, *Entry) bool) error { return errors.New("pla
 // In a pass every subscriber is called with each entry of both tables, after all programs have ended that
 // run at Begin. End is called only after a complete walk.
 func TestSubscribers(t *testing.T) {
-	now := datapath.Now()
+	now := bpf.Now()
 	both := [2]int{conntracktest.Both, conntracktest.Both}
 	complete := []string{"a begin", "b begin", "wait", "a entry", "b entry", "a entry", "b entry", "a entry", "b entry", "a entry", "b entry", "a end", "b end"}
 	for _, c := range []struct {
@@ -85,7 +85,7 @@ func TestStaleUDPIsRetried(t *testing.T) {
 	wait := func() error { return failed }
 	tables := &Tables{Assured: conntracktest.Table{}, Unreplied: conntracktest.Table{}}
 	c := NewCollector(tables, func() error { return wait() }, Config{
-		Timeouts: DefaultTimeouts, Log: slog.New(slog.NewTextHandler(io.Discard, nil)), Serves: func(datapath.Connection) bool { return true },
+		Timeouts: DefaultTimeouts, Log: slog.New(slog.NewTextHandler(io.Discard, nil)), Serves: func(bpf.Connection) bool { return true },
 	})
 	c.deleteStaleUDP()
 	wait = func() error { return nil }

@@ -17,9 +17,9 @@ func keepCounts(collected *ebpf.Map, e *Entry) error {
 	if collected == nil || e.Packets == 0 {
 		return nil
 	}
-	var sum datapath.EdgeTCServiceTraffic
+	var sum bpf.EdgeTCServiceTraffic
 	if err := collected.Lookup(e.Lb.Service, &sum); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-		return fmt.Errorf("read table %s: %w", datapath.EdgeTCMapServiceCollected, err)
+		return fmt.Errorf("read table %s: %w", bpf.EdgeTCMapServiceCollected, err)
 	}
 	if e.IsReply() {
 		sum.ReceivedPackets += e.Packets
@@ -29,7 +29,7 @@ func keepCounts(collected *ebpf.Map, e *Entry) error {
 		sum.SentBytes += e.Bytes
 	}
 	if err := collected.Put(e.Lb.Service, &sum); err != nil {
-		return fmt.Errorf("write table %s: %w", datapath.EdgeTCMapServiceCollected, err)
+		return fmt.Errorf("write table %s: %w", bpf.EdgeTCMapServiceCollected, err)
 	}
 	return nil
 }

@@ -96,7 +96,7 @@ func (d Deleted) Total() uint64 { return d[service.IPv4] + d[service.IPv6] }
 
 // DeleteStaleUDP deletes the UDP flows whose backend does not serve their service (R29). wait returns when
 // all programs have ended that may still select such a backend, or move a flow from one table to the other.
-func DeleteStaleUDP(tables *Tables, serves func(datapath.Connection) bool, wait func() error) (Deleted, error) {
+func DeleteStaleUDP(tables *Tables, serves func(bpf.Connection) bool, wait func() error) (Deleted, error) {
 	deleted := Deleted{}
 	gone := func(key Tuple) { deleted[service.FamilyOf(key.From().Addr())]++ }
 	_, err := deleteFromAll(tables, gone, func(key Tuple, e *Entry) bool {

@@ -100,12 +100,12 @@ func TestGCOfOneSide(t *testing.T) {
 			table.Put(c.protocol, client, backend, [2]int{c.state, conntracktest.Lost}, [2]uint32{1000, 0})
 			var key, stranger Tuple
 			for k, entry := range table {
-				entry.Dsr = uint8(datapath.DSRIPIP)
+				entry.Dsr = uint8(bpf.DSRIPIP)
 				table[k], key, stranger = entry, k, entry.Xlate.Reverse()
 			}
 			other := table[key]
-			other.Dsr, other.State, other.LastSeen = 0, uint8(datapath.ConntrackEstablished), 1000+c.timeout
-			other.Flags, other.Xlate = uint8(datapath.ConntrackReply), key.Reverse()
+			other.Dsr, other.State, other.LastSeen = 0, uint8(bpf.ConntrackEstablished), 1000+c.timeout
+			other.Flags, other.Xlate = uint8(bpf.ConntrackReply), key.Reverse()
 			table[stranger] = other
 			flows := &Tables{Assured: table, Unreplied: conntracktest.Table{}}
 			collects(t, flows, 1000+c.timeout-1, 0)
@@ -124,7 +124,7 @@ func TestGCOfALostPort(t *testing.T) {
 	table.Put(tcp, client, backend, [2]int{conntracktest.Closed, conntracktest.Closed}, [2]uint32{1000, 1000})
 	port := conntracktest.Tuple(tcp, backend, conntracktest.Seen)
 	other := table[port]
-	other.State, other.LastSeen = uint8(datapath.ConntrackEstablished), 1100
+	other.State, other.LastSeen = uint8(bpf.ConntrackEstablished), 1100
 	other.Xlate.DestinationPort++
 	table[port] = other
 	flows := &Tables{Assured: table, Unreplied: conntracktest.Table{}}
@@ -167,7 +167,7 @@ func TestDeleteStaleUDP(t *testing.T) {
 		kept := len(tracks) / 3 * 2
 		flows := &Tables{Assured: tracks, Unreplied: half}
 		waits := 0
-		serves := func(c datapath.Connection) bool {
+		serves := func(c bpf.Connection) bool {
 			if c.Service != netip.MustParseAddrPort(conntracktest.Asked) {
 				t.Errorf("asked whether %v serves %v", c.Backend, c.Service)
 			}

@@ -42,13 +42,13 @@ type Traffic struct {
 
 // StateNames are the states as users see them.
 var StateNames = map[State]string{
-	datapath.ConntrackNew: "new", datapath.ConntrackReplied: "answered", datapath.ConntrackEstablished: "established",
-	datapath.ConntrackClosing: "closing", datapath.ConntrackClosed: "closed",
+	bpf.ConntrackNew: "new", bpf.ConntrackReplied: "answered", bpf.ConntrackEstablished: "established",
+	bpf.ConntrackClosing: "closing", bpf.ConntrackClosed: "closed",
 }
 
 // DSRNames are the kinds of DSR as users see them.
-var DSRNames = map[datapath.DSR]string{
-	datapath.DSRIPIP: "ipip", datapath.DSRGeneve: "geneve", datapath.DSROpt: "opt",
+var DSRNames = map[bpf.DSR]string{
+	bpf.DSRIPIP: "ipip", bpf.DSRGeneve: "geneve", bpf.DSROpt: "opt",
 }
 
 // flowEntries are the two entries of a flow; either may be nil.
@@ -103,7 +103,7 @@ func (r flowEntries) flow(asked Tuple, name PortName) Flow {
 		IdleSeconds: Idle(one, other).Seconds(),
 	}
 	if one.IsOneSided() {
-		f.DSR = DSRNames[datapath.DSR(one.Dsr)]
+		f.DSR = DSRNames[bpf.DSR(one.Dsr)]
 	} else if !one.IsLocal() {
 		f.Via = one.Xlate.From()
 	}

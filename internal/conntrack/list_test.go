@@ -29,12 +29,12 @@ func TestListWithLostEntries(t *testing.T) {
 	}{{"both", true, true}, {"the client's", true, false}, {"the reply's", false, true}} {
 		t.Run(c.name, func(t *testing.T) {
 			tracks := conntracktest.Table{}
-			state := uint8(datapath.ConntrackEstablished)
+			state := uint8(bpf.ConntrackEstablished)
 			if c.client {
-				tracks[asked] = Entry{Xlate: answer.Reverse(), Lb: datapath.EdgeTCCtLb{Service: 5}, State: state, Packets: 3, Bytes: 300}
+				tracks[asked] = Entry{Xlate: answer.Reverse(), Lb: bpf.EdgeTCCtLb{Service: 5}, State: state, Packets: 3, Bytes: 300}
 			}
 			if c.reply {
-				tracks[answer] = Entry{Xlate: asked.Reverse(), Lb: datapath.EdgeTCCtLb{Service: 5}, State: state, Flags: uint8(datapath.ConntrackReply), Packets: 2, Bytes: 200}
+				tracks[answer] = Entry{Xlate: asked.Reverse(), Lb: bpf.EdgeTCCtLb{Service: 5}, State: state, Flags: uint8(bpf.ConntrackReply), Packets: 2, Bytes: 200}
 			}
 			all, err := List(&Tables{Assured: tracks, Unreplied: conntracktest.Table{}}, names)
 			if err != nil || len(all) != 1 {
@@ -72,8 +72,8 @@ func TestListWithLostEntries(t *testing.T) {
 func TestListWithDSR(t *testing.T) {
 	asked := conntracktest.Tuple(udp, "198.51.100.7:40000", "192.0.2.1:30080")
 	becomes := conntracktest.Tuple(udp, "198.51.100.7:40000", "10.10.2.11:8080")
-	for kind, name := range map[datapath.DSR]string{datapath.DSRIPIP: "ipip", datapath.DSRGeneve: "geneve", datapath.DSROpt: "opt"} {
-		tracks := conntracktest.Table{asked: Entry{Xlate: becomes, State: uint8(datapath.ConntrackEstablished), Dsr: uint8(kind), Packets: 3, Bytes: 300}}
+	for kind, name := range map[bpf.DSR]string{bpf.DSRIPIP: "ipip", bpf.DSRGeneve: "geneve", bpf.DSROpt: "opt"} {
+		tracks := conntracktest.Table{asked: Entry{Xlate: becomes, State: uint8(bpf.ConntrackEstablished), Dsr: uint8(kind), Packets: 3, Bytes: 300}}
 		flows := &Tables{Assured: tracks, Unreplied: conntracktest.Table{}}
 		all, err := List(flows, func(uint32) (owner, port string) { return "", "" })
 		if err != nil || len(all) != 1 {

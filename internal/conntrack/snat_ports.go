@@ -11,25 +11,25 @@ import (
 )
 
 // nodePorts is the API server's default for --service-node-port-range.
-var nodePorts = datapath.PortRange{First: 30000, Last: 32767}
+var nodePorts = bpf.PortRange{First: 30000, Last: 32767}
 
 const localPortsPath = "/proc/sys/net/ipv4/ip_local_port_range"
 
 // ParseSNATPorts parses one or two ranges such as 1024-29999, or single ports.
-func ParseSNATPorts(texts []string) ([]datapath.PortRange, error) {
-	var all []datapath.PortRange
+func ParseSNATPorts(texts []string) ([]bpf.PortRange, error) {
+	var all []bpf.PortRange
 	for _, text := range texts {
-		r, err := datapath.ParsePortRange(text)
+		r, err := bpf.ParsePortRange(text)
 		if err != nil {
 			return nil, fmt.Errorf("%q is not a range of ports such as 1024-29999", text)
 		}
 		all = append(all, r)
 	}
-	return all, datapath.CheckSNATPorts(all)
+	return all, bpf.CheckSNATPorts(all)
 }
 
 // LocalPorts returns the ports of the node's own connections (ip(7), ip_local_port_range).
-func LocalPorts() (local datapath.PortRange, err error) {
+func LocalPorts() (local bpf.PortRange, err error) {
 	text, err := os.ReadFile(localPortsPath)
 	if err != nil {
 		return local, fmt.Errorf("read the ports of the node's own connections: %w", err)
@@ -46,31 +46,31 @@ const firstFreePort = 1024
 // FreeSNATPorts returns the two largest ranges, or fewer if there are fewer, that neither the node's own
 // connections nor NodePorts use, in ascending order. With Linux's default range these are 1024-29999 and
 // 61000-65535.
-func FreeSNATPorts(local datapath.PortRange) []datapath.PortRange {
+func FreeSNATPorts(local bpf.PortRange) []bpf.PortRange {
 	taken := func(port int) bool {
-		one := datapath.PortRange{First: uint16(port), Last: uint16(port)}
+		one := bpf.PortRange{First: uint16(port), Last: uint16(port)}
 		return port > 65535 || one.Overlaps(local) || one.Overlaps(nodePorts)
 	}
-	var free []datapath.PortRange
+	var free []bpf.PortRange
 	first := firstFreePort
 	for port := firstFreePort; port <= 65536; port++ {
 		if !taken(port) {
 			continue
 		}
 		if first < port {
-			free = append(free, datapath.PortRange{First: uint16(first), Last: uint16(port - 1)})
+			free = append(free, bpf.PortRange{First: uint16(first), Last: uint16(port - 1)})
 		}
 		first = port + 1
 	}
-	bySize := func(a, b datapath.PortRange) int { return int(b.Last-b.First) - int(a.Last-a.First) }
+	bySize := func(a, b bpf.PortRange) int { return int(b.Last-b.First) - int(a.Last-a.First) }
 	slices.SortStableFunc(free, bySize)
 	free = free[:min(len(free), 2)]
-	slices.SortFunc(free, func(a, b datapath.PortRange) int { return int(a.First) - int(b.First) })
+	slices.SortFunc(free, func(a, b bpf.PortRange) int { return int(a.First) - int(b.First) })
 	return free
 }
 
 // CheckSNATPorts returns an error if the node's own connections or NodePorts use ports of the ranges.
-func CheckSNATPorts(ranges []datapath.PortRange, local datapath.PortRange) error {
+func CheckSNATPorts(ranges []bpf.PortRange, local bpf.PortRange) error {
 	for _, r := range ranges {
 		if r.Overlaps(local) {
 			return fmt.Errorf("--snat-ports: %s overlaps %s, the ports of the node's own connections (net.ipv4.ip_local_port_range): "+

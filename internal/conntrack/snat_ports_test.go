@@ -34,7 +34,7 @@ func TestParseSNATPorts(t *testing.T) {
 // Ports that the node's own connections or NodePorts use are refused, and the
 // message names both ranges and the flag.
 func TestPortsThatOthersUse(t *testing.T) {
-	local := datapath.PortRange{First: 32768, Last: 60999}
+	local := bpf.PortRange{First: 32768, Last: 60999}
 	for _, c := range []struct{ text, want string }{
 		{"1024-29999,61000-65535", ""},
 		{"1024-30000", "--snat-ports: 1024-30000 overlaps the NodePorts 30000-32767"},
@@ -65,7 +65,7 @@ func TestPortsThatAreFree(t *testing.T) {
 		{1024, 65535, "[]"},
 		{1, 65535, "[]"},
 	} {
-		local := datapath.PortRange{First: c.first, Last: c.last}
+		local := bpf.PortRange{First: c.first, Last: c.last}
 		free := FreeSNATPorts(local)
 		if got := fmt.Sprint(free); got != c.want {
 			t.Errorf("beside %s: %s, want %s", local, got, c.want)

@@ -27,16 +27,16 @@ type Table interface {
 
 // kernelTable is a Table in the memory of BPF maps (bpf/conntrack/table.h).
 type kernelTable struct {
-	*datapath.ConntrackSets
+	*bpf.ConntrackSets
 	collected *ebpf.Map // accumulates the counts of deleted entries; nil: they are lost
 }
 
 func newKernelTable(maps map[string]*ebpf.Map, name string) *kernelTable {
-	return &kernelTable{datapath.NewConntrackSets(maps, name), maps[datapath.EdgeTCMapServiceCollected]}
+	return &kernelTable{bpf.NewConntrackSets(maps, name), maps[bpf.EdgeTCMapServiceCollected]}
 }
 
 func (t *kernelTable) Walk(f func(Tuple, *Entry) bool) error {
-	return t.ConntrackSets.Walk(func(e *datapath.ConntrackSlot) bool { return f(e.Key, &e.Ct) })
+	return t.ConntrackSets.Walk(func(e *bpf.ConntrackSlot) bool { return f(e.Key, &e.Ct) })
 }
 
 func (t *kernelTable) Get(key Tuple) (*Entry, error) {
@@ -54,7 +54,7 @@ func (t *kernelTable) Delete(key Tuple) (existed bool, err error) {
 // DeleteIf reads the entry again, because programs may have given its key to another flow since the caller
 // read it. Only a few instructions lie between that read and the change of the tag.
 func (t *kernelTable) DeleteIf(key Tuple, is func(*Entry) bool) (deleted bool, err error) {
-	e, err := t.Remove(key, func(e *datapath.ConntrackSlot) bool { return is(&e.Ct) })
+	e, err := t.Remove(key, func(e *bpf.ConntrackSlot) bool { return is(&e.Ct) })
 	if e == nil {
 		return false, err
 	}

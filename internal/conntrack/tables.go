@@ -20,11 +20,11 @@ import (
 
 type (
 	// Tuple is the key of an entry: the source and destination of its packets.
-	Tuple = datapath.Tuple
+	Tuple = bpf.Tuple
 	// Entry is the translation of one direction of a flow. A flow has two.
-	Entry = datapath.ConntrackEntry
+	Entry = bpf.ConntrackEntry
 	// State is the state of an Entry.
-	State = datapath.ConntrackState
+	State = bpf.ConntrackState
 )
 
 // Tables are the conntrack tables of the edge.
@@ -51,8 +51,8 @@ func (t *Tables) Walk(f func(Tuple, *Entry)) error {
 // TablesOf returns the conntrack tables in maps by their names.
 func TablesOf(maps map[string]*ebpf.Map) *Tables {
 	return &Tables{
-		Assured:   newKernelTable(maps, datapath.EdgeTCMapConntrack),
-		Unreplied: newKernelTable(maps, datapath.EdgeTCMapUnreplied),
+		Assured:   newKernelTable(maps, bpf.EdgeTCMapConntrack),
+		Unreplied: newKernelTable(maps, bpf.EdgeTCMapUnreplied),
 	}
 }
 
@@ -70,8 +70,8 @@ func (notPinned) Is(target error) bool { return target == os.ErrNotExist }
 // Errors: os.ErrNotExist if there is no edge.
 func Open(bpffs string) (*Tables, error) {
 	maps := map[string]*ebpf.Map{}
-	for _, name := range append(datapath.ConntrackTableNames(), datapath.EdgeTCMapServiceCollected) {
-		m, err := ebpf.LoadPinnedMap(datapath.TablePath(bpffs, name), nil)
+	for _, name := range append(bpf.ConntrackTableNames(), bpf.EdgeTCMapServiceCollected) {
+		m, err := ebpf.LoadPinnedMap(bpf.TablePath(bpffs, name), nil)
 		if errors.Is(err, os.ErrNotExist) {
 			return nil, notPinned{bpffs}
 		}

@@ -92,16 +92,16 @@ func (t *Timeouts) Check() error {
 }
 
 // Datapath returns the timeouts as the programs have them. The programs apply them without the agent.
-func (t *Timeouts) Datapath() *datapath.ConntrackTimeouts {
-	var ticks datapath.ConntrackTimeouts
-	for i, d := range map[datapath.EdgeTCCtTimeout]time.Duration{
-		datapath.EdgeTCCtTimeoutTIMEOUT_TCP_UNREPLIED:   t.TCPUnreplied,
-		datapath.EdgeTCCtTimeoutTIMEOUT_TCP_ESTABLISHED: t.TCPEstablished,
-		datapath.EdgeTCCtTimeoutTIMEOUT_CLOSING:         t.TCPCloseWait,
-		datapath.EdgeTCCtTimeoutTIMEOUT_CLOSING_DSR:     t.TCPCloseDSR,
-		datapath.EdgeTCCtTimeoutTIMEOUT_CLOSED:          t.TCPClose,
-		datapath.EdgeTCCtTimeoutTIMEOUT_UDP_UNREPLIED:   t.UDPUnreplied,
-		datapath.EdgeTCCtTimeoutTIMEOUT_UDP_STREAM:      t.UDPStream,
+func (t *Timeouts) Datapath() *bpf.ConntrackTimeouts {
+	var ticks bpf.ConntrackTimeouts
+	for i, d := range map[bpf.EdgeTCCtTimeout]time.Duration{
+		bpf.EdgeTCCtTimeoutTIMEOUT_TCP_UNREPLIED:   t.TCPUnreplied,
+		bpf.EdgeTCCtTimeoutTIMEOUT_TCP_ESTABLISHED: t.TCPEstablished,
+		bpf.EdgeTCCtTimeoutTIMEOUT_CLOSING:         t.TCPCloseWait,
+		bpf.EdgeTCCtTimeoutTIMEOUT_CLOSING_DSR:     t.TCPCloseDSR,
+		bpf.EdgeTCCtTimeoutTIMEOUT_CLOSED:          t.TCPClose,
+		bpf.EdgeTCCtTimeoutTIMEOUT_UDP_UNREPLIED:   t.UDPUnreplied,
+		bpf.EdgeTCCtTimeoutTIMEOUT_UDP_STREAM:      t.UDPStream,
 	} {
 		ticks[i] = uint32(d.Nanoseconds() >> 20)
 	}
@@ -113,15 +113,15 @@ func (t *Timeouts) Datapath() *datapath.ConntrackTimeouts {
 func (t *Timeouts) of(protocol uint8, state State, oneSided bool) time.Duration {
 	tcp := protocol != unix.IPPROTO_UDP
 	switch {
-	case state == datapath.ConntrackClosed:
+	case state == bpf.ConntrackClosed:
 		return t.TCPClose
-	case state == datapath.ConntrackClosing && oneSided:
+	case state == bpf.ConntrackClosing && oneSided:
 		return t.TCPCloseDSR
-	case state == datapath.ConntrackClosing:
+	case state == bpf.ConntrackClosing:
 		return t.TCPCloseWait
-	case state <= datapath.ConntrackReplied && tcp:
+	case state <= bpf.ConntrackReplied && tcp:
 		return t.TCPUnreplied
-	case state <= datapath.ConntrackReplied:
+	case state <= bpf.ConntrackReplied:
 		return t.UDPUnreplied
 	case tcp:
 		return t.TCPEstablished
@@ -133,7 +133,7 @@ func (t *Timeouts) of(protocol uint8, state State, oneSided bool) time.Duration 
 // FIN, too, the flow is closed.
 func (t *Timeouts) shortest(protocol uint8, e *Entry) time.Duration {
 	timeout := t.of(protocol, State(e.State), e.IsOneSided())
-	if State(e.State) == datapath.ConntrackClosing && !e.IsOneSided() {
+	if State(e.State) == bpf.ConntrackClosing && !e.IsOneSided() {
 		return min(timeout, t.TCPClose)
 	}
 	return timeout
@@ -141,7 +141,7 @@ func (t *Timeouts) shortest(protocol uint8, e *Entry) time.Duration {
 
 // Established returns the timeout of an established flow of a protocol.
 func (t *Timeouts) Established(protocol uint8) time.Duration {
-	return t.of(protocol, datapath.ConntrackEstablished, false)
+	return t.of(protocol, bpf.ConntrackEstablished, false)
 }
 
 // expired reports whether a flow has timed out; now is in seconds of CLOCK_MONOTONIC.
@@ -154,8 +154,8 @@ func StateOf(one, other *Entry) State {
 	if other == nil {
 		return State(one.State)
 	}
-	if one.Flags&other.Flags&uint8(datapath.ConntrackFIN) != 0 {
-		return datapath.ConntrackClosed
+	if one.Flags&other.Flags&uint8(bpf.ConntrackFIN) != 0 {
+		return bpf.ConntrackClosed
 	}
 	return State(max(one.State, other.State))
 }
@@ -170,7 +170,7 @@ func lastSeen(one, other *Entry) uint32 {
 
 // Idle returns the time since the last packet of a flow; other is nil if it is lost.
 func Idle(one, other *Entry) time.Duration {
-	return idle(lastSeen(one, other), datapath.Now())
+	return idle(lastSeen(one, other), bpf.Now())
 }
 
 // idle returns the time since seen, at least 0: a packet may arrive after the clock has been read.

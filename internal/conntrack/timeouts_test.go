@@ -17,20 +17,20 @@ import (
 func TestTimeoutFlags(t *testing.T) {
 	for _, c := range []struct {
 		flag     string
-		index    datapath.EdgeTCCtTimeout
+		index    bpf.EdgeTCCtTimeout
 		protocol uint8
 		state    State
 		oneSided bool
 	}{
-		{"conntrack-tcp-timeout-unreplied", datapath.EdgeTCCtTimeoutTIMEOUT_TCP_UNREPLIED, unix.IPPROTO_SCTP, datapath.ConntrackNew, false},
-		{"conntrack-tcp-timeout-established", datapath.EdgeTCCtTimeoutTIMEOUT_TCP_ESTABLISHED, tcp, datapath.ConntrackEstablished, false},
-		{"conntrack-tcp-timeout-close-wait", datapath.EdgeTCCtTimeoutTIMEOUT_CLOSING, tcp, datapath.ConntrackClosing, false},
-		{"conntrack-tcp-timeout-close-wait-dsr", datapath.EdgeTCCtTimeoutTIMEOUT_CLOSING_DSR, tcp, datapath.ConntrackClosing, true},
-		{"conntrack-tcp-timeout-close", datapath.EdgeTCCtTimeoutTIMEOUT_CLOSED, tcp, datapath.ConntrackClosed, false},
-		{"conntrack-udp-timeout", datapath.EdgeTCCtTimeoutTIMEOUT_UDP_UNREPLIED, udp, datapath.ConntrackReplied, false},
-		{"conntrack-udp-timeout-stream", datapath.EdgeTCCtTimeoutTIMEOUT_UDP_STREAM, udp, datapath.ConntrackEstablished, false},
-		{"flow-timeout-tcp", datapath.EdgeTCCtTimeoutTIMEOUT_TCP_ESTABLISHED, tcp, datapath.ConntrackEstablished, false},
-		{"flow-timeout-udp", datapath.EdgeTCCtTimeoutTIMEOUT_UDP_STREAM, udp, datapath.ConntrackEstablished, false},
+		{"conntrack-tcp-timeout-unreplied", bpf.EdgeTCCtTimeoutTIMEOUT_TCP_UNREPLIED, unix.IPPROTO_SCTP, bpf.ConntrackNew, false},
+		{"conntrack-tcp-timeout-established", bpf.EdgeTCCtTimeoutTIMEOUT_TCP_ESTABLISHED, tcp, bpf.ConntrackEstablished, false},
+		{"conntrack-tcp-timeout-close-wait", bpf.EdgeTCCtTimeoutTIMEOUT_CLOSING, tcp, bpf.ConntrackClosing, false},
+		{"conntrack-tcp-timeout-close-wait-dsr", bpf.EdgeTCCtTimeoutTIMEOUT_CLOSING_DSR, tcp, bpf.ConntrackClosing, true},
+		{"conntrack-tcp-timeout-close", bpf.EdgeTCCtTimeoutTIMEOUT_CLOSED, tcp, bpf.ConntrackClosed, false},
+		{"conntrack-udp-timeout", bpf.EdgeTCCtTimeoutTIMEOUT_UDP_UNREPLIED, udp, bpf.ConntrackReplied, false},
+		{"conntrack-udp-timeout-stream", bpf.EdgeTCCtTimeoutTIMEOUT_UDP_STREAM, udp, bpf.ConntrackEstablished, false},
+		{"flow-timeout-tcp", bpf.EdgeTCCtTimeoutTIMEOUT_TCP_ESTABLISHED, tcp, bpf.ConntrackEstablished, false},
+		{"flow-timeout-udp", bpf.EdgeTCCtTimeoutTIMEOUT_UDP_STREAM, udp, bpf.ConntrackEstablished, false},
 	} {
 		timeouts := DefaultTimeouts
 		fs := pflag.NewFlagSet("", pflag.ContinueOnError)

@@ -73,14 +73,14 @@ func (e *Edge) enter(a *attached) error {
 	if !try {
 		refused := a.TakesTags && e.config.Mode == XDP && !slices.Contains(softwareKinds, a.Kind)
 		a.entry = entry{mode: "tc", why: why, refused: refused}
-		return e.datapath.DetachEdge(a.Index, datapath.EdgeXDP)
+		return e.datapath.DetachEdge(a.Index, bpf.EdgeXDP)
 	}
 	chain, err := e.datapath.AttachEdgeXDP(a.Index, mode)
 	if err == nil {
 		a.entry, a.chain = entry{mode: xdpName(mode), why: why + chainText(chain)}, chain
 		return nil
 	}
-	if errors.As(err, new(*datapath.ExclusiveXDPError)) {
+	if errors.As(err, new(*bpf.ExclusiveXDPError)) {
 		a.entry = entry{mode: xdpName(mode), why: err.Error(), refused: true}
 		return nil
 	}
@@ -105,7 +105,7 @@ func chainText(chain []xdpdispatch.ChainProgram) string {
 }
 
 // wantedEntry returns whether to try XDP on a device, in which mode, and why.
-func wantedEntry(c Config, d Device) (mode datapath.XDPMode, why string, try bool) {
+func wantedEntry(c Config, d Device) (mode bpf.XDPMode, why string, try bool) {
 	switch {
 	case c.Mode == TC:
 		return "", "--edge-mode=tc", false
@@ -120,14 +120,14 @@ func wantedEntry(c Config, d Device) (mode datapath.XDPMode, why string, try boo
 	case d.TakesTags:
 		return "", "there are VLAN devices above, and the driver strips the tags before XDP sees them: `ethtool -K " + d.Name + " rxvlan off` allows XDP", false
 	case c.Generic:
-		return datapath.XDPGeneric, "--edge-xdp-generic", true
+		return bpf.XDPGeneric, "--edge-xdp-generic", true
 	case c.Mode == XDP:
-		return datapath.XDPNative, "--edge-mode=xdp", true
+		return bpf.XDPNative, "--edge-mode=xdp", true
 	case d.Kind == "veth":
 		// It drops what XDP sends unless its peer has GRO or XDP, and checksums are not complete.
 		return "", "a veth may drop what XDP sends; --edge-mode=xdp uses XDP anyway", false
 	}
-	return datapath.XDPNative, "its driver supports XDP", true
+	return bpf.XDPNative, "its driver supports XDP", true
 }
 
 // MayEnterXDP reports whether XDP would be tried on some device of this node if that device is served.
@@ -140,8 +140,8 @@ func MayEnterXDP(c Config) bool {
 	})
 }
 
-func xdpName(mode datapath.XDPMode) string {
-	if mode == datapath.XDPGeneric {
+func xdpName(mode bpf.XDPMode) string {
+	if mode == bpf.XDPGeneric {
 		return "generic xdp"
 	}
 	return "xdp"
@@ -179,18 +179,18 @@ func (e *Edge) findDetached() (lost []string) {
 }
 
 // missingHooks returns the hooks of each device that should be attached, and are not.
-func (e *Edge) missingHooks(all []datapath.EdgeAttachment) map[int][]datapath.EdgeHook {
-	lost := map[int][]datapath.EdgeHook{}
+func (e *Edge) missingHooks(all []bpf.EdgeAttachment) map[int][]bpf.EdgeHook {
+	lost := map[int][]bpf.EdgeHook{}
 	for index, a := range e.devices {
 		if a.failed != nil {
 			continue
 		}
-		want := []datapath.EdgeHook{datapath.EdgeEgress, datapath.EdgeIngress}
+		want := []bpf.EdgeHook{bpf.EdgeEgress, bpf.EdgeIngress}
 		if a.entry.mode != "tc" {
-			want = append(want, datapath.EdgeXDP)
+			want = append(want, bpf.EdgeXDP)
 		}
 		for _, hook := range want {
-			if !slices.ContainsFunc(all, func(x datapath.EdgeAttachment) bool {
+			if !slices.ContainsFunc(all, func(x bpf.EdgeAttachment) bool {
 				return x.Device == index && x.Hook == hook && !x.Detached
 			}) {
 				lost[index] = append(lost[index], hook)

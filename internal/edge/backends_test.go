@@ -76,7 +76,7 @@ func TestDeviceThatLeadsToBackends(t *testing.T) {
 	o.rescan()
 	o.wantRoles("eth0 xdp clients, flannel.1 tc backends")
 	// It is removed from the Service, and a flow continues.
-	o.kernel.assured.Put(tcp, client, backend, [2]int{conntracktest.Both, conntracktest.Both}, [2]uint32{datapath.Now(), datapath.Now()})
+	o.kernel.assured.Put(tcp, client, backend, [2]int{conntracktest.Both, conntracktest.Both}, [2]uint32{bpf.Now(), bpf.Now()})
 	o.remote = nil
 	o.gc() // it may have served until now
 	o.gc()
@@ -96,7 +96,7 @@ func TestDeviceThatLeadsToBackends(t *testing.T) {
 func TestDeviceOfAnEarlierAgentsFlows(t *testing.T) {
 	o := newOverlayWorld(t, Config{Mode: TC}, "vxlan")
 	// One of the two conntrack entries may have been lost.
-	o.kernel.assured.Put(tcp, client, backend, [2]int{conntracktest.Both, conntracktest.Lost}, [2]uint32{datapath.Now(), 0})
+	o.kernel.assured.Put(tcp, client, backend, [2]int{conntracktest.Both, conntracktest.Lost}, [2]uint32{bpf.Now(), 0})
 	o.Start()
 	o.wantRoles("eth0 tc clients, flannel.1 tc backends")
 }
@@ -104,7 +104,7 @@ func TestDeviceOfAnEarlierAgentsFlows(t *testing.T) {
 // A flow to a backend of this node needs no device.
 func TestBackendOfThisNodeLeadsNowhere(t *testing.T) {
 	key := conntracktest.Tuple(unix.IPPROTO_TCP, client, conntracktest.Asked)
-	if addr, ok := flowBackend(key, &datapath.ConntrackEntry{Flags: uint8(datapath.ConntrackLocal)}); ok {
+	if addr, ok := flowBackend(key, &bpf.ConntrackEntry{Flags: uint8(bpf.ConntrackLocal)}); ok {
 		t.Errorf("it is at %s", addr)
 	}
 }

@@ -182,14 +182,14 @@ func present(devices []Device) string {
 // addresses of packets that the edge sends in the node's name: the Node's own on the device, else the
 // device's first, else the source address of its routes, else the Node's. Outer headers (DSR) have the
 // Node's address if there is one, because other nodes know no other.
-func ownAddresses(devices []Device, chosen []Device, node []netip.Addr) map[uint32]datapath.EdgeDevice {
-	all := map[uint32]datapath.EdgeDevice{}
+func ownAddresses(devices []Device, chosen []Device, node []netip.Addr) map[uint32]bpf.EdgeDevice {
+	all := map[uint32]bpf.EdgeDevice{}
 	for _, d := range devices {
 		at := slices.IndexFunc(chosen, func(c Device) bool { return c.Index == d.Index })
 		if d.Loopback || !d.Routed && at < 0 {
 			continue
 		}
-		var e datapath.EdgeDevice
+		var e bpf.EdgeDevice
 		if d.Ethernet { // other links' addresses cannot be in a frame
 			e.Mac = d.MAC
 		}
@@ -197,15 +197,15 @@ func ownAddresses(devices []Device, chosen []Device, node []netip.Addr) map[uint
 			e.Pods = 1
 		}
 		if a := ownAddress(d, node, netip.Addr.Is4); a.IsValid() {
-			e.Source4 = datapath.AddressFrom(a)
-			e.Outer4 = datapath.AddressFrom(outerAddress(a, node))
+			e.Source4 = bpf.AddressFrom(a)
+			e.Outer4 = bpf.AddressFrom(outerAddress(a, node))
 		}
 		if a := ownAddress(d, node, netip.Addr.Is6); a.IsValid() {
-			e.Source6 = datapath.AddressFrom(a)
-			e.Outer6 = datapath.AddressFrom(outerAddress(a, node))
+			e.Source6 = bpf.AddressFrom(a)
+			e.Outer6 = bpf.AddressFrom(outerAddress(a, node))
 		}
 		e.Sources = d.sourceValidation(devices)
-		if e != (datapath.EdgeDevice{}) {
+		if e != (bpf.EdgeDevice{}) {
 			all[uint32(d.Index)] = e
 		}
 	}
@@ -217,29 +217,29 @@ func ownAddresses(devices []Device, chosen []Device, node []netip.Addr) map[uint
 func (d *Device) sourceValidation(devices []Device) (flags uint8) {
 	switch d.RPFilter {
 	case node.RPFilterStrict:
-		flags = datapath.SourcesStrict
+		flags = bpf.SourcesStrict
 	case node.RPFilterLoose:
-		flags = datapath.SourcesLoose
+		flags = bpf.SourcesLoose
 	}
 	if len(d.NextHops) > 0 {
-		flags |= datapath.SourcesMultipath
+		flags |= bpf.SourcesMultipath
 	}
 	if d.Master == 0 && slices.ContainsFunc(devices, func(o Device) bool { return o.DefaultRoute4 }) {
-		flags |= datapath.SourcesAllRouted
+		flags |= bpf.SourcesAllRouted
 	}
 	return flags
 }
 
 // nextHopsOf returns, for the table that programs look up, to which networks a device is one of several next hops.
-func nextHopsOf(devices []Device) map[datapath.NextHopKey]uint32 {
-	all := map[datapath.NextHopKey]uint32{}
+func nextHopsOf(devices []Device) map[bpf.NextHopKey]uint32 {
+	all := map[bpf.NextHopKey]uint32{}
 	for _, d := range devices {
 		for _, hop := range d.NextHops {
 			is := uint32(0)
 			if hop.Is {
 				is = 1
 			}
-			all[datapath.NextHopKeyOf(d.Index, hop.To)] = is
+			all[bpf.NextHopKeyOf(d.Index, hop.To)] = is
 		}
 	}
 	return all

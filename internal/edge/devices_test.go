@@ -82,13 +82,13 @@ func TestOwnAddresses(t *testing.T) {
 		12: {"192.0.2.1", "2001:db8::1"},
 		13: {"10.10.1.0", "2001:db8::7"}, // its own, and that of the routes there
 	} {
-		for i, a := range []datapath.Address{got[index].Source4, got[index].Source6} {
+		for i, a := range []bpf.Address{got[index].Source4, got[index].Source6} {
 			if a.Addr() != netip.MustParseAddr(want[i]) {
 				t.Errorf("device %d sends as %s, want %s", index, a.Addr(), want[i])
 			}
 		}
 		// Other nodes know this one by the addresses of its Node, also behind an overlay's device.
-		for i, a := range []datapath.Address{got[index].Outer4, got[index].Outer6} {
+		for i, a := range []bpf.Address{got[index].Outer4, got[index].Outer6} {
 			if a.Addr() != nodeAddresses[i] {
 				t.Errorf("outer headers of device %d are from %s, want %s", index, a.Addr(), nodeAddresses[i])
 			}
@@ -111,7 +111,7 @@ func TestOwnAddresses(t *testing.T) {
 	}
 	// Without a Node there is only an address of one family.
 	alone := ownAddresses(nodeDevices[2:3], nil, nil)[3]
-	if source4 := datapath.Address(alone.Source4); source4.Addr() != netip.MustParseAddr("198.51.100.1") || alone.Source6 != (datapath.EdgeDevice{}).Source6 {
+	if source4 := bpf.Address(alone.Source4); source4.Addr() != netip.MustParseAddr("198.51.100.1") || alone.Source6 != (bpf.EdgeDevice{}).Source6 {
 		t.Errorf("without a Node eth1 sends as %v", alone)
 	}
 	if alone.Outer4 != alone.Source4 || alone.Outer6 != alone.Source6 {

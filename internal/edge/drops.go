@@ -33,7 +33,7 @@ const maxDropsNamed = 3
 type drops struct {
 	reading    sync.Mutex // one reading at a time: a later one has larger counts
 	known      bool       // the counters have been read: what they have grown by since is new
-	backends   map[datapath.BackendLossKey]*dropCounter
+	backends   map[bpf.BackendLossKey]*dropCounter
 	clients    dropCounter // all packets without a route that are not in backends: replies, and refusals
 	conditions condition.List
 }
@@ -91,7 +91,7 @@ func (e *Edge) countDrops(now time.Time) {
 	d := &e.drops
 	toBackends := uint64(0)
 	before := d.backends
-	d.backends = map[datapath.BackendLossKey]*dropCounter{}
+	d.backends = map[bpf.BackendLossKey]*dropCounter{}
 	for key, row := range rows {
 		b := before[key]
 		if b == nil {
@@ -102,7 +102,7 @@ func (e *Edge) countDrops(now time.Time) {
 		}
 		d.backends[key] = b
 		grown := b.grow(row.Packets)
-		if key.Reason == datapath.LostWithoutRoute {
+		if key.Reason == bpf.LostWithoutRoute {
 			toBackends += grown
 		}
 		if grown > 0 || len(b.samples) > 0 {
@@ -128,7 +128,7 @@ func (e *Edge) withoutRoute() (uint64, error) {
 		return 0, nil
 	}
 	counters, err := e.config.Counters()
-	return counters[datapath.ReasonName(uint8(datapath.LostWithoutRoute))], err
+	return counters[bpf.ReasonName(uint8(bpf.LostWithoutRoute))], err
 }
 
 // grow returns what a counter has grown by. One that is smaller than before had been removed for others.
@@ -165,12 +165,12 @@ func (b *dropCounter) lost() (packets uint64) {
 }
 
 // causeOf returns what packets to a backend lack. The caller holds the lock.
-func (e *Edge) causeOf(key datapath.BackendLossKey, row *datapath.BackendLoss) dropCause {
+func (e *Edge) causeOf(key bpf.BackendLossKey, row *bpf.BackendLoss) dropCause {
 	backend, asked := addressOf(key.Backend.Bytes), addressOf(row.Asked.Bytes)
 	switch key.Reason {
-	case datapath.LostWithoutAddress:
+	case bpf.LostWithoutAddress:
 		return e.addressCause(row.Device, backend)
-	case datapath.LostWithoutPort:
+	case bpf.LostWithoutPort:
 		return dropCause{what: "no SNAT port is free to that backend"}
 	}
 	to := "that backend"
@@ -219,14 +219,14 @@ func addressOf(bytes [16]uint8) netip.Addr { return netip.AddrFrom16(bytes).Unma
 
 // dropConditions returns a condition for each cause.
 func (e *Edge) dropConditions() (all condition.List) {
-	byCause := map[dropCause][]datapath.BackendLossKey{}
+	byCause := map[dropCause][]bpf.BackendLossKey{}
 	for key, b := range e.drops.backends {
 		if b.lost() > 0 {
 			byCause[b.cause] = append(byCause[b.cause], key)
 		}
 	}
 	for cause, keys := range byCause {
-		slices.SortFunc(keys, func(a, b datapath.BackendLossKey) int {
+		slices.SortFunc(keys, func(a, b bpf.BackendLossKey) int {
 			return cmp.Or(cmp.Compare(e.drops.backends[b].lost(), e.drops.backends[a].lost()), addressOf(a.Backend.Bytes).Compare(addressOf(b.Backend.Bytes)))
 		})
 		var lost uint64

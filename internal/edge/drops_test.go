@@ -19,7 +19,7 @@ import (
 // Packets that did not reach a backend are a condition with backend, reason and number, until what they lacked is
 // there or none was dropped for a minute. What was counted before the agent began is none.
 func TestDropsToBackends(t *testing.T) {
-	const noRoute, noAddress, noPort = datapath.LostWithoutRoute, datapath.LostWithoutAddress, datapath.LostWithoutPort
+	const noRoute, noAddress, noPort = bpf.LostWithoutRoute, bpf.LostWithoutAddress, bpf.LostWithoutPort
 	type reading struct {
 		at     int // in seconds
 		counts map[string]uint64
@@ -92,17 +92,17 @@ func TestDropsToBackends(t *testing.T) {
 			web := []service.Ref{{Kind: service.KindService, Namespace: "default", Name: "web"}}
 			w := newWorld(t, Config{Mode: TC, Destinations: &destinations{services: map[netip.Addr][]service.Ref{netip.MustParseAddr("10.10.2.2"): web}}})
 			w.unusable = c.unusable
-			w.tables = map[uint32]datapath.EdgeDevice{2000000: {Source6: datapath.AddressFrom(netip.MustParseAddr("fd00:100::1"))}}
+			w.tables = map[uint32]bpf.EdgeDevice{2000000: {Source6: bpf.AddressFrom(netip.MustParseAddr("fd00:100::1"))}}
 			for _, r := range c.readings {
 				clear(w.kernel.losses)
 				w.deviceTo = func(netip.Addr) (int, error) { return 0, r.route }
 				for text, n := range r.counts {
 					a := netip.MustParseAddr(text)
-					row := datapath.BackendLoss{Packets: n, Asked: datapath.AddressFrom(a), Device: 2000000}
+					row := bpf.BackendLoss{Packets: n, Asked: bpf.AddressFrom(a), Device: 2000000}
 					if c.asked != "" {
-						row.Asked = datapath.AddressFrom(netip.MustParseAddr(c.asked))
+						row.Asked = bpf.AddressFrom(netip.MustParseAddr(c.asked))
 					}
-					w.kernel.losses[datapath.BackendLossKey{Backend: datapath.AddressFrom(a), Reason: c.reason}] = row
+					w.kernel.losses[bpf.BackendLossKey{Backend: bpf.AddressFrom(a), Reason: c.reason}] = row
 				}
 				w.countDrops(time.Unix(int64(r.at), 0))
 				var got []string
@@ -127,7 +127,7 @@ func TestDropsToClients(t *testing.T) {
 	counters := map[string]uint64{}
 	w := newWorld(t, Config{Mode: TC, Counters: func() (map[string]uint64, error) { return counters, nil }})
 	w.deviceTo = func(netip.Addr) (int, error) { return 0, unix.ENETUNREACH }
-	key := datapath.BackendLossKey{Backend: datapath.AddressFrom(netip.MustParseAddr("10.10.2.2")), Reason: datapath.LostWithoutRoute}
+	key := bpf.BackendLossKey{Backend: bpf.AddressFrom(netip.MustParseAddr("10.10.2.2")), Reason: bpf.LostWithoutRoute}
 	for _, r := range []struct {
 		at             int // in seconds
 		all, toBackend uint64
@@ -141,7 +141,7 @@ func TestDropsToClients(t *testing.T) {
 		{130, 20, 8, ""},
 	} {
 		counters["drop_no_route"] = r.all
-		w.kernel.losses[key] = datapath.BackendLoss{Packets: r.toBackend, Asked: key.Backend}
+		w.kernel.losses[key] = bpf.BackendLoss{Packets: r.toBackend, Asked: key.Backend}
 		w.countDrops(time.Unix(int64(r.at), 0))
 		got := ""
 		for _, one := range w.CompleteStatus(nil).Conditions() {

@@ -47,8 +47,8 @@ type Config struct {
 	// SetSysctls enables setting the sysctls that the kernel needs to forward packets.
 	SetSysctls bool
 	// SNATPorts are those from which packets are sent to backends on other nodes.
-	SNATPorts []datapath.PortRange
-	// Counters reads the edge's counters of packets by reason (datapath.ReadEdgeCounters).
+	SNATPorts []bpf.PortRange
+	// Counters reads the edge's counters of packets by reason (bpf.ReadEdgeCounters).
 	Counters func() (map[string]uint64, error)
 	Log      *slog.Logger
 }
@@ -66,21 +66,21 @@ type Destinations interface {
 	ServicesOf(backend netip.Addr) []service.Ref
 }
 
-// Datapath is what the edge needs of package datapath.
+// Datapath is what the edge needs of package bpf.
 type Datapath interface {
 	AttachEdgeTC(device int) error
-	AttachEdgeXDP(device int, mode datapath.XDPMode) ([]xdpdispatch.ChainProgram, error)
-	DetachEdge(device int, hooks ...datapath.EdgeHook) error
-	EdgeAttachments() ([]datapath.EdgeAttachment, error)
-	EdgeDevices() datapath.Hash[uint32, datapath.EdgeDevice]
-	NextHops() datapath.Hash[datapath.NextHopKey, uint32]
-	SetXFRMPolicies(datapath.XFRMPolicies) error
-	Routings() datapath.Hash[uint32, datapath.Routing]
-	RouteMTUs() datapath.Hash[datapath.RouteKey, uint32]
-	RouteEncaps() datapath.Hash[datapath.NetworkKey, datapath.RouteEncap]
-	BackendLosses() datapath.Hash[datapath.BackendLossKey, datapath.BackendLoss]
+	AttachEdgeXDP(device int, mode bpf.XDPMode) ([]xdpdispatch.ChainProgram, error)
+	DetachEdge(device int, hooks ...bpf.EdgeHook) error
+	EdgeAttachments() ([]bpf.EdgeAttachment, error)
+	EdgeDevices() bpf.Hash[uint32, bpf.EdgeDevice]
+	NextHops() bpf.Hash[bpf.NextHopKey, uint32]
+	SetXFRMPolicies(bpf.XFRMPolicies) error
+	Routings() bpf.Hash[uint32, bpf.Routing]
+	RouteMTUs() bpf.Hash[bpf.RouteKey, uint32]
+	RouteEncaps() bpf.Hash[bpf.NetworkKey, bpf.RouteEncap]
+	BackendLosses() bpf.Hash[bpf.BackendLossKey, bpf.BackendLoss]
 	WaitForReaders() error
-	Prefilter() *datapath.Prefilter
+	Prefilter() *bpf.Prefilter
 }
 
 // Edge keeps the programs attached to the devices. All methods may be called from any goroutine.
@@ -114,8 +114,8 @@ type Edge struct {
 	routed         condition.List   // routes and rules that look-ups do not tell all of, or that are not known
 	drops          drops
 	unusable       []node.Route // by which the edge cannot send, as last read
-	tables         map[uint32]datapath.EdgeDevice
-	nextHops       map[datapath.NextHopKey]uint32
+	tables         map[uint32]bpf.EdgeDevice
+	nextHops       map[bpf.NextHopKey]uint32
 	dsr            []DSRStatus
 	// forwards are the families whose packets the kernel must forward, decapsulates those of which it must if
 	// packets were dropped for that. forwarding are the conditions that were logged of sysctls that prevent it,
@@ -261,9 +261,9 @@ func (e *Edge) report(c condition.Condition) {
 
 // writeDevices publishes the addresses that the edge sends from, and by which devices clients may come. What cannot be
 // written of the latter counts as none.
-func (e *Edge) writeDevices(want map[uint32]datapath.EdgeDevice, hops map[datapath.NextHopKey]uint32, audit bool) {
+func (e *Edge) writeDevices(want map[uint32]bpf.EdgeDevice, hops map[bpf.NextHopKey]uint32, audit bool) {
 	complete := true
-	write(e.datapath.NextHops(), &e.nextHops, hops, audit, func(_ *datapath.NextHopKey, err error) {
+	write(e.datapath.NextHops(), &e.nextHops, hops, audit, func(_ *bpf.NextHopKey, err error) {
 		if complete {
 			e.report(condition.DeviceTableNotWritten.New("sources with several next hops are not validated as by the kernel: %v", err))
 		}
@@ -271,7 +271,7 @@ func (e *Edge) writeDevices(want map[uint32]datapath.EdgeDevice, hops map[datapa
 	})
 	for index, d := range want {
 		if !complete {
-			d.Sources &^= datapath.SourcesMultipath
+			d.Sources &^= bpf.SourcesMultipath
 			want[index] = d
 		}
 	}
@@ -286,7 +286,7 @@ func (e *Edge) writeDevices(want map[uint32]datapath.EdgeDevice, hops map[datapa
 
 // write makes a table equal to want. have is what it has; with audit, or if that is not known, it is read. failed is
 // called with each key that could not be written, and with nil if the table cannot be read.
-func write[K, V comparable](table datapath.Hash[K, V], have *map[K]V, want map[K]V, audit bool, failed func(*K, error)) {
+func write[K, V comparable](table bpf.Hash[K, V], have *map[K]V, want map[K]V, audit bool, failed func(*K, error)) {
 	if *have == nil || audit {
 		all, err := table.All()
 		if err != nil {

@@ -54,7 +54,7 @@ func TestModes(t *testing.T) {
 		{"xdp, another XDP program", Config{Mode: XDP}, hardware, other,
 			[]string{"eth0 tc", "! DeviceModeRefused: eth0: device eth0 is served by tc and not by what --edge-mode=xdp asks for: no XDP: another XDP program is attached to the device (filter, program 77)"}, "2 egress ingress"},
 		{"tc", Config{Mode: TC}, hardware, nil, []string{"eth0 tc"}, "2 egress ingress"},
-		{"xdp, no dispatchers", Config{Mode: XDP}, hardware, &datapath.ExclusiveXDPError{},
+		{"xdp, no dispatchers", Config{Mode: XDP}, hardware, &bpf.ExclusiveXDPError{},
 			[]string{"eth0 xdp", "! DeviceModeRefused: eth0: device eth0 is served by xdp, though not as --edge-xdp-dispatcher asks for: Beeline is alone there"}, "2 egress ingress xdp"},
 		{"generic XDP", Config{Mode: Auto, Generic: true}, veth, nil, []string{"eth0 generic xdp"}, "2 egress ingress xdp"},
 	} {
@@ -204,7 +204,7 @@ func TestProblemIsLoggedOnce(t *testing.T) {
 // detached.
 func TestRepair(t *testing.T) {
 	w := newWorld(t, Config{Mode: Auto}, hardware)
-	w.kernel.hooks[9] = []datapath.EdgeHook{datapath.EdgeEgress, datapath.EdgeIngress}
+	w.kernel.hooks[9] = []bpf.EdgeHook{bpf.EdgeEgress, bpf.EdgeIngress}
 	w.Start()
 	if got := w.kernel.attachedTo(); !slices.Equal(got, []string{"2 egress ingress xdp"}) {
 		t.Errorf("attached: %v", got)
@@ -212,12 +212,12 @@ func TestRepair(t *testing.T) {
 	if repaired := w.Repair(); len(repaired) > 0 {
 		t.Errorf("repaired %v of what was in order", repaired)
 	}
-	w.kernel.DetachEdge(2, datapath.EdgeXDP)
+	w.kernel.DetachEdge(2, bpf.EdgeXDP)
 	delete(w.kernel.table, 2)
 	if repaired := w.Repair(); !slices.Equal(repaired, []string{"xdp of device eth0"}) {
 		t.Errorf("repaired %v", repaired)
 	}
-	if !slices.Contains(w.kernel.hooks[2], datapath.EdgeXDP) || len(w.kernel.table) != 1 {
+	if !slices.Contains(w.kernel.hooks[2], bpf.EdgeXDP) || len(w.kernel.table) != 1 {
 		t.Errorf("attached %v, addresses of %v", w.kernel.hooks, w.kernel.table)
 	}
 }

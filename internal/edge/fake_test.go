@@ -24,36 +24,36 @@ import (
 
 // kernel is a datapath that records what is attached where.
 type kernel struct {
-	hooks     map[int][]datapath.EdgeHook
-	xdp       map[int]datapath.XDPMode
+	hooks     map[int][]bpf.EdgeHook
+	xdp       map[int]bpf.XDPMode
 	refuse    map[int]error // XDP
-	table     hash[uint32, datapath.EdgeDevice]
-	nextHops  hash[datapath.NextHopKey, uint32]
+	table     hash[uint32, bpf.EdgeDevice]
+	nextHops  hash[bpf.NextHopKey, uint32]
 	assured   conntracktest.Table
 	attach    int // calls
-	prefilter *datapath.Prefilter
+	prefilter *bpf.Prefilter
 	// written: the XFRM policies so far. readers: what WaitForReaders waits for; nil: nothing.
-	written chan datapath.XFRMPolicies
+	written chan bpf.XFRMPolicies
 	readers chan struct{}
 	tcError error
 
-	routings    hash[uint32, datapath.Routing]
-	routeMTUs   hash[datapath.RouteKey, uint32]
-	routeEncaps hash[datapath.NetworkKey, datapath.RouteEncap]
-	losses      hash[datapath.BackendLossKey, datapath.BackendLoss]
+	routings    hash[uint32, bpf.Routing]
+	routeMTUs   hash[bpf.RouteKey, uint32]
+	routeEncaps hash[bpf.NetworkKey, bpf.RouteEncap]
+	losses      hash[bpf.BackendLossKey, bpf.BackendLoss]
 	// routeMTUDeleted is called before an entry of routeMTUs is deleted; nil: nothing is.
 	routeMTUDeleted func()
 }
 
 func newKernel() *kernel {
 	k := &kernel{
-		hooks: map[int][]datapath.EdgeHook{}, xdp: map[int]datapath.XDPMode{}, refuse: map[int]error{}, table: hash[uint32, datapath.EdgeDevice]{}, nextHops: hash[datapath.NextHopKey, uint32]{},
+		hooks: map[int][]bpf.EdgeHook{}, xdp: map[int]bpf.XDPMode{}, refuse: map[int]error{}, table: hash[uint32, bpf.EdgeDevice]{}, nextHops: hash[bpf.NextHopKey, uint32]{},
 		assured: conntracktest.Table{},
 
-		routings: hash[uint32, datapath.Routing]{}, routeMTUs: hash[datapath.RouteKey, uint32]{}, routeEncaps: hash[datapath.NetworkKey, datapath.RouteEncap]{},
-		losses: hash[datapath.BackendLossKey, datapath.BackendLoss]{},
+		routings: hash[uint32, bpf.Routing]{}, routeMTUs: hash[bpf.RouteKey, uint32]{}, routeEncaps: hash[bpf.NetworkKey, bpf.RouteEncap]{},
+		losses: hash[bpf.BackendLossKey, bpf.BackendLoss]{},
 	}
-	k.prefilter = datapath.NewPrefilter(new(datapath.EdgeTCPrefilter), func() error { return nil })
+	k.prefilter = bpf.NewPrefilter(new(bpf.EdgeTCPrefilter), func() error { return nil })
 	return k
 }
 
@@ -62,7 +62,7 @@ func (k *kernel) AttachEdgeTC(device int) error {
 	if k.tcError != nil {
 		return k.tcError
 	}
-	for _, h := range []datapath.EdgeHook{datapath.EdgeEgress, datapath.EdgeIngress} {
+	for _, h := range []bpf.EdgeHook{bpf.EdgeEgress, bpf.EdgeIngress} {
 		if !slices.Contains(k.hooks[device], h) {
 			k.hooks[device] = append(k.hooks[device], h)
 		}
@@ -70,34 +70,34 @@ func (k *kernel) AttachEdgeTC(device int) error {
 	return nil
 }
 
-func (k *kernel) AttachEdgeXDP(device int, mode datapath.XDPMode) ([]xdpdispatch.ChainProgram, error) {
+func (k *kernel) AttachEdgeXDP(device int, mode bpf.XDPMode) ([]xdpdispatch.ChainProgram, error) {
 	err := k.refuse[device]
-	if err != nil && !errors.As(err, new(*datapath.ExclusiveXDPError)) {
+	if err != nil && !errors.As(err, new(*bpf.ExclusiveXDPError)) {
 		return nil, err
 	}
-	k.hooks[device], k.xdp[device] = append(k.hooks[device], datapath.EdgeXDP), mode
+	k.hooks[device], k.xdp[device] = append(k.hooks[device], bpf.EdgeXDP), mode
 	return nil, err
 }
 
-func (k *kernel) DetachEdge(device int, hooks ...datapath.EdgeHook) error {
-	k.hooks[device] = slices.DeleteFunc(k.hooks[device], func(h datapath.EdgeHook) bool {
+func (k *kernel) DetachEdge(device int, hooks ...bpf.EdgeHook) error {
+	k.hooks[device] = slices.DeleteFunc(k.hooks[device], func(h bpf.EdgeHook) bool {
 		return len(hooks) == 0 || slices.Contains(hooks, h)
 	})
 	return nil
 }
 
-func (k *kernel) EdgeAttachments() (all []datapath.EdgeAttachment, _ error) {
+func (k *kernel) EdgeAttachments() (all []bpf.EdgeAttachment, _ error) {
 	for device, hooks := range k.hooks {
 		for _, h := range hooks {
-			all = append(all, datapath.EdgeAttachment{Device: device, Hook: h})
+			all = append(all, bpf.EdgeAttachment{Device: device, Hook: h})
 		}
 	}
 	return all, nil
 }
 
-func (k *kernel) EdgeDevices() datapath.Hash[uint32, datapath.EdgeDevice] { return k.table }
-func (k *kernel) NextHops() datapath.Hash[datapath.NextHopKey, uint32]    { return k.nextHops }
-func (k *kernel) Prefilter() *datapath.Prefilter                          { return k.prefilter }
+func (k *kernel) EdgeDevices() bpf.Hash[uint32, bpf.EdgeDevice] { return k.table }
+func (k *kernel) NextHops() bpf.Hash[bpf.NextHopKey, uint32]    { return k.nextHops }
+func (k *kernel) Prefilter() *bpf.Prefilter                     { return k.prefilter }
 
 func (k *kernel) WaitForReaders() error {
 	if k.readers != nil {
@@ -106,22 +106,22 @@ func (k *kernel) WaitForReaders() error {
 	return nil
 }
 
-func (k *kernel) SetXFRMPolicies(all datapath.XFRMPolicies) error {
+func (k *kernel) SetXFRMPolicies(all bpf.XFRMPolicies) error {
 	if k.written != nil {
 		k.written <- all
 	}
 	return nil
 }
 
-func (k *kernel) Routings() datapath.Hash[uint32, datapath.Routing] { return k.routings }
-func (k *kernel) RouteMTUs() datapath.Hash[datapath.RouteKey, uint32] {
-	return deletes[datapath.RouteKey, uint32]{k.routeMTUs, k.routeMTUDeleted}
+func (k *kernel) Routings() bpf.Hash[uint32, bpf.Routing] { return k.routings }
+func (k *kernel) RouteMTUs() bpf.Hash[bpf.RouteKey, uint32] {
+	return deletes[bpf.RouteKey, uint32]{k.routeMTUs, k.routeMTUDeleted}
 }
-func (k *kernel) RouteEncaps() datapath.Hash[datapath.NetworkKey, datapath.RouteEncap] {
+func (k *kernel) RouteEncaps() bpf.Hash[bpf.NetworkKey, bpf.RouteEncap] {
 	return k.routeEncaps
 }
 
-func (k *kernel) BackendLosses() datapath.Hash[datapath.BackendLossKey, datapath.BackendLoss] {
+func (k *kernel) BackendLosses() bpf.Hash[bpf.BackendLossKey, bpf.BackendLoss] {
 	return k.losses
 }
 

@@ -25,12 +25,12 @@ type flowRefs struct {
 const afterClose = 10
 
 func newFlowRefs() *flowRefs {
-	return &flowRefs{map[netip.Addr]struct{}{}, map[int]struct{}{}, datapath.Now()}
+	return &flowRefs{map[netip.Addr]struct{}{}, map[int]struct{}{}, bpf.Now()}
 }
 
 // note handles a conntrack entry.
 func (f *flowRefs) note(key conntrack.Tuple, t *conntrack.Entry) {
-	if t.State == uint8(datapath.ConntrackClosed) && int32(f.now-t.LastSeen) > afterClose {
+	if t.State == uint8(bpf.ConntrackClosed) && int32(f.now-t.LastSeen) > afterClose {
 		return
 	}
 	if addr, ok := flowBackend(key, t); ok {
@@ -58,7 +58,7 @@ func flowBackend(key conntrack.Tuple, t *conntrack.Entry) (addr netip.Addr, ok b
 // flowDevice returns the device that a flow's client is behind. Flows that began at egress, from clients on
 // this node, need none.
 func flowDevice(t *conntrack.Entry) (device int, ok bool) {
-	return int(t.Device), t.Device != 0 && t.Flags&uint8(datapath.ConntrackOutbound) == 0
+	return int(t.Device), t.Device != 0 && t.Flags&uint8(bpf.ConntrackOutbound) == 0
 }
 
 // FlowRefs keeps the edge attached to the devices that flows still need, by walks of all conntrack entries

@@ -23,7 +23,7 @@ func newPodWorld(t *testing.T, c Config) *world {
 // putPodFlow stores the conntrack entries of a flow that a pod began by its device; one of them may be
 // lost.
 func (w *world) putPodFlow(entries [2]int, flags uint8) {
-	now := datapath.Now()
+	now := bpf.Now()
 	table := w.kernel.assured
 	table.Put(tcp, "10.10.1.11:40000", backend, entries, [2]uint32{now, now})
 	for key, t := range table {
@@ -61,8 +61,8 @@ func TestDeviceStaysForFlows(t *testing.T) {
 		"both records":               {[2]int{conntracktest.Both, conntracktest.Both}, 0, true},
 		"the client's":               {[2]int{conntracktest.Both, conntracktest.Lost}, 0, true},
 		"the backend's":              {[2]int{conntracktest.Lost, conntracktest.Both}, 0, true},
-		"a backend of this node":     {[2]int{conntracktest.Both, conntracktest.Both}, uint8(datapath.ConntrackLocal), true},
-		"begun where it left":        {[2]int{conntracktest.Both, conntracktest.Both}, uint8(datapath.ConntrackOutbound), false},
+		"a backend of this node":     {[2]int{conntracktest.Both, conntracktest.Both}, uint8(bpf.ConntrackLocal), true},
+		"begun where it left":        {[2]int{conntracktest.Both, conntracktest.Both}, uint8(bpf.ConntrackOutbound), false},
 		"no flow":                    {[2]int{conntracktest.Lost, conntracktest.Lost}, 0, false},
 		"closing, with both entries": {[2]int{conntracktest.Closing, conntracktest.Closing}, 0, true},
 		"closed just now":            {[2]int{conntracktest.Closed, conntracktest.Closed}, 0, true},
@@ -136,7 +136,7 @@ func TestDeviceIsAskedForAgain(t *testing.T) {
 func TestDeviceOfAnEarlierAgentStaysForFlows(t *testing.T) {
 	for _, flow := range []bool{true, false} {
 		w := newPodWorld(t, Config{Mode: TC, Devices: []string{"eth*"}})
-		w.kernel.hooks[podIndex] = []datapath.EdgeHook{datapath.EdgeEgress, datapath.EdgeIngress}
+		w.kernel.hooks[podIndex] = []bpf.EdgeHook{bpf.EdgeEgress, bpf.EdgeIngress}
 		want := withoutPods
 		if flow {
 			w.putPodFlow([2]int{conntracktest.Both, conntracktest.Both}, 0)

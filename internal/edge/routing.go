@@ -76,18 +76,18 @@ func (e *Edge) writeRouting(routing *node.Routing, err error) {
 // putRouting writes the tables: entries before what leads to them, and deletes them after it. Tables that are full are
 // conditions.
 func (e *Edge) putRouting(r *node.Routing) (full condition.List, err error) {
-	row := datapath.Routing{LeastMtu4: r.MTUs.Least4, LeastMtu6: r.MTUs.Least6}
+	row := bpf.Routing{LeastMtu4: r.MTUs.Least4, LeastMtu6: r.MTUs.Least6}
 	for flag, set := range map[uint32]bool{
-		datapath.RoutedBySource: r.BySource, datapath.RoutedByPorts: r.ByPorts, datapath.RoutedByTOS: r.ByTOS,
-		datapath.RoutedByMark: len(r.ByMark) > 0, datapath.RouteIgnoresPMTU: !r.UsesPMTU,
+		bpf.RoutedBySource: r.BySource, bpf.RoutedByPorts: r.ByPorts, bpf.RoutedByTOS: r.ByTOS,
+		bpf.RoutedByMark: len(r.ByMark) > 0, bpf.RouteIgnoresPMTU: !r.UsesPMTU,
 	} {
 		if set {
 			row.Flags |= flag
 		}
 	}
-	mtus, encaps := map[datapath.RouteKey]uint32{}, map[datapath.NetworkKey]datapath.RouteEncap{}
+	mtus, encaps := map[bpf.RouteKey]uint32{}, map[bpf.NetworkKey]bpf.RouteEncap{}
 	if table := e.datapath.RouteMTUs(); len(r.MTUs.Of) > int(table.Max()) {
-		row.Flags |= datapath.RouteMTUsMissing
+		row.Flags |= bpf.RouteMTUsMissing
 		full = append(full, condition.RouteMTUsMissing.New("%d next hops and networks with an MTU of their own, room for %d", len(r.MTUs.Of), table.Max()))
 	} else {
 		for to, mtu := range r.MTUs.Of {
@@ -98,41 +98,41 @@ func (e *Edge) putRouting(r *node.Routing) (full condition.List, err error) {
 		full = append(full, condition.EdgeRouteUnusable.New("%d routes with an outer header, room for %d", len(r.Encaps), table.Max()))
 	} else {
 		for to, route := range r.Encaps {
-			key := datapath.NetworkKey{Prefixlen: datapath.PrefixLen(to), Address: datapath.AddressFrom(to.Addr())}
-			encaps[key] = datapath.RouteEncap{Device: route.Device, Mtu: route.MTU}
+			key := bpf.NetworkKey{Prefixlen: bpf.PrefixLen(to), Address: bpf.AddressFrom(to.Addr())}
+			encaps[key] = bpf.RouteEncap{Device: route.Device, Mtu: route.MTU}
 		}
 	}
-	if row.Flags&datapath.RouteMTUsMissing != 0 { // so the entries need not be complete
+	if row.Flags&bpf.RouteMTUsMissing != 0 { // so the entries need not be complete
 		if err := e.datapath.Routings().Put(0, row); err != nil {
 			return nil, err
 		}
 	}
 	// Those to delete may leave no room for others.
-	if err := datapath.Withdraw(e.datapath.RouteEncaps(), encaps); err != nil {
+	if err := bpf.Withdraw(e.datapath.RouteEncaps(), encaps); err != nil {
 		return nil, err
 	}
-	if err := datapath.Publish(e.datapath.RouteEncaps(), encaps); err != nil {
+	if err := bpf.Publish(e.datapath.RouteEncaps(), encaps); err != nil {
 		return nil, err
 	}
-	if err := datapath.Withdraw(e.datapath.RouteMTUs(), mtus); err != nil {
+	if err := bpf.Withdraw(e.datapath.RouteMTUs(), mtus); err != nil {
 		return nil, err
 	}
-	if err := datapath.Publish(e.datapath.RouteMTUs(), mtus); err != nil {
+	if err := bpf.Publish(e.datapath.RouteMTUs(), mtus); err != nil {
 		return nil, err
 	}
 	return full, e.datapath.Routings().Put(0, row)
 }
 
-func routeKey(to node.RoutedTo) datapath.RouteKey {
-	key := datapath.RouteKey{
-		Prefixlen: datapath.RouteKeyBits + datapath.PrefixLen(to.To), IsV6: 1, Device: uint32(to.Device), Metric: to.Metric,
-		Destination: datapath.AddressFrom(to.To.Addr()),
+func routeKey(to node.RoutedTo) bpf.RouteKey {
+	key := bpf.RouteKey{
+		Prefixlen: bpf.RouteKeyBits + bpf.PrefixLen(to.To), IsV6: 1, Device: uint32(to.Device), Metric: to.Metric,
+		Destination: bpf.AddressFrom(to.To.Addr()),
 	}
 	if to.To.Addr().Is4() {
 		key.IsV6 = 0
 	}
 	if !to.Gateway.IsUnspecified() {
-		key.NextHop = datapath.AddressFrom(to.Gateway)
+		key.NextHop = bpf.AddressFrom(to.Gateway)
 	}
 	return key
 }

@@ -23,7 +23,7 @@ func TestRoutingIsWritten(t *testing.T) {
 	var routing node.Routing
 	var failed error
 	w.Edge.routing = func() (node.Routing, error) { return routing, failed }
-	want := func(row datapath.Routing, mtus map[datapath.RouteKey]uint32, encaps map[datapath.NetworkKey]datapath.RouteEncap, conditions ...string) {
+	want := func(row bpf.Routing, mtus map[bpf.RouteKey]uint32, encaps map[bpf.NetworkKey]bpf.RouteEncap, conditions ...string) {
 		t.Helper()
 		read, err := w.Edge.routing()
 		w.writeRouting(&read, err)
@@ -44,24 +44,24 @@ func TestRoutingIsWritten(t *testing.T) {
 			t.Errorf("conditions %v, want %v", w.routed, conditions)
 		}
 	}
-	none := map[datapath.RouteKey]uint32{}
-	plain := map[datapath.NetworkKey]datapath.RouteEncap{}
-	want(datapath.Routing{Flags: datapath.RouteIgnoresPMTU}, none, plain)
+	none := map[bpf.RouteKey]uint32{}
+	plain := map[bpf.NetworkKey]bpf.RouteEncap{}
+	want(bpf.Routing{Flags: bpf.RouteIgnoresPMTU}, none, plain)
 
 	routing.MTUs = node.RouteMTUs{Of: map[node.RoutedTo]uint32{hop(9, "10.1.0.0/16"): 1400}, Least4: 1400}
 	routing.Encaps = map[netip.Prefix]node.EncapRoute{netip.MustParsePrefix("10.2.0.0/16"): {Device: 5, MTU: 1300}}
 	routing.BySource, routing.ByPorts, routing.ByTOS, routing.UsesPMTU = true, true, true, true
 	routing.ByMark, routing.Unusable = []node.Rule{{Mark: 1, MarkMask: 1}}, []node.Route{{To: netip.MustParsePrefix("10.3.0.0/16")}}
-	mtus := map[datapath.RouteKey]uint32{{
-		Prefixlen: 32*3 + 128 + 96 + 16, Device: 7, Metric: 3, NextHop: datapath.AddressFrom(netip.MustParseAddr("192.0.2.9")),
-		Destination: datapath.AddressFrom(netip.MustParseAddr("10.1.0.0")),
+	mtus := map[bpf.RouteKey]uint32{{
+		Prefixlen: 32*3 + 128 + 96 + 16, Device: 7, Metric: 3, NextHop: bpf.AddressFrom(netip.MustParseAddr("192.0.2.9")),
+		Destination: bpf.AddressFrom(netip.MustParseAddr("10.1.0.0")),
 	}: 1400}
-	encaps := map[datapath.NetworkKey]datapath.RouteEncap{{Prefixlen: 96 + 16, Address: datapath.AddressFrom(netip.MustParseAddr("10.2.0.0"))}: {Device: 5, Mtu: 1300}}
-	flags := datapath.RoutedBySource | datapath.RoutedByPorts | datapath.RoutedByTOS | datapath.RoutedByMark
-	want(datapath.Routing{LeastMtu4: 1400, Flags: flags}, mtus, encaps, "EdgeRouteUnusable", "EdgeBypassesRules")
+	encaps := map[bpf.NetworkKey]bpf.RouteEncap{{Prefixlen: 96 + 16, Address: bpf.AddressFrom(netip.MustParseAddr("10.2.0.0"))}: {Device: 5, Mtu: 1300}}
+	flags := bpf.RoutedBySource | bpf.RoutedByPorts | bpf.RoutedByTOS | bpf.RoutedByMark
+	want(bpf.Routing{LeastMtu4: 1400, Flags: flags}, mtus, encaps, "EdgeRouteUnusable", "EdgeBypassesRules")
 
 	failed = errors.New("no memory")
-	want(datapath.Routing{LeastMtu4: 1400, Flags: flags}, mtus, encaps, "EdgeRoutingUnknown")
+	want(bpf.Routing{LeastMtu4: 1400, Flags: flags}, mtus, encaps, "EdgeRoutingUnknown")
 
 	failed, routing = nil, node.Routing{MTUs: node.RouteMTUs{Least4: 1280, Of: map[node.RoutedTo]uint32{}}}
 	for i := range 101 {
@@ -70,14 +70,14 @@ func TestRoutingIsWritten(t *testing.T) {
 	deleted := 0
 	w.kernel.routeMTUDeleted = func() {
 		deleted++
-		if w.kernel.routings[0].Flags&datapath.RouteMTUsMissing == 0 {
+		if w.kernel.routings[0].Flags&bpf.RouteMTUsMissing == 0 {
 			t.Error("an MTU is deleted while the programs still look for it")
 		}
 	}
-	want(datapath.Routing{LeastMtu4: 1280, Flags: datapath.RouteMTUsMissing | datapath.RouteIgnoresPMTU}, none, plain, "RouteMTUsMissing")
+	want(bpf.Routing{LeastMtu4: 1280, Flags: bpf.RouteMTUsMissing | bpf.RouteIgnoresPMTU}, none, plain, "RouteMTUsMissing")
 	if deleted != 1 {
 		t.Errorf("%d MTUs are deleted, want 1", deleted)
 	}
 	routing = node.Routing{}
-	want(datapath.Routing{Flags: datapath.RouteIgnoresPMTU}, none, plain)
+	want(bpf.Routing{Flags: bpf.RouteIgnoresPMTU}, none, plain)
 }

@@ -25,7 +25,7 @@ type Status struct {
 	Devices []DeviceStatus `json:"devices"`
 	// Problems are the conditions that are not of one device.
 	Problems condition.List `json:"-"`
-	// Counters of packets by reason (datapath.ReadEdgeCounters).
+	// Counters of packets by reason (bpf.ReadEdgeCounters).
 	Counters map[string]uint64 `json:"counters,omitempty"`
 	Flows    conntrack.Status  `json:"flows,omitzero"`
 	// DSR is the size of clients' packets that fit, for each kind and family in use.
@@ -139,16 +139,16 @@ func ReadStatus(bpffs string, count FlowCount) (*Status, error) {
 	if s.Flows, err = count(flows); err != nil {
 		return nil, err
 	}
-	if s.Counters, err = datapath.ReadEdgeCounters(bpffs); errors.Is(err, datapath.ErrOtherCounters) {
+	if s.Counters, err = bpf.ReadEdgeCounters(bpffs); errors.Is(err, bpf.ErrOtherCounters) {
 		s.Problems = append(s.Problems, condition.CountersUnreadable.New("the attached programs belong to another version of Beeline, with other reasons"))
 	} else if err != nil {
 		return nil, err
 	}
-	attached, err := datapath.EdgeAttachments(bpffs)
+	attached, err := bpf.EdgeAttachments(bpffs)
 	if err != nil {
 		return nil, err
 	}
-	elsewhere, err := datapath.OtherNamespace(bpffs)
+	elsewhere, err := bpf.OtherNamespace(bpffs)
 	if err != nil {
 		return nil, err
 	}
@@ -165,11 +165,11 @@ func ReadStatus(bpffs string, count FlowCount) (*Status, error) {
 			byIndex[a.Device] = len(s.Devices)
 			s.Devices = append(s.Devices, DeviceStatus{Name: name(a.Device), Index: a.Device, Mode: "tc"})
 		}
-		if a.Hook == datapath.EdgeXDP {
+		if a.Hook == bpf.EdgeXDP {
 			device := &s.Devices[byIndex[a.Device]]
 			device.Mode, device.Chain, device.Why = "xdp", a.Chain, strings.TrimPrefix(chainText(a.Chain), "; ")
 			if !elsewhere {
-				device.Mode = xdpName(datapath.XDPModeOf(a.Device))
+				device.Mode = xdpName(bpf.XDPModeOf(a.Device))
 			}
 		}
 	}

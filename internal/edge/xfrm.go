@@ -145,9 +145,9 @@ func concernsEdge(p *node.XFRMPolicy) bool { return p.Interface == 0 && p.Matche
 
 // pairsOf returns the packets that policies concern. Policies of several directions that match the same packets, or
 // their replies, are one. If there are more than fit, all packets are concerned.
-func pairsOf(policies []node.XFRMPolicy) (all datapath.XFRMPolicies) {
-	seen := map[datapath.XFRMPair]bool{}
-	add := func(pair datapath.XFRMPair) {
+func pairsOf(policies []node.XFRMPolicy) (all bpf.XFRMPolicies) {
+	seen := map[bpf.XFRMPair]bool{}
+	add := func(pair bpf.XFRMPair) {
 		if seen[pair] || seen[reversed(pair)] || int(all.Count) >= len(all.Pairs) {
 			return
 		}
@@ -161,34 +161,34 @@ func pairsOf(policies []node.XFRMPolicy) (all datapath.XFRMPolicies) {
 	if len(seen) < len(all.Pairs) {
 		return all
 	}
-	all = datapath.XFRMPolicies{}
+	all = bpf.XFRMPolicies{}
 	clear(seen)
-	add(datapath.XFRMPair{})
+	add(bpf.XFRMPair{})
 	return all
 }
 
-func pairOf(p *node.XFRMPolicy) datapath.XFRMPair {
+func pairOf(p *node.XFRMPolicy) bpf.XFRMPair {
 	var onlyV6 uint32
 	if p.Source.Addr().Is6() { // ::/0 has all mapped IPv4 addresses, too
 		onlyV6 = 1
 	}
-	return datapath.XFRMPair{
-		Source: datapath.AddressFrom(p.Source.Addr()), SourceMask: maskOf(p.Source),
-		Destination: datapath.AddressFrom(p.Destination.Addr()), DestinationMask: maskOf(p.Destination),
-		SourcePort: datapath.NetworkOrder(p.SourcePort.Value & p.SourcePort.Mask), SourcePortMask: datapath.NetworkOrder(p.SourcePort.Mask),
-		DestinationPort: datapath.NetworkOrder(p.DestinationPort.Value & p.DestinationPort.Mask), DestinationPortMask: datapath.NetworkOrder(p.DestinationPort.Mask),
+	return bpf.XFRMPair{
+		Source: bpf.AddressFrom(p.Source.Addr()), SourceMask: maskOf(p.Source),
+		Destination: bpf.AddressFrom(p.Destination.Addr()), DestinationMask: maskOf(p.Destination),
+		SourcePort: bpf.NetworkOrder(p.SourcePort.Value & p.SourcePort.Mask), SourcePortMask: bpf.NetworkOrder(p.SourcePort.Mask),
+		DestinationPort: bpf.NetworkOrder(p.DestinationPort.Value & p.DestinationPort.Mask), DestinationPortMask: bpf.NetworkOrder(p.DestinationPort.Mask),
 		Protocol: uint32(p.Protocol), OnlyV6: onlyV6,
 	}
 }
 
-func reversed(p datapath.XFRMPair) datapath.XFRMPair {
+func reversed(p bpf.XFRMPair) bpf.XFRMPair {
 	p.Source, p.Destination, p.SourceMask, p.DestinationMask = p.Destination, p.Source, p.DestinationMask, p.SourceMask
 	p.SourcePort, p.DestinationPort, p.SourcePortMask, p.DestinationPortMask = p.DestinationPort, p.SourcePort, p.DestinationPortMask, p.SourcePortMask
 	return p
 }
 
 // maskOf returns the mask of a prefix. IPv4 is mapped into IPv6, and matches no IPv6.
-func maskOf(p netip.Prefix) (mask datapath.Address) {
+func maskOf(p netip.Prefix) (mask bpf.Address) {
 	bits := p.Bits()
 	if p.Addr().Is4() {
 		bits += 96

@@ -51,8 +51,8 @@ func TestPairsOf(t *testing.T) {
 		"source port": {one.SourcePort, 0x1230}, "mask of the source port": {one.SourcePortMask, 0xfff0},
 		"destination port": {one.DestinationPort, 0x5678}, "mask of the destination port": {one.DestinationPortMask, 0xffff},
 	} {
-		if want.got != datapath.NetworkOrder(want.want) {
-			t.Errorf("%s: %#04x, want %#04x", name, datapath.NetworkOrder(want.got), want.want)
+		if want.got != bpf.NetworkOrder(want.want) {
+			t.Errorf("%s: %#04x, want %#04x", name, bpf.NetworkOrder(want.got), want.want)
 		}
 	}
 	if one.Protocol != 17 {
@@ -69,7 +69,7 @@ func TestPairsOf(t *testing.T) {
 	for i := range 200 {
 		many = append(many, between(node.XFRMOut, "10.2.0.1/32", netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 9, 0, byte(i)}), 32).String()))
 	}
-	if got := pairsOf(many); got.Count != 1 || got.Pairs[0] != (datapath.XFRMPair{}) {
+	if got := pairsOf(many); got.Count != 1 || got.Pairs[0] != (bpf.XFRMPair{}) {
 		t.Errorf("200 policies: %d pairs, want one that matches everything", got.Count)
 	}
 	if got := pairsOf(many[:127]); got.Count != 127 {
@@ -80,7 +80,7 @@ func TestPairsOf(t *testing.T) {
 // Policies that come or go while the flows of others are deleted are written at once.
 func TestPoliciesDoNotWaitForFlows(t *testing.T) {
 	w := newWorld(t, Config{})
-	w.kernel.written, w.kernel.readers = make(chan datapath.XFRMPolicies), make(chan struct{})
+	w.kernel.written, w.kernel.readers = make(chan bpf.XFRMPolicies), make(chan struct{})
 	everything := netip.MustParsePrefix("0.0.0.0/0")
 	var policies atomic.Pointer[[]node.XFRMPolicy]
 	w.policies = func() ([]node.XFRMPolicy, error) { return slices.Clone(*policies.Load()), nil }

@@ -48,8 +48,8 @@ type BackendConnections struct {
 }
 
 // AddConnections adds the statistics of sockets to each Service. Without --socket-stats it adds nothing.
-func (t *Tables) AddConnections(bpffs string, names map[uint32]datapath.ServiceName) error {
-	stats, err := datapath.ReadSocketStats(bpffs)
+func (t *Tables) AddConnections(bpffs string, names map[uint32]bpf.ServiceName) error {
+	stats, err := bpf.ReadSocketStats(bpffs)
 	if err != nil || stats == nil {
 		return err
 	}
@@ -73,7 +73,7 @@ func (t *Tables) AddConnections(bpffs string, names map[uint32]datapath.ServiceN
 	return nil
 }
 
-func connections(s *datapath.ConnectionStats) Connections {
+func connections(s *bpf.ConnectionStats) Connections {
 	return Connections{
 		Started: s.Started, Connecting: s.Connecting(), Failed: s.Failed, Open: s.Open(), Closed: s.Closed,
 		SentBytes: s.SentBytes, ReceivedBytes: s.ReceivedBytes, Retransmits: s.Retransmits,

@@ -30,8 +30,8 @@ type PortCounters struct {
 
 // AddCounters adds the edge's counters to each Service. Conntrack entries count packets and bytes; their counts
 // are kept when they expire, but lost when they are evicted (--max-flows).
-func (t *Tables) AddCounters(bpffs string, names map[uint32]datapath.ServiceName) error {
-	counters, err := datapath.ReadServiceCounters(bpffs)
+func (t *Tables) AddCounters(bpffs string, names map[uint32]bpf.ServiceName) error {
+	counters, err := bpf.ReadServiceCounters(bpffs)
 	if err != nil || counters == nil {
 		return err
 	}
@@ -65,7 +65,7 @@ func (t *Tables) AddCounters(bpffs string, names map[uint32]datapath.ServiceName
 	return nil
 }
 
-func portCounters(id uint32, port service.Port, c datapath.ServiceCounters) PortCounters {
+func portCounters(id uint32, port service.Port, c bpf.ServiceCounters) PortCounters {
 	return PortCounters{
 		ID: id, Port: port.Name, Protocol: port.Protocol, Flows: c.Flows, Refused: c.Refused, Dropped: c.Dropped,
 		Sent:     conntrack.Traffic{Packets: c.SentPackets, Bytes: c.SentBytes},

@@ -36,7 +36,7 @@ func readDrain(bpffs string) (*Drain, error) {
 	}
 	flows, err := conntrack.List(tables, func(uint32) (owner, port string) { return "", "" })
 	for _, f := range flows {
-		if f.State != conntrack.StateNames[datapath.ConntrackClosed] {
+		if f.State != conntrack.StateNames[bpf.ConntrackClosed] {
 			d.Flows++
 		}
 	}

@@ -106,7 +106,7 @@ func (t *Tables) AddDraining(bpffs string, scope Scope) error {
 func (t *Tables) addDraining(flows *conntrack.Tables, scope Scope) error {
 	connections := map[drainingKey]*remaining{}
 	err := flows.Assured.Walk(func(key conntrack.Tuple, track *conntrack.Entry) bool {
-		if track.IsReply() || track.Flags&uint8(datapath.ConntrackOutbound) != 0 || conntrack.StateOf(track, nil) == datapath.ConntrackClosed {
+		if track.IsReply() || track.Flags&uint8(bpf.ConntrackOutbound) != 0 || conntrack.StateOf(track, nil) == bpf.ConntrackClosed {
 			return true
 		}
 		k := drainingKey{track.Lb.Service, track.Xlate.To(), service.Protocol(key.Protocol)}

@@ -19,17 +19,17 @@ import (
 func TestLeaving(t *testing.T) {
 	tables, _ := sharedTables(2, 2) // backends 10.10.0.1 and .2; service ports 1 and 2
 	tracks := conntracktest.Table{}
-	add := func(port int, id uint32, backend string, state datapath.ConntrackState, flags uint8) {
+	add := func(port int, id uint32, backend string, state bpf.ConntrackState, flags uint8) {
 		client := fmt.Sprintf("198.51.100.7:%d", port)
 		key := conntracktest.Tuple(uint8(service.TCP), client, "192.0.2.1:80")
-		tracks[key] = datapath.ConntrackEntry{Lb: datapath.EdgeTCCtLb{Service: id}, Xlate: conntracktest.Tuple(uint8(service.TCP), client, backend), State: uint8(state), Flags: flags}
+		tracks[key] = bpf.ConntrackEntry{Lb: bpf.EdgeTCCtLb{Service: id}, Xlate: conntracktest.Tuple(uint8(service.TCP), client, backend), State: uint8(state), Flags: flags}
 	}
-	add(1, 1, "10.10.0.1:8080", datapath.ConntrackEstablished, 0) // serves
-	add(2, 1, "10.10.0.9:8080", datapath.ConntrackEstablished, 0)
-	add(3, 1, "10.10.0.9:8080", datapath.ConntrackClosing, 0)
-	add(4, 1, "10.10.0.9:8080", datapath.ConntrackClosed, 0)
-	add(5, 1, "10.10.0.9:8080", datapath.ConntrackEstablished, uint8(datapath.ConntrackReply))
-	add(6, 2, "10.10.0.8:8080", datapath.ConntrackEstablished, 0)
+	add(1, 1, "10.10.0.1:8080", bpf.ConntrackEstablished, 0) // serves
+	add(2, 1, "10.10.0.9:8080", bpf.ConntrackEstablished, 0)
+	add(3, 1, "10.10.0.9:8080", bpf.ConntrackClosing, 0)
+	add(4, 1, "10.10.0.9:8080", bpf.ConntrackClosed, 0)
+	add(5, 1, "10.10.0.9:8080", bpf.ConntrackEstablished, uint8(bpf.ConntrackReply))
+	add(6, 2, "10.10.0.8:8080", bpf.ConntrackEstablished, 0)
 	for _, c := range []struct {
 		scope Scope
 		down  string
@@ -78,16 +78,16 @@ func TestRemainingConnections(t *testing.T) {
 	var r remaining
 	for _, c := range []struct {
 		ago     uint32 // seconds
-		dsr     datapath.DSR
+		dsr     bpf.DSR
 		atLeast time.Duration
 		all     bool // by DSR
 	}{
-		{600, datapath.DSRIPIP, 600 * time.Second, true},
-		{300, datapath.DSRIPIP, 300 * time.Second, true},
-		{900, datapath.DSRIPIP, 300 * time.Second, true},
-		{900, datapath.DSRNone, 300 * time.Second, false},
+		{600, bpf.DSRIPIP, 600 * time.Second, true},
+		{300, bpf.DSRIPIP, 300 * time.Second, true},
+		{900, bpf.DSRIPIP, 300 * time.Second, true},
+		{900, bpf.DSRNone, 300 * time.Second, false},
 	} {
-		r.add(&conntrack.Entry{LastSeen: datapath.Now() - c.ago, Dsr: uint8(c.dsr)})
+		r.add(&conntrack.Entry{LastSeen: bpf.Now() - c.ago, Dsr: uint8(c.dsr)})
 		if r.idle < c.atLeast || r.idle > c.atLeast+200*time.Second || r.dsr != c.all {
 			t.Errorf("after one used %d s ago: idle for %v, by DSR %v; want about %v, %v", c.ago, r.idle, r.dsr, c.atLeast, c.all)
 		}

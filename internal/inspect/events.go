@@ -112,7 +112,7 @@ func (f Filter) Check() error {
 
 // CheckNames rejects a Service that is not in the tables and a device that is not in this network namespace,
 // because no event could match. It completes the name of a Service. It returns a *RequestError.
-func (f *Filter) CheckNames(services datapath.Hash[uint32, datapath.ServiceName]) error {
+func (f *Filter) CheckNames(services bpf.Hash[uint32, bpf.ServiceName]) error {
 	if f.Device != "" {
 		all, err := net.Interfaces()
 		if err != nil {
@@ -174,16 +174,16 @@ func FilterFrom(v url.Values) Filter {
 
 // EventReader replaces IDs in events by names. Its methods may be called from any goroutine.
 type EventReader struct {
-	services datapath.Hash[uint32, datapath.ServiceName]
+	services bpf.Hash[uint32, bpf.ServiceName]
 
 	mu      gosync.Mutex
-	names   map[uint32]datapath.ServiceName
+	names   map[uint32]bpf.ServiceName
 	devices map[uint32]string
 	read    time.Time
 }
 
 // NewEventReader returns a reader that reads the names of Services from a table.
-func NewEventReader(services datapath.Hash[uint32, datapath.ServiceName]) *EventReader {
+func NewEventReader(services bpf.Hash[uint32, bpf.ServiceName]) *EventReader {
 	return &EventReader{services: services}
 }
 
@@ -195,8 +195,8 @@ const (
 )
 
 // Event converts an event of the datapath.
-func (r *EventReader) Event(e *datapath.EdgeEvent) *Event {
-	reason := datapath.ReasonName(e.Reason)
+func (r *EventReader) Event(e *bpf.EdgeEvent) *Event {
+	reason := bpf.ReasonName(e.Reason)
 	event := &Event{
 		Time: time.Now().Add(-e.Age()), Entry: "tc", Reason: reason, Why: Reasons[reason],
 		Protocol: service.Protocol(e.Packet.Protocol), Client: e.Packet.From(), Address: e.Packet.To(), Length: e.Length,

@@ -11,7 +11,7 @@ import (
 
 // Each reason of the programs has a text, and there are no other texts.
 func TestReasons(t *testing.T) {
-	names, err := datapath.ReasonNames()
+	names, err := bpf.ReasonNames()
 	if err != nil {
 		t.Fatal(err)
 	}

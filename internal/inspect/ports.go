@@ -126,7 +126,7 @@ func servedPorts(t *Tables) served {
 			if f.Kind != service.NodePort && f.Kind != service.HostPort {
 				continue
 			}
-			key := portKey{datapath.NetworkOrder(f.Key.Port), f.Key.Protocol}
+			key := portKey{bpf.NetworkOrder(f.Key.Port), f.Key.Protocol}
 			p.protocols[key.protocol] = true
 			p.frontends[key] = append(p.frontends[key], ownedFrontend{f.Key.Address.Addr(), f.OneAddress, t.Services[i].Ref()})
 		}

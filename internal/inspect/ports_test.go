@@ -93,10 +93,10 @@ func TestHeldPortsOfOthers(t *testing.T) {
 	defer input.Close()
 	tables := &Tables{Services: []Service{{Kind: service.KindService, Namespace: "default", Name: "web", Frontends: []Frontend{{
 		Kind: service.NodePort,
-		Key:  datapath.FrontendKey{Address: datapath.AddressFrom(netip.MustParseAddr("192.0.2.1")), Port: datapath.NetworkOrder(30080), Protocol: unix.IPPROTO_UDP},
+		Key:  bpf.FrontendKey{Address: bpf.AddressFrom(netip.MustParseAddr("192.0.2.1")), Port: bpf.NetworkOrder(30080), Protocol: unix.IPPROTO_UDP},
 	}}}}}
 	frontend := tables.Services[0].Frontends[0]
-	frontend.Key.Port = datapath.NetworkOrder(40080)
+	frontend.Key.Port = bpf.NetworkOrder(40080)
 	tables.Services[0].Frontends = append(tables.Services[0].Frontends, frontend)
 	if held, err := PortConflicts(tables); len(held) != 0 || err != nil {
 		t.Errorf("with the socket open here: %v, %v", held, err)

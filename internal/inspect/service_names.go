@@ -13,7 +13,7 @@ import (
 )
 
 // PortNames returns a function that maps IDs to names of service ports.
-func PortNames(names map[uint32]datapath.ServiceName) conntrack.PortName {
+func PortNames(names map[uint32]bpf.ServiceName) conntrack.PortName {
 	return func(id uint32) (owner, port string) {
 		name, known := names[id]
 		if !known {
@@ -26,7 +26,7 @@ func PortNames(names map[uint32]datapath.ServiceName) conntrack.PortName {
 
 // FindService returns the namespace/name of the Service of --service, which has that name, or alone has that name in
 // any namespace. It returns a *RequestError if there is none, or several.
-func FindService(names map[uint32]datapath.ServiceName, name string) (string, error) {
+func FindService(names map[uint32]bpf.ServiceName, name string) (string, error) {
 	var known []string
 	for id := range names {
 		if owner := codec.PortOf(names[id]).Owner; !slices.Contains(known, owner.Namespace+"/"+owner.Name) {
@@ -60,7 +60,7 @@ func FindService(names map[uint32]datapath.ServiceName, name string) (string, er
 const maxSameName = 5
 
 // NamedService returns a filter of service IDs by namespace/name; an empty name selects all.
-func NamedService(names map[uint32]datapath.ServiceName, name string) func(id uint32) bool {
+func NamedService(names map[uint32]bpf.ServiceName, name string) func(id uint32) bool {
 	return func(id uint32) bool {
 		owner := codec.PortOf(names[id]).Owner
 		return name == "" || owner.Namespace+"/"+owner.Name == name

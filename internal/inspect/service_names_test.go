@@ -13,7 +13,7 @@ import (
 
 // --service takes namespace/name, or a name that one Service alone has, like `service show`.
 func TestFindService(t *testing.T) {
-	names := map[uint32]datapath.ServiceName{}
+	names := map[uint32]bpf.ServiceName{}
 	for i, ref := range []service.Ref{{Namespace: "shop", Name: "web"}, {Namespace: "shop", Name: "dns"}, {Namespace: "default", Name: "dns"}} {
 		ref.Kind = service.KindService
 		name, err := codec.ServiceName(service.Port{Owner: ref, Name: "a", Protocol: service.TCP})

@@ -63,13 +63,13 @@ type Status struct {
 	Source Source          `json:"source,omitzero"`
 	Sync   reconcile.Stats `json:"sync,omitzero"`
 	// Slots counts the slots of untracked frontends that still need conntrack entries.
-	Slots       reconcile.SlotUsage   `json:"slots,omitzero"`
-	Sockets     sockgc.Status         `json:"sockets,omitzero"`
-	Attachments []datapath.Attachment `json:"attachments"`
+	Slots       reconcile.SlotUsage `json:"slots,omitzero"`
+	Sockets     sockgc.Status       `json:"sockets,omitzero"`
+	Attachments []bpf.Attachment    `json:"attachments"`
 	// Hooks is the number of expected attachments; 0 if the status comes from the pins alone.
-	Hooks    int                `json:"hooks,omitempty"`
-	Features []datapath.Feature `json:"features"`
-	Counts   Counts             `json:"counts"`
+	Hooks    int           `json:"hooks,omitempty"`
+	Features []bpf.Feature `json:"features"`
+	Counts   Counts        `json:"counts"`
 	// Algorithm is the default for Services. TableSize is the number of slots of each Maglev table.
 	Algorithm service.Algorithm `json:"algorithm,omitempty"`
 	TableSize uint32            `json:"tableSize,omitempty"`
@@ -78,9 +78,9 @@ type Status struct {
 	DSRHybrid bool        `json:"dsrHybrid,omitempty"`
 	// DSRAccepted is which packets of balancers are decapsulated for backends of this node; nil if clients
 	// outside the cluster are not served.
-	DSRAccepted *DSRAccepted             `json:"dsrAccepted,omitempty"`
-	Tables      []reconcile.Usage        `json:"tables,omitempty"`
-	Counters    *datapath.SocketCounters `json:"counters"`
+	DSRAccepted *DSRAccepted        `json:"dsrAccepted,omitempty"`
+	Tables      []reconcile.Usage   `json:"tables,omitempty"`
+	Counters    *bpf.SocketCounters `json:"counters"`
 	// Edge is the state of the edge; nil if it is off.
 	Edge *edge.Status `json:"edge,omitempty"`
 	// Pods is the state of the pod shortcut; nil if it is off.
@@ -198,16 +198,16 @@ func ReadStatus(bpffs, version string, tables *Tables) *Status {
 
 // ReadStatusWith is ReadStatus with another way to count conntrack entries, which is a walk of them.
 func ReadStatusWith(bpffs, version string, tables *Tables, count edge.FlowCount) *Status {
-	s := &Status{Version: version, BPFFS: bpffs, Features: datapath.Features(), Counts: countsOf(tables)}
-	s.Running, s.PID = datapath.AgentRunning(bpffs)
+	s := &Status{Version: version, BPFFS: bpffs, Features: bpf.Features(), Counts: countsOf(tables)}
+	s.Running, s.PID = bpf.AgentRunning(bpffs)
 	var attachments, counters error
-	s.Attachments, attachments = datapath.Attachments(bpffs)
-	s.Counters, counters = datapath.ReadCounters(bpffs)
+	s.Attachments, attachments = bpf.Attachments(bpffs)
+	s.Counters, counters = bpf.ReadCounters(bpffs)
 	var edgeErr error
 	s.Edge, edgeErr = edge.ReadStatus(bpffs, count)
 	var drainErr, namespaceErr error
 	s.Drain, drainErr = readDrain(bpffs)
-	s.OtherNamespace, namespaceErr = datapath.OtherNamespace(bpffs)
+	s.OtherNamespace, namespaceErr = bpf.OtherNamespace(bpffs)
 	if err := errors.Join(attachments, counters, edgeErr, drainErr, namespaceErr); err != nil {
 		s.Unreadable = err.Error()
 	}

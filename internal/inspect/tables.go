@@ -76,9 +76,9 @@ type Frontend struct {
 	// Maglev): those of flows that began before the sets changed.
 	Stable []Member `json:"stable,omitempty"`
 
-	Key        datapath.FrontendKey `json:"-"`
-	OneAddress bool                 `json:"-"` // FlagOneAddress
-	OwnAddress bool                 `json:"-"` // FlagOwnAddress
+	Key        bpf.FrontendKey `json:"-"`
+	OneAddress bool            `json:"-"` // FlagOneAddress
+	OwnAddress bool            `json:"-"` // FlagOwnAddress
 }
 
 // Decision is the verdict for one class of clients.
@@ -127,13 +127,13 @@ func (s Scope) Wants(ref service.Ref) bool {
 }
 
 // ReadTables reads all tables. It may see part of a concurrent change.
-func ReadTables(t *datapath.Tables) (*Tables, error) {
+func ReadTables(t *bpf.Tables) (*Tables, error) {
 	return ReadScope(context.Background(), t, Scope{})
 }
 
 // ReadScope reads the selected part, until ctx ends. Its time grows with the number of frontends and the total
 // size of all sets, however many Services share a backend.
-func ReadScope(ctx context.Context, t *datapath.Tables, scope Scope) (*Tables, error) {
+func ReadScope(ctx context.Context, t *bpf.Tables, scope Scope) (*Tables, error) {
 	r := reader{ctx: ctx, scope: scope, tables: t, backends: map[uint32]*Backend{}, ranges: map[uint32][]string{}, sets: map[setKey][]Member{},
 		stable: map[codec.Range][]uint32{}}
 	index, err := t.Frontends.All()
@@ -160,9 +160,9 @@ func ReadScope(ctx context.Context, t *datapath.Tables, scope Scope) (*Tables, e
 	}
 	for key, network := range networks {
 		switch network {
-		case datapath.NetworkService:
+		case bpf.NetworkService:
 			all.Networks = append(all.Networks, key.Prefix().String())
-		case datapath.NetworkPod:
+		case bpf.NetworkPod:
 			all.PodNetworks = append(all.PodNetworks, key.Prefix().String())
 		}
 	}
@@ -175,13 +175,13 @@ func ReadScope(ctx context.Context, t *datapath.Tables, scope Scope) (*Tables, e
 	return all, nil
 }
 
-func balancers(t *datapath.Tables) (all []string, err error) {
+func balancers(t *bpf.Tables) (all []string, err error) {
 	if t.Balancers == nil {
 		return nil, nil
 	}
 	networks, err := t.Balancers.All()
 	for key, balancer := range networks {
-		if balancer == datapath.IsBalancer {
+		if balancer == bpf.IsBalancer {
 			all = append(all, key.Prefix().String())
 		}
 	}
@@ -192,8 +192,8 @@ func balancers(t *datapath.Tables) (all []string, err error) {
 type reader struct {
 	ctx      context.Context
 	scope    Scope
-	tables   *datapath.Tables
-	names    map[uint32]datapath.ServiceName
+	tables   *bpf.Tables
+	names    map[uint32]bpf.ServiceName
 	ranges   map[uint32][]string
 	backends map[uint32]*Backend
 	sets     map[setKey][]Member // cache: most sets are used by several frontends
@@ -207,13 +207,13 @@ type setKey struct {
 
 // row is an entry of the index with its owner.
 type row struct {
-	key     datapath.FrontendKey
+	key     bpf.FrontendKey
 	content codec.Frontend
 	port    service.Port
 }
 
 // rows returns the frontends to read, grouped by object.
-func (r *reader) rows(index map[datapath.FrontendKey]uint32) []row {
+func (r *reader) rows(index map[bpf.FrontendKey]uint32) []row {
 	all := make([]row, 0, len(index))
 	ports := map[uint32]service.Port{}
 	for key, number := range index {
@@ -237,7 +237,7 @@ func (r *reader) rows(index map[datapath.FrontendKey]uint32) []row {
 // checkEvery is the number of frontends between checks whether ctx has ended.
 const checkEvery = 64
 
-func (r *reader) services(index map[datapath.FrontendKey]uint32) (all []Service, err error) {
+func (r *reader) services(index map[bpf.FrontendKey]uint32) (all []Service, err error) {
 	all = []Service{}
 	for i, row := range r.rows(index) {
 		if i%checkEvery == 0 && r.ctx.Err() != nil {
@@ -276,11 +276,11 @@ func (s *Service) noteAlgorithm(row *codec.Frontend) {
 func compareFrontends(a, b Frontend) int {
 	return cmp.Or(cmp.Compare(a.Kind, b.Kind),
 		slices.Compare(a.Key.Address.Bytes[:], b.Key.Address.Bytes[:]),
-		cmp.Compare(datapath.NetworkOrder(a.Key.Port), datapath.NetworkOrder(b.Key.Port)),
+		cmp.Compare(bpf.NetworkOrder(a.Key.Port), bpf.NetworkOrder(b.Key.Port)),
 		cmp.Compare(a.Protocol, b.Protocol))
 }
 
-func (r *reader) frontend(key datapath.FrontendKey, row *codec.Frontend, port service.Port) Frontend {
+func (r *reader) frontend(key bpf.FrontendKey, row *codec.Frontend, port service.Port) Frontend {
 	f := Frontend{
 		Address:         key.Address.Addr().String(),
 		Protocol:        service.Protocol(key.Protocol),
@@ -296,7 +296,7 @@ func (r *reader) frontend(key datapath.FrontendKey, row *codec.Frontend, port se
 		OwnAddress:      row.OwnAddress(),
 	}
 	if key.Port != 0 {
-		f.Address = netip.AddrPortFrom(key.Address.Addr(), datapath.NetworkOrder(key.Port)).String()
+		f.Address = netip.AddrPortFrom(key.Address.Addr(), bpf.NetworkOrder(key.Port)).String()
 	}
 	owner := port.Owner.Namespace + "/" + port.Owner.Name
 	lists := row.Lists()

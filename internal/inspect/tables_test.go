@@ -36,35 +36,35 @@ func (a *fakeArray[V]) All() (map[uint32]V, error) { return nil, errors.ErrUnsup
 
 // sharedTables holds Services with a ClusterIP each, in two namespaces, all with the same backends but each
 // with its own set, as written by package reconcile.
-func sharedTables(services, backends int) (*datapath.Tables, *fakeArray[uint32]) {
-	index, names := fakeHash[datapath.FrontendKey, uint32]{}, fakeHash[uint32, datapath.ServiceName]{}
-	rows := &fakeArray[datapath.Frontend]{rows: make([]datapath.Frontend, services+1)}
+func sharedTables(services, backends int) (*bpf.Tables, *fakeArray[uint32]) {
+	index, names := fakeHash[bpf.FrontendKey, uint32]{}, fakeHash[uint32, bpf.ServiceName]{}
+	rows := &fakeArray[bpf.Frontend]{rows: make([]bpf.Frontend, services+1)}
 	slots := &fakeArray[uint32]{rows: make([]uint32, services*backends)}
-	ends := &fakeArray[datapath.Backend]{rows: make([]datapath.Backend, backends+1)}
+	ends := &fakeArray[bpf.Backend]{rows: make([]bpf.Backend, backends+1)}
 	for i := 1; i <= backends; i++ {
-		addr := datapath.AddressFrom(netip.AddrFrom4([4]byte{10, 10, byte(i >> 8), byte(i)}))
-		ends.rows[i] = datapath.Backend{Address: addr, Node: addr, Port: datapath.NetworkOrder(8080), Protocol: uint8(service.TCP)}
+		addr := bpf.AddressFrom(netip.AddrFrom4([4]byte{10, 10, byte(i >> 8), byte(i)}))
+		ends.rows[i] = bpf.Backend{Address: addr, Node: addr, Port: bpf.NetworkOrder(8080), Protocol: uint8(service.TCP)}
 	}
 	for n := range services {
-		key := datapath.FrontendKey{Address: datapath.AddressFrom(netip.AddrFrom4([4]byte{10, 96, byte(n >> 8), byte(n)})),
-			Port: datapath.NetworkOrder(80), Protocol: uint8(service.TCP)}
+		key := bpf.FrontendKey{Address: bpf.AddressFrom(netip.AddrFrom4([4]byte{10, 96, byte(n >> 8), byte(n)})),
+			Port: bpf.NetworkOrder(80), Protocol: uint8(service.TCP)}
 		id := uint32(n + 1)
 		index[key] = id
-		name := datapath.ServiceName{Protocol: uint8(service.TCP)}
+		name := bpf.ServiceName{Protocol: uint8(service.TCP)}
 		copy(name.Namespace[:], fmt.Sprint("n", n%2))
 		copy(name.Name[:], fmt.Sprintf("web%05d", n))
 		names[id] = name
-		row := datapath.Frontend{Key: key, Service: id, Kind: uint8(service.ClusterIP)}
+		row := bpf.Frontend{Key: key, Service: id, Kind: uint8(service.ClusterIP)}
 		for class := range row.Decisions {
-			row.Decisions[class] = datapath.Decision{First: uint32(n * backends), Count: uint32(backends)}
+			row.Decisions[class] = bpf.Decision{First: uint32(n * backends), Count: uint32(backends)}
 		}
 		rows.rows[id] = row
 		for i := range backends {
 			slots.rows[n*backends+i] = uint32(i + 1)
 		}
 	}
-	return &datapath.Tables{Frontends: index, FrontendRows: rows, Slots: slots, Backends: ends, Services: names,
-		SourceRanges: fakeHash[datapath.SourceRangeKey, uint32]{}, Networks: fakeHash[datapath.NetworkKey, datapath.Network]{}}, slots
+	return &bpf.Tables{Frontends: index, FrontendRows: rows, Slots: slots, Backends: ends, Services: names,
+		SourceRanges: fakeHash[bpf.SourceRangeKey, uint32]{}, Networks: fakeHash[bpf.NetworkKey, bpf.Network]{}}, slots
 }
 
 // TestReadScope: each scope returns the expected part, and a read of one Service does not read the others.

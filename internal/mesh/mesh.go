@@ -38,7 +38,7 @@ type Config struct {
 
 // A Shortcut is the running sidecar shortcut. Its methods may be called at any time.
 type Shortcut struct {
-	datapath *datapath.Datapath
+	datapath *bpf.Datapath
 	config   Config
 	wake     wakeup.Signal
 	moved    wakeup.Signal // devices or routes of pods have changed
@@ -60,13 +60,13 @@ type Shortcut struct {
 	left    []service.SidecarLeft
 	problem condition.List
 	// readers are those to which messages take TCP, with --mesh-sockmap.
-	readers datapath.MeshReaders
+	readers bpf.MeshReaders
 }
 
 // New returns a shortcut that Start starts.
 //
 // Errors: a cgroup that contains the agent's, whose programs would run first.
-func New(d *datapath.Datapath, c Config) (*Shortcut, error) {
+func New(d *bpf.Datapath, c Config) (*Shortcut, error) {
 	root, err := filepath.EvalSymlinks(d.CgroupPath())
 	if err != nil {
 		return nil, err
@@ -199,10 +199,10 @@ func (s *Shortcut) repair(onlyNew, changed bool) (cgroups bool) {
 }
 
 func (s *Shortcut) writePolicies(pods []Pod) {
-	var rows []datapath.MeshPodPolicy
+	var rows []bpf.MeshPodPolicy
 	for _, p := range pods {
 		if p.Cgroup != 0 {
-			rows = append(rows, datapath.MeshPodPolicy{Cgroup: p.Cgroup, Namespace: p.Namespace, Policy: p.policyIn()})
+			rows = append(rows, bpf.MeshPodPolicy{Cgroup: p.Cgroup, Namespace: p.Namespace, Policy: p.policyIn()})
 		}
 	}
 	if err := s.datapath.SetMeshPods(rows); err != nil {

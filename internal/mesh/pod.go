@@ -43,7 +43,7 @@ type Pod struct {
 	Failed string `json:"failed,omitempty"`
 
 	sidecar    service.Sidecar // of which policy is made; zero for one of Config.Cgroups
-	policy     *datapath.MeshPolicy
+	policy     *bpf.MeshPolicy
 	interfaces interfaces
 	container  string // the id of the proxy's; empty: unknown
 	// mapped: the ids in the policy are those of the pod's user namespace.
@@ -218,7 +218,7 @@ func (s *Shortcut) loopConditions(pods []Pod) (all condition.List) {
 
 // takesOutbound reports whether connections of applications go to the proxy.
 func (p *Pod) takesOutbound() bool {
-	included := func(r datapath.MeshRule) bool { return r == datapath.MeshInclude }
+	included := func(r bpf.MeshRule) bool { return r == bpf.MeshInclude }
 	return p.policy.AllOutbound || slices.ContainsFunc(slices.Collect(maps.Values(p.policy.OutboundPorts)), included) ||
 		slices.ContainsFunc(slices.Collect(maps.Values(p.policy.Networks)), included)
 }

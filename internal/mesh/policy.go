@@ -26,20 +26,20 @@ type Defaults struct {
 }
 
 // policy is what holds for pods that are named by their cgroup.
-func (d *Defaults) policy() *datapath.MeshPolicy {
-	p := &datapath.MeshPolicy{Proxy: d.proxyOf(&service.Sidecar{}), AllOutbound: true, AllInbound: true, DNS: d.DNS, AllNameServers: d.AllNameServers,
-		OutboundPorts: map[uint16]datapath.MeshRule{}, InboundPorts: map[uint16]datapath.MeshRule{}, Networks: map[netip.Prefix]datapath.MeshRule{}}
+func (d *Defaults) policy() *bpf.MeshPolicy {
+	p := &bpf.MeshPolicy{Proxy: d.proxyOf(&service.Sidecar{}), AllOutbound: true, AllInbound: true, DNS: d.DNS, AllNameServers: d.AllNameServers,
+		OutboundPorts: map[uint16]bpf.MeshRule{}, InboundPorts: map[uint16]bpf.MeshRule{}, Networks: map[netip.Prefix]bpf.MeshRule{}}
 	d.exclude(p)
 	return p
 }
 
-func (d *Defaults) exclude(p *datapath.MeshPolicy) {
-	setRules(p.OutboundPorts, d.ExcludeOutboundPorts, datapath.MeshExclude)
-	setRules(p.InboundPorts, d.ExcludeInboundPorts, datapath.MeshExclude)
-	setRules(p.Networks, d.ExcludeOutbound, datapath.MeshExclude)
+func (d *Defaults) exclude(p *bpf.MeshPolicy) {
+	setRules(p.OutboundPorts, d.ExcludeOutboundPorts, bpf.MeshExclude)
+	setRules(p.InboundPorts, d.ExcludeInboundPorts, bpf.MeshExclude)
+	setRules(p.Networks, d.ExcludeOutbound, bpf.MeshExclude)
 }
 
-func setRules[K comparable](rules map[K]datapath.MeshRule, keys []K, rule datapath.MeshRule) {
+func setRules[K comparable](rules map[K]bpf.MeshRule, keys []K, rule bpf.MeshRule) {
 	for _, k := range keys {
 		rules[k] = rule
 	}
@@ -47,16 +47,16 @@ func setRules[K comparable](rules map[K]datapath.MeshRule, keys []K, rule datapa
 
 // policyOf is what holds for a pod of Kubernetes. Of several rules for one key the last one holds, so exclusions are
 // written last.
-func (d *Defaults) policyOf(s *service.Sidecar) *datapath.MeshPolicy {
-	p := &datapath.MeshPolicy{Proxy: d.proxyOf(s), AllOutbound: s.IncludeOutbound.All, AllInbound: s.IncludeInboundPorts.All, DNS: d.DNS && s.DNS, AllNameServers: d.AllNameServers,
-		OutboundPorts: map[uint16]datapath.MeshRule{}, InboundPorts: map[uint16]datapath.MeshRule{}, Networks: map[netip.Prefix]datapath.MeshRule{}}
-	setRules(p.OutboundPorts, s.IncludeOutboundPorts, datapath.MeshInclude)
-	setRules(p.OutboundPorts, s.ExcludeOutboundPorts, datapath.MeshExclude)
-	setRules(p.InboundPorts, s.IncludeInboundPorts.List, datapath.MeshInclude)
+func (d *Defaults) policyOf(s *service.Sidecar) *bpf.MeshPolicy {
+	p := &bpf.MeshPolicy{Proxy: d.proxyOf(s), AllOutbound: s.IncludeOutbound.All, AllInbound: s.IncludeInboundPorts.All, DNS: d.DNS && s.DNS, AllNameServers: d.AllNameServers,
+		OutboundPorts: map[uint16]bpf.MeshRule{}, InboundPorts: map[uint16]bpf.MeshRule{}, Networks: map[netip.Prefix]bpf.MeshRule{}}
+	setRules(p.OutboundPorts, s.IncludeOutboundPorts, bpf.MeshInclude)
+	setRules(p.OutboundPorts, s.ExcludeOutboundPorts, bpf.MeshExclude)
+	setRules(p.InboundPorts, s.IncludeInboundPorts.List, bpf.MeshInclude)
 	setProbes(p.InboundPorts, s.ProbePorts)
-	setRules(p.InboundPorts, s.ExcludeInboundPorts, datapath.MeshExclude)
-	setRules(p.Networks, s.IncludeOutbound.List, datapath.MeshInclude)
-	setRules(p.Networks, s.ExcludeOutbound, datapath.MeshExclude)
+	setRules(p.InboundPorts, s.ExcludeInboundPorts, bpf.MeshExclude)
+	setRules(p.Networks, s.IncludeOutbound.List, bpf.MeshInclude)
+	setRules(p.Networks, s.ExcludeOutbound, bpf.MeshExclude)
 	d.exclude(p)
 	dropShadowed(p.Networks)
 	return p
@@ -65,8 +65,8 @@ func (d *Defaults) policyOf(s *service.Sidecar) *datapath.MeshPolicy {
 // proxyOf is what tells the proxy by its user and group, as the pod's user namespace has them: those that are not
 // root's, and that no application has set. An image that sets its own user to the proxy's is not seen: Istio's rules
 // have the same gap.
-func (d *Defaults) proxyOf(s *service.Sidecar) datapath.MeshProxy {
-	return datapath.MeshProxy{
+func (d *Defaults) proxyOf(s *service.Sidecar) bpf.MeshProxy {
+	return bpf.MeshProxy{
 		UID: telling(cmp.Or(s.ProxyUID, &d.ProxyUID), s.OtherUIDs),
 		GID: telling(cmp.Or(s.ProxyGID, &d.ProxyGID), s.OtherGIDs),
 	}
@@ -81,31 +81,31 @@ func telling(id *uint32, others []uint32) *uint32 {
 
 // policyIn is what holds for a pod with what was found out about it: its proxy as the agent's user namespace has it,
 // and its own addresses, which applications reach without the proxy.
-func (p *Pod) policyIn() *datapath.MeshPolicy {
+func (p *Pod) policyIn() *bpf.MeshPolicy {
 	if p.unfit != "" {
-		return &datapath.MeshPolicy{AllOutbound: true, AllInbound: true, DNS: p.policy.DNS, NameServers: p.facts.servers}
+		return &bpf.MeshPolicy{AllOutbound: true, AllInbound: true, DNS: p.policy.DNS, NameServers: p.facts.servers}
 	}
 	in := *p.policy
-	in.Proxy = datapath.MeshProxy{UID: p.Proxy.UID, GID: p.Proxy.GID, Cgroup: cgroupOf(p.Proxy.Cgroup)}
+	in.Proxy = bpf.MeshProxy{UID: p.Proxy.UID, GID: p.Proxy.GID, Cgroup: cgroupOf(p.Proxy.Cgroup)}
 	in.NameServers = p.facts.servers
 	devices := &p.facts.devices
-	in.Devices = datapath.MeshDevices{Rules: map[uint32]datapath.MeshRule{}, BySource: devices.bySource, Routes: devices.routes}
-	setRules(in.Devices.Rules, devices.excluded, datapath.MeshExclude)
+	in.Devices = bpf.MeshDevices{Rules: map[uint32]bpf.MeshRule{}, BySource: devices.bySource, Routes: devices.routes}
+	setRules(in.Devices.Rules, devices.excluded, bpf.MeshExclude)
 	for _, index := range devices.virtual {
-		in.Devices.Rules[uint32(index)] = datapath.MeshInclude
+		in.Devices.Rules[uint32(index)] = bpf.MeshInclude
 	}
 	in.Networks = maps.Clone(p.policy.Networks)
 	for _, a := range p.facts.addresses {
-		in.Networks[netip.PrefixFrom(a, a.BitLen())] = datapath.MeshExclude
+		in.Networks[netip.PrefixFrom(a, a.BitLen())] = bpf.MeshExclude
 	}
 	return &in
 }
 
-func setProbes(rules map[uint16]datapath.MeshRule, ports []uint16) {
+func setProbes(rules map[uint16]bpf.MeshRule, ports []uint16) {
 	for _, port := range ports {
-		rule := datapath.MeshProbe
+		rule := bpf.MeshProbe
 		if rules[port] != 0 {
-			rule = datapath.MeshProbeIncluded
+			rule = bpf.MeshProbeIncluded
 		}
 		rules[port] = rule
 	}
@@ -113,17 +113,17 @@ func setProbes(rules map[uint16]datapath.MeshRule, ports []uint16) {
 
 // dropShadowed deletes included networks inside an excluded one: exclusion wins, and in the table the longest prefix.
 // A pod may have any number of them.
-func dropShadowed(rules map[netip.Prefix]datapath.MeshRule) {
+func dropShadowed(rules map[netip.Prefix]bpf.MeshRule) {
 	lengths := map[int]bool{} // of excluded networks
 	for network, rule := range rules {
-		if rule == datapath.MeshExclude {
+		if rule == bpf.MeshExclude {
 			lengths[network.Bits()] = true
 		}
 	}
 	for network, rule := range rules {
 		for bits := range lengths {
 			wider, err := network.Addr().Prefix(bits)
-			if rule == datapath.MeshInclude && err == nil && bits <= network.Bits() && rules[wider] == datapath.MeshExclude {
+			if rule == bpf.MeshInclude && err == nil && bits <= network.Bits() && rules[wider] == bpf.MeshExclude {
 				delete(rules, network)
 			}
 		}

@@ -32,15 +32,15 @@ func TestPolicyOfPod(t *testing.T) {
 	if *p.Proxy.UID != 1500 || *p.Proxy.GID != 1337 || p.AllOutbound || p.AllInbound || p.DNS {
 		t.Errorf("%+v", p)
 	}
-	if want := map[uint16]datapath.MeshRule{22: datapath.MeshExclude, 80: datapath.MeshInclude, 443: datapath.MeshExclude}; !maps.Equal(p.OutboundPorts, want) {
+	if want := map[uint16]bpf.MeshRule{22: bpf.MeshExclude, 80: bpf.MeshInclude, 443: bpf.MeshExclude}; !maps.Equal(p.OutboundPorts, want) {
 		t.Errorf("outbound ports %v, want %v", p.OutboundPorts, want)
 	}
-	if want := map[uint16]datapath.MeshRule{23: datapath.MeshExclude, 8080: datapath.MeshProbeIncluded, 8081: datapath.MeshProbe, 9000: datapath.MeshExclude}; !maps.Equal(p.InboundPorts, want) {
+	if want := map[uint16]bpf.MeshRule{23: bpf.MeshExclude, 8080: bpf.MeshProbeIncluded, 8081: bpf.MeshProbe, 9000: bpf.MeshExclude}; !maps.Equal(p.InboundPorts, want) {
 		t.Errorf("inbound ports %v, want %v", p.InboundPorts, want)
 	}
-	want := map[netip.Prefix]datapath.MeshRule{}
-	setRules(want, prefixes("10.0.0.0/8"), datapath.MeshInclude)
-	setRules(want, prefixes("10.1.0.0/16", "10.1.2.0/24", "10.9.0.0/16"), datapath.MeshExclude)
+	want := map[netip.Prefix]bpf.MeshRule{}
+	setRules(want, prefixes("10.0.0.0/8"), bpf.MeshInclude)
+	setRules(want, prefixes("10.1.0.0/16", "10.1.2.0/24", "10.9.0.0/16"), bpf.MeshExclude)
 	if !maps.Equal(p.Networks, want) {
 		t.Errorf("networks %v, want %v", p.Networks, want)
 	}
@@ -50,12 +50,12 @@ func TestPolicyOfPod(t *testing.T) {
 func TestRulesOfManyPods(t *testing.T) {
 	const ports, networks = 1000, 500
 	pod := func(ports, networks int) Pod {
-		p := Pod{Cgroup: 1, policy: &datapath.MeshPolicy{OutboundPorts: map[uint16]datapath.MeshRule{}, Networks: map[netip.Prefix]datapath.MeshRule{}}}
+		p := Pod{Cgroup: 1, policy: &bpf.MeshPolicy{OutboundPorts: map[uint16]bpf.MeshRule{}, Networks: map[netip.Prefix]bpf.MeshRule{}}}
 		for i := range ports {
-			p.policy.OutboundPorts[uint16(i)] = datapath.MeshExclude
+			p.policy.OutboundPorts[uint16(i)] = bpf.MeshExclude
 		}
 		for i := range networks {
-			p.policy.Networks[netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(i >> 8), byte(i)}), 32)] = datapath.MeshExclude
+			p.policy.Networks[netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(i >> 8), byte(i)}), 32)] = bpf.MeshExclude
 		}
 		return p
 	}
@@ -95,12 +95,12 @@ func TestRulesOfManyPods(t *testing.T) {
 
 // TestManyNetworks: annotations have room for 20,000 networks of each kind.
 func TestManyNetworks(t *testing.T) {
-	rules := map[netip.Prefix]datapath.MeshRule{}
+	rules := map[netip.Prefix]bpf.MeshRule{}
 	for i := range 20000 {
 		a := netip.AddrFrom4([4]byte{10, byte(i >> 8), byte(i), 0})
-		rules[netip.PrefixFrom(a, 24)] = datapath.MeshInclude
+		rules[netip.PrefixFrom(a, 24)] = bpf.MeshInclude
 		if i%2 == 0 {
-			rules[netip.PrefixFrom(a, 23).Masked()] = datapath.MeshExclude
+			rules[netip.PrefixFrom(a, 23).Masked()] = bpf.MeshExclude
 		}
 	}
 	begin := time.Now()

@@ -26,7 +26,7 @@ func (s *Shortcut) watchReaders() {
 		return
 	}
 	readers, err := s.datapath.MeshReaders()
-	slices.SortFunc(readers.Splicers, func(a, b datapath.MeshProgram) int {
+	slices.SortFunc(readers.Splicers, func(a, b bpf.MeshProgram) int {
 		return cmp.Or(cmp.Compare(a.Netns, b.Netns), cmp.Compare(a.Name, b.Name))
 	})
 	s.mu.Lock()
@@ -43,7 +43,7 @@ func (s *Shortcut) watchReaders() {
 }
 
 // abort aborts a connection. Both ends get an error.
-func (s *Shortcut) abort(stuck *datapath.StuckMeshSocket) {
+func (s *Shortcut) abort(stuck *bpf.StuckMeshSocket) {
 	i := slices.IndexFunc(s.pods, func(p Pod) bool { return p.Namespace == stuck.Program.Netns })
 	if i < 0 {
 		return
@@ -90,7 +90,7 @@ func (s *Shortcut) readerConditions(pods []Pod) (all condition.List) {
 	for _, p := range pods {
 		if p.Namespace != 0 && slices.Contains(s.readers.Full, p.Namespace) {
 			all = append(all, condition.MeshProgramsFull.New("%d programs with different names have read from proxies or applications, and connections of further ones take TCP",
-				datapath.MeshMeshSizeMESH_PROGRAMS_OF_POD).At(p.Label()))
+				bpf.MeshMeshSizeMESH_PROGRAMS_OF_POD).At(p.Label()))
 		}
 	}
 	return all

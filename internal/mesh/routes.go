@@ -32,7 +32,7 @@ type podDevices struct {
 	excluded []uint32 // indexes
 	virtual  []int    // indexes of those behind which virtual machines are
 	bySource bool
-	routes   map[datapath.MeshRoute]datapath.MeshRule
+	routes   map[bpf.MeshRoute]bpf.MeshRule
 	// unclear is what the routes do not tell; empty: nothing.
 	unclear string
 }
@@ -236,7 +236,7 @@ func (r *routeReader) listSources() error {
 
 // ask fills in the routes that differ from those of the next larger network.
 func (r *routeReader) ask() error {
-	r.devices.routes = map[datapath.MeshRoute]datapath.MeshRule{}
+	r.devices.routes = map[bpf.MeshRoute]bpf.MeshRule{}
 	for _, source := range append([]netip.Addr{{}}, r.sources...) {
 		if err := r.askFor(source); err != nil {
 			return err
@@ -265,7 +265,7 @@ func (r *routeReader) askFor(source netip.Addr) error {
 			}
 		}
 		if excluded != outer {
-			r.devices.routes[datapath.MeshRoute{Source: source, To: n.Prefix}] = map[bool]datapath.MeshRule{true: datapath.MeshExclude, false: datapath.MeshInclude}[excluded]
+			r.devices.routes[bpf.MeshRoute{Source: source, To: n.Prefix}] = map[bool]bpf.MeshRule{true: bpf.MeshExclude, false: bpf.MeshInclude}[excluded]
 		}
 		around = append(around, answer{n, excluded})
 	}

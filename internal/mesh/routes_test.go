@@ -30,15 +30,15 @@ func TestNamesOfDevices(t *testing.T) {
 
 // TestRoutesByDevices: the kernel's own answers become the least networks that tell by which device packets leave.
 func TestRoutesByDevices(t *testing.T) {
-	const exclude, include = datapath.MeshExclude, datapath.MeshInclude
-	route := func(source, to string) datapath.MeshRoute {
-		r := datapath.MeshRoute{To: netip.MustParsePrefix(to)}
+	const exclude, include = bpf.MeshExclude, bpf.MeshInclude
+	route := func(source, to string) bpf.MeshRoute {
+		r := bpf.MeshRoute{To: netip.MustParsePrefix(to)}
 		if source != "" {
 			r.Source = netip.MustParseAddr(source)
 		}
 		return r
 	}
-	type rules map[datapath.MeshRoute]datapath.MeshRule
+	type rules map[bpf.MeshRoute]bpf.MeshRule
 	connected := rules{route("", "10.1.0.0/24"): exclude, route("", "fd01::/64"): exclude}
 	with := func(more rules) rules {
 		all := maps.Clone(connected)

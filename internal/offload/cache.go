@@ -16,9 +16,9 @@ import (
 
 type (
 	// Key is which packets are of a flow.
-	Key = datapath.OffloadKey
+	Key = bpf.OffloadKey
 	// Entry is one direction of a flow in the cache.
-	Entry = datapath.OffloadFlow
+	Entry = bpf.OffloadFlow
 )
 
 // place is where an entry is.
@@ -27,21 +27,21 @@ type place struct{ set, index uint32 }
 // cache writes the table of the flow cache (bpf/offload/maps.h). It alone adds and deletes entries. The caller
 // serialises its methods.
 type cache struct {
-	flows    *mappedarray.Array[datapath.OffloadOffloadSet]
-	tags     *mappedarray.Array[datapath.EdgeTCSetTags]
-	controls *mappedarray.Array[datapath.OffloadControl]
+	flows    *mappedarray.Array[bpf.OffloadOffloadSet]
+	tags     *mappedarray.Array[bpf.EdgeTCSetTags]
+	controls *mappedarray.Array[bpf.OffloadControl]
 	secret   settable.Secret
-	wait     func() error // datapath.Tables.WaitForReaders
+	wait     func() error // bpf.Tables.WaitForReaders
 
 	places  map[Key]place
 	deleted map[place]bool // programs may still use the entry
 }
 
-func newCache(t *datapath.OffloadTables, wait func() error) *cache {
+func newCache(t *bpf.OffloadTables, wait func() error) *cache {
 	c := &cache{
-		flows:    mappedarray.New[datapath.OffloadOffloadSet](t.Flows),
-		tags:     mappedarray.New[datapath.EdgeTCSetTags](t.Tags),
-		controls: mappedarray.New[datapath.OffloadControl](t.Controls),
+		flows:    mappedarray.New[bpf.OffloadOffloadSet](t.Flows),
+		tags:     mappedarray.New[bpf.EdgeTCSetTags](t.Tags),
+		controls: mappedarray.New[bpf.OffloadControl](t.Controls),
 		secret:   t.Secret, wait: wait, places: map[Key]place{}, deleted: map[place]bool{},
 	}
 	c.restore()
@@ -65,7 +65,7 @@ func (c *cache) at(p place) *Entry { return &c.flows.At(p.set).Flows[p.index] }
 
 func (c *cache) tagAt(p place) *uint32 { return &c.tags.At(p.set).Tags[p.index] }
 
-func (c *cache) control() *datapath.OffloadControl { return c.controls.At(0) }
+func (c *cache) control() *bpf.OffloadControl { return c.controls.At(0) }
 
 // get returns the entry of a key; nil if there is none.
 func (c *cache) get(k Key) *Entry {
@@ -145,7 +145,7 @@ func (c *cache) each(f func(*Entry)) {
 
 // active reports whether programs use an entry.
 func (c *cache) active(e *Entry) bool {
-	return state(e) == datapath.OffloadActive && e.Epoch == c.control().Epoch
+	return state(e) == bpf.OffloadActive && e.Epoch == c.control().Epoch
 }
 
 // max returns the number of places.

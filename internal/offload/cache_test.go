@@ -20,7 +20,7 @@ func smallCache(t *testing.T) *cache {
 	if err := rlimit.RemoveMemlock(); err != nil {
 		t.Fatal(err)
 	}
-	spec, err := datapath.LoadOffload()
+	spec, err := bpf.LoadOffload()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -32,15 +32,15 @@ func smallCache(t *testing.T) *cache {
 		t.Cleanup(func() { m.Close() })
 		return m
 	}
-	tables := &datapath.OffloadTables{
-		Flows: table(datapath.OffloadMapOffloadFlows), Tags: table(datapath.OffloadMapOffloadTags), Controls: table(datapath.OffloadMapOffloadControls),
+	tables := &bpf.OffloadTables{
+		Flows: table(bpf.OffloadMapOffloadFlows), Tags: table(bpf.OffloadMapOffloadTags), Controls: table(bpf.OffloadMapOffloadControls),
 	}
 	return newCache(tables, func() error { return nil })
 }
 
 // entry is one of an active flow that was seen some ticks ago.
 func entry(port uint16, ago uint32) *Entry {
-	e := &Entry{State: datapath.OffloadActive, LastSeen: settable.Tick() - ago}
+	e := &Entry{State: bpf.OffloadActive, LastSeen: settable.Tick() - ago}
 	e.Key.Tuple.SourcePort = port
 	return e
 }

@@ -26,11 +26,11 @@ import (
 	"beeline.io/beeline/internal/util/wakeup"
 )
 
-// Datapath is what flow offload needs of package datapath.
+// Datapath is what flow offload needs of package bpf.
 type Datapath interface {
 	SetDevices(component string, devices ...int) error
-	OffloadDevices() datapath.Hash[uint32, uint32]
-	OffloadTables() (*datapath.OffloadTables, error)
+	OffloadDevices() bpf.Hash[uint32, uint32]
+	OffloadTables() (*bpf.OffloadTables, error)
 	WaitForReaders() error
 	ForeignProgram(id uint32) (name string, foreign bool)
 }
@@ -164,7 +164,7 @@ func (o *Offload) withdraw() error {
 	if o.flows == nil {
 		return nil
 	}
-	return o.datapath.SetDevices(datapath.OffloadComponent)
+	return o.datapath.SetDevices(bpf.OffloadComponent)
 }
 
 // follow runs the goroutines of the provider.
@@ -291,7 +291,7 @@ func (o *Offload) reconcile() error {
 			return nil
 		}
 		if o.flows != nil { // programs of an earlier agent
-			if err := o.datapath.SetDevices(datapath.OffloadComponent); err != nil {
+			if err := o.datapath.SetDevices(bpf.OffloadComponent); err != nil {
 				return err
 			}
 		}
@@ -327,28 +327,28 @@ func (o *Offload) attach(devices []Device) error {
 	for _, d := range devices {
 		flags := uint32(0)
 		if netdev.IsExternalTunnel(d.Index) {
-			flags |= datapath.OffloadExternal
+			flags |= bpf.OffloadExternal
 		}
 		if d.MasterIndex != 0 { // a port of a bridge or bond is no device of flow offload
-			flags |= datapath.OffloadInVRF
+			flags |= bpf.OffloadInVRF
 		}
 		if rpFilters[d.Index] == node.RPFilterStrict {
-			flags |= datapath.OffloadStrict
+			flags |= bpf.OffloadStrict
 		}
 		wanted[uint32(d.Index)] = flags
 	}
 	table := o.datapath.OffloadDevices()
-	if err := datapath.Withdraw(table, wanted); err != nil {
+	if err := bpf.Withdraw(table, wanted); err != nil {
 		return err
 	}
 	var all []int
 	for _, index := range slices.Sorted(maps.Keys(wanted)) {
 		all = append(all, int(index))
 	}
-	if err := o.datapath.SetDevices(datapath.OffloadComponent, all...); err != nil {
+	if err := o.datapath.SetDevices(bpf.OffloadComponent, all...); err != nil {
 		return fmt.Errorf("attach the programs: %w", err)
 	}
-	return datapath.Publish(table, wanted)
+	return bpf.Publish(table, wanted)
 }
 
 // note keeps the error of something as a problem until it succeeds.

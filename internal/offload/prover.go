@@ -15,17 +15,17 @@ import (
 
 // prover is the flow cache as the self-test uses it (selftest.Provider): the same programs with tables of their own.
 type prover struct {
-	wait func() error // datapath.Tables.WaitForReaders
+	wait func() error // bpf.Tables.WaitForReaders
 	log  *slog.Logger
 
-	copy  *datapath.OffloadCopy
+	copy  *bpf.OffloadCopy
 	flows *Flows
 	end   func()
 }
 
 // Attach implements selftest.Provider.
 func (p *prover) Attach(router *netns.Namespace, devices []string, threshold int) (err error) {
-	if p.copy, err = datapath.NewOffloadCopy(); err != nil {
+	if p.copy, err = bpf.NewOffloadCopy(); err != nil {
 		return err
 	}
 	err = router.Do(func() error {

@@ -27,7 +27,7 @@ var refusalTexts = map[string]string{
 }
 
 func refusalText(n uint32) string {
-	names, err := datapath.OffloadRefusalNames()
+	names, err := bpf.OffloadRefusalNames()
 	if err != nil || int(n) >= len(names) || refusalTexts[names[n]] == "" {
 		return "the program has refused it"
 	}

@@ -60,7 +60,7 @@ type bridgedAddress struct {
 
 // bridgesOf returns the addresses that may be of pods behind a bridge and are not known, and their bridges. The values
 // are devices of pods.
-func (s *surroundings) bridgesOf(noted map[datapath.Address]uint32) (all []bridgedAddress) {
+func (s *surroundings) bridgesOf(noted map[bpf.Address]uint32) (all []bridgedAddress) {
 	if s == nil {
 		return nil
 	}
@@ -103,7 +103,7 @@ func (s *Shortcut) recall() bool {
 	if err != nil {
 		return false // a later reading reports it
 	}
-	before := map[datapath.Address]uint32{}
+	before := map[bpf.Address]uint32{}
 	for addr, row := range rows {
 		before[addr] = row.Device
 	}

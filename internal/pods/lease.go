@@ -27,7 +27,7 @@ func (s *Shortcut) extendLease(searchBegan time.Time) error {
 	if s.lease.until.Load() == until {
 		return nil
 	}
-	if err := s.datapath.PodLeases().Put(0, datapath.PodLease{Until: until}); err != nil {
+	if err := s.datapath.PodLeases().Put(0, bpf.PodLease{Until: until}); err != nil {
 		return err
 	}
 	s.lease.until.Store(until)

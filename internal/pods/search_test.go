@@ -140,7 +140,7 @@ func (b *bench) want(when string, pods []int, uplinks ...int) {
 			gotPods = append(gotPods, int(p.Device))
 		}
 		for index, d := range b.tables.devices {
-			if d.Role == datapath.RoleNodes {
+			if d.Role == bpf.RoleNodes {
 				gotUplinks = append(gotUplinks, int(index))
 			}
 		}

@@ -36,16 +36,16 @@ type Config struct {
 	Log   *slog.Logger
 }
 
-// Datapath is what the shortcut needs of package datapath.
+// Datapath is what the shortcut needs of package bpf.
 type Datapath interface {
 	Enabled(component string) bool
 	SetDevices(component string, devices ...int) error
-	Pods() datapath.Hash[datapath.Address, datapath.Pod]
-	PodDevices() datapath.Hash[uint32, datapath.PodDevice]
-	PodLinks() datapath.Hash[uint32, uint32]
-	UnknownPods() datapath.Hash[datapath.Address, uint32]
-	PodBridges() datapath.Hash[uint32, uint32]
-	PodLeases() datapath.Hash[uint32, datapath.PodLease]
+	Pods() bpf.Hash[bpf.Address, bpf.Pod]
+	PodDevices() bpf.Hash[uint32, bpf.PodDevice]
+	PodLinks() bpf.Hash[uint32, uint32]
+	UnknownPods() bpf.Hash[bpf.Address, uint32]
+	PodBridges() bpf.Hash[uint32, uint32]
+	PodLeases() bpf.Hash[uint32, bpf.PodLease]
 	TrackPodFlows(ends map[netip.Addr]bool) ([]kernelct.Flow, error)
 	UntrackPodFlows(flows []kernelct.Flow) error
 	HandedPodFlows() ([]kernelct.Flow, error)
@@ -295,8 +295,8 @@ func (s *Shortcut) apply() error {
 // says of these tables.
 type rows struct {
 	network *network
-	pods    map[datapath.Address]datapath.Pod
-	devices map[uint32]datapath.PodDevice
+	pods    map[bpf.Address]bpf.Pod
+	devices map[uint32]bpf.PodDevice
 	places  map[string][]int
 	status  Status
 }
@@ -308,7 +308,7 @@ func (s *Shortcut) wanted() *rows {
 	if s.around == nil || s.searched == nil {
 		return nil
 	}
-	n, found := s.around.network, slices.Concat(s.searched.found, s.around.reversePaths(), s.around.vrfs(), s.around.routeMarks(datapath.RouteLookupsTakeMarks()))
+	n, found := s.around.network, slices.Concat(s.searched.found, s.around.reversePaths(), s.around.vrfs(), s.around.routeMarks(bpf.RouteLookupsTakeMarks()))
 	if s.schedule.held && !s.config.IgnoreFilters {
 		found = append(found, filter{what: "packet filters that change faster than they can be searched"})
 	}
@@ -318,23 +318,23 @@ func (s *Shortcut) wanted() *rows {
 	})
 	pods, devices := n.rows(at, uplinks)
 	if len(pods) == 0 {
-		devices = map[uint32]datapath.PodDevice{}
+		devices = map[uint32]bpf.PodDevice{}
 	}
 	for _, l := range s.around.unknown {
 		if l := n.link(l); devices[uint32(l.index)].Role == 0 {
-			devices[uint32(l.index)] = datapath.PodDevice{Mac: n.gateway(l), Role: datapath.RolePods}
+			devices[uint32(l.index)] = bpf.PodDevice{Mac: n.gateway(l), Role: bpf.RolePods}
 		}
 	}
 	return &rows{n, pods, devices, n.places(devices, found), status}
 }
 
 // places are the devices of each component of the shortcut, by name.
-func (n *network) places(devices map[uint32]datapath.PodDevice, found []filter) map[string][]int {
-	at := map[string][]int{datapath.PodNetkitComponent: n.peers(devices, found)}
+func (n *network) places(devices map[uint32]bpf.PodDevice, found []filter) map[string][]int {
+	at := map[string][]int{bpf.PodNetkitComponent: n.peers(devices, found)}
 	for index := range devices {
-		component := datapath.PodComponent
+		component := bpf.PodComponent
 		if l := n.link(int(index)); l.l3 {
-			component = datapath.PodL3Component
+			component = bpf.PodL3Component
 		}
 		at[component] = append(at[component], int(index))
 	}
@@ -343,7 +343,7 @@ func (n *network) places(devices map[uint32]datapath.PodDevice, found []filter) 
 
 // peers are the devices that can have the program at the peer hook of netkit. With a program there the device's policy
 // no longer counts, so it must be to forward. Programs of others stay alone: which of two comes first matters there.
-func (n *network) peers(devices map[uint32]datapath.PodDevice, found []filter) (peers []int) {
+func (n *network) peers(devices map[uint32]bpf.PodDevice, found []filter) (peers []int) {
 	for index := range devices {
 		l := n.link(int(index))
 		if l.kind == "netkit" && !l.netkit.peerBlackhole && !slices.ContainsFunc(found, func(f filter) bool { return f.atPeer && f.device == l.index }) {
@@ -378,16 +378,16 @@ func (s *Shortcut) remember(n *network, found map[netip.Addr]place) map[netip.Ad
 }
 
 // rows are the entries of the tables.
-func (n *network) rows(at map[netip.Addr]place, uplinks []link) (map[datapath.Address]datapath.Pod, map[uint32]datapath.PodDevice) {
-	pods, devices := map[datapath.Address]datapath.Pod{}, map[uint32]datapath.PodDevice{}
+func (n *network) rows(at map[netip.Addr]place, uplinks []link) (map[bpf.Address]bpf.Pod, map[uint32]bpf.PodDevice) {
+	pods, devices := map[bpf.Address]bpf.Pod{}, map[uint32]bpf.PodDevice{}
 	for addr, p := range at {
 		l := n.link(p.device)
 		gateway := n.gateway(l)
-		pods[datapath.AddressFrom(addr)] = datapath.Pod{Device: uint32(p.device), Mtu: n.mtuTo(addr, l), Mac: p.mac, Gateway: gateway, L3: asByte(l.netkit.l3)}
-		devices[uint32(p.device)] = datapath.PodDevice{Mac: gateway, Role: datapath.RolePods, RpFilter: n.rpFilter(l)}
+		pods[bpf.AddressFrom(addr)] = bpf.Pod{Device: uint32(p.device), Mtu: n.mtuTo(addr, l), Mac: p.mac, Gateway: gateway, L3: asByte(l.netkit.l3)}
+		devices[uint32(p.device)] = bpf.PodDevice{Mac: gateway, Role: bpf.RolePods, RpFilter: n.rpFilter(l)}
 	}
 	for _, l := range uplinks {
-		devices[uint32(l.index)] = datapath.PodDevice{Mac: l.mac, Role: datapath.RoleNodes, RpFilter: n.rpFilters[l.index]}
+		devices[uint32(l.index)] = bpf.PodDevice{Mac: l.mac, Role: bpf.RoleNodes, RpFilter: n.rpFilters[l.index]}
 	}
 	return pods, devices
 }
@@ -425,24 +425,24 @@ func (s *Shortcut) write(wanted *rows) error {
 	if err != nil {
 		return err
 	}
-	if err := datapath.Withdraw(s.datapath.Pods(), pods); err != nil {
+	if err := bpf.Withdraw(s.datapath.Pods(), pods); err != nil {
 		return err
 	}
 	links := map[uint32]uint32{}
 	for _, p := range pods {
 		links[p.Device] = p.Device
 	}
-	if err := datapath.Withdraw(s.datapath.PodLinks(), links); err != nil {
+	if err := bpf.Withdraw(s.datapath.PodLinks(), links); err != nil {
 		return err
 	}
-	if err := datapath.Withdraw(s.datapath.PodDevices(), devices); err != nil {
+	if err := bpf.Withdraw(s.datapath.PodDevices(), devices); err != nil {
 		return err
 	}
 	bridges := wanted.network.bridges(links)
-	if err := datapath.Withdraw(s.datapath.PodBridges(), bridges); err != nil {
+	if err := bpf.Withdraw(s.datapath.PodBridges(), bridges); err != nil {
 		return err
 	}
-	for _, component := range []string{datapath.PodComponent, datapath.PodL3Component, datapath.PodNetkitComponent} {
+	for _, component := range []string{bpf.PodComponent, bpf.PodL3Component, bpf.PodNetkitComponent} {
 		slices.Sort(places[component])
 		if !s.datapath.Enabled(component) {
 			continue
@@ -451,16 +451,16 @@ func (s *Shortcut) write(wanted *rows) error {
 			return fmt.Errorf("attach the programs: %w", err)
 		}
 	}
-	if err := datapath.Publish(s.datapath.PodBridges(), bridges); err != nil {
+	if err := bpf.Publish(s.datapath.PodBridges(), bridges); err != nil {
 		return err
 	}
-	if err := datapath.Publish(s.datapath.PodDevices(), devices); err != nil {
+	if err := bpf.Publish(s.datapath.PodDevices(), devices); err != nil {
 		return err
 	}
-	if err := datapath.Publish(s.datapath.PodLinks(), links); err != nil {
+	if err := bpf.Publish(s.datapath.PodLinks(), links); err != nil {
 		return err
 	}
-	if err := datapath.Publish(s.datapath.Pods(), pods); err != nil {
+	if err := bpf.Publish(s.datapath.Pods(), pods); err != nil {
 		return err
 	}
 	if leaving != nil { // flows that began until the tables were written

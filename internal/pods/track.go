@@ -40,7 +40,7 @@ func (s *Shortcut) withhold(wanted *rows) (leaving map[netip.Addr]bool, err erro
 }
 
 // mostTracked is how many flows are remembered that may return to the shortcut: twice as many as it has.
-const mostTracked = 2 * datapath.PodFlowLimit
+const mostTracked = 2 * bpf.PodFlowLimit
 
 // A trackedFlow is a flow that the kernel's conntrack has because of its source, its destination or both.
 type trackedFlow struct {
@@ -82,9 +82,9 @@ func (s *Shortcut) adopt() error {
 }
 
 // untrack has the flows that were handed over take the shortcut again whose pods may.
-func (s *Shortcut) untrack(pods map[datapath.Address]datapath.Pod) error {
+func (s *Shortcut) untrack(pods map[bpf.Address]bpf.Pod) error {
 	has := func(end netip.AddrPort) bool {
-		_, ok := pods[datapath.AddressFrom(end.Addr())]
+		_, ok := pods[bpf.AddressFrom(end.Addr())]
 		return ok
 	}
 	var back []kernelct.Flow

@@ -19,7 +19,7 @@ type trackingDatapath struct {
 	beginning       []kernelct.Flow // begin when others have been tracked
 }
 
-func (d *trackingDatapath) Pods() datapath.Hash[datapath.Address, datapath.Pod] { return d.pods }
+func (d *trackingDatapath) Pods() bpf.Hash[bpf.Address, bpf.Pod] { return d.pods }
 
 func (d *trackingDatapath) TrackPodFlows(ends map[netip.Addr]bool) (all []kernelct.Flow, err error) {
 	for _, f := range d.flows {
@@ -29,7 +29,7 @@ func (d *trackingDatapath) TrackPodFlows(ends map[netip.Addr]bool) (all []kernel
 	}
 	d.flows = slices.DeleteFunc(d.flows, func(f kernelct.Flow) bool { return slices.Contains(all, f) })
 	for end := range ends {
-		if row, ok := d.pods[datapath.AddressFrom(end)]; ok && len(all) > 0 && row.Withheld == 0 {
+		if row, ok := d.pods[bpf.AddressFrom(end)]; ok && len(all) > 0 && row.Withheld == 0 {
 			d.t.Errorf("flows of %s are tracked before its new flows take the stack", end)
 		}
 	}
@@ -56,10 +56,10 @@ func TestFlowsLeaveAndReturn(t *testing.T) {
 	s := New(d, Config{})
 	n := &network{links: []link{{index: 1}, {index: 2}}} // the device of c is gone
 	n.prepare()
-	podRows := func(ends ...netip.AddrPort) map[datapath.Address]datapath.Pod {
-		all := map[datapath.Address]datapath.Pod{}
+	podRows := func(ends ...netip.AddrPort) map[bpf.Address]bpf.Pod {
+		all := map[bpf.Address]bpf.Pod{}
 		for _, end := range ends {
-			all[datapath.AddressFrom(end.Addr())] = datapath.Pod{Device: uint32(end.Port())}
+			all[bpf.AddressFrom(end.Addr())] = bpf.Pod{Device: uint32(end.Port())}
 		}
 		return all
 	}

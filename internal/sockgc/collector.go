@@ -37,7 +37,7 @@ type Config struct {
 	// TCPDrain is how long a TCP connection may outlive its backend; 0 means forever.
 	TCPDrain time.Duration
 	// Serves reports whether a backend currently serves a service.
-	Serves func(datapath.Connection) bool
+	Serves func(bpf.Connection) bool
 	Log    *slog.Logger
 }
 
@@ -45,7 +45,7 @@ type Config struct {
 type Collector struct {
 	method     Method
 	finder     finder // nil if method is Off
-	end        func(protocol uint8, stale []datapath.StaleSocket) (ended int, err error)
+	end        func(protocol uint8, stale []bpf.StaleSocket) (ended int, err error)
 	namespaces func() iter.Seq2[*netns.Namespace, error]
 	log        *slog.Logger
 	wake       wakeup.Signal
@@ -60,7 +60,7 @@ type Collector struct {
 
 // New loads the socket GC programs for a datapath's tables. If the kernel does not support them, the collector
 // does nothing, and its status contains the reason.
-func New(d *datapath.Datapath, config Config) *Collector {
+func New(d *bpf.Datapath, config Config) *Collector {
 	open := func(end bool) (finder, error) {
 		s, err := d.OpenSocketGC(end)
 		if err != nil {
@@ -68,7 +68,7 @@ func New(d *datapath.Datapath, config Config) *Collector {
 		}
 		return s, nil
 	}
-	method, finder, why, err := choose(config.Method, datapath.HaveSockDestroy(), open)
+	method, finder, why, err := choose(config.Method, bpf.HaveSockDestroy(), open)
 	if err != nil {
 		condition.SocketsNotEnded.Log(config.Log, "sockets of removed backends will not be ended", "error", err)
 	}
@@ -89,7 +89,7 @@ func newCollector(config Config, method Method, finder finder, why string, err e
 		wake:       wakeup.NewSignal(),
 		udp:        newSchedule(),
 		tcp:        newSchedule(),
-		drain:      drain{timeout: config.TCPDrain, removed: map[datapath.Connection]removedBackend{}, serves: config.Serves},
+		drain:      drain{timeout: config.TCPDrain, removed: map[bpf.Connection]removedBackend{}, serves: config.Serves},
 	}
 	j.status = Status{Method: method, Why: why, TCPDrainSeconds: config.TCPDrain.Seconds()}
 	if err != nil {
@@ -170,7 +170,7 @@ func (j *Collector) take(now time.Time) (protocol uint8) {
 // runPass runs the GC pass that is due.
 func (j *Collector) runPass(ctx context.Context) {
 	begin := time.Now()
-	s := &pass{collector: j, now: begin, protocol: j.take(begin), left: map[datapath.Connection]bool{}}
+	s := &pass{collector: j, now: begin, protocol: j.take(begin), left: map[bpf.Connection]bool{}}
 	s.run(ctx)
 	took := time.Since(begin)
 	err := errors.Join(s.errs...)

@@ -17,7 +17,7 @@ import (
 // One change causes one GC pass at once, and one a second later that finds sockets that were connecting.
 func TestJobFollowsUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := &world{udp: []datapath.StaleSocket{stale(unix.IPPROTO_UDP, 1)}}
+		w := &world{udp: []bpf.StaleSocket{stale(unix.IPPROTO_UDP, 1)}}
 		j := w.run(t, Config{}, Iterator)
 		j.Changed(true, false)
 		synctest.Wait()
@@ -25,7 +25,7 @@ func TestJobFollowsUp(t *testing.T) {
 			t.Errorf("after the change: %+v", st)
 		}
 		w.mu.Lock()
-		w.udp = []datapath.StaleSocket{stale(unix.IPPROTO_UDP, 2)}
+		w.udp = []bpf.StaleSocket{stale(unix.IPPROTO_UDP, 2)}
 		w.mu.Unlock()
 		sleep(time.Hour)
 		if want := []time.Duration{0, time.Second}; !slices.Equal(w.swept(), want) {
@@ -124,10 +124,10 @@ func TestJobTriesAgain(t *testing.T) {
 // A socket that the netlink method cannot terminate is an error, and is not counted.
 func TestJobReportsWhatNetlinkCannotEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := &world{udp: []datapath.StaleSocket{stale(unix.IPPROTO_UDP, 1)}}
+		w := &world{udp: []bpf.StaleSocket{stale(unix.IPPROTO_UDP, 1)}}
 		j := w.run(t, Config{}, Netlink)
 		j.mu.Lock()
-		j.end = func(uint8, []datapath.StaleSocket) (int, error) { return 0, unix.EPERM }
+		j.end = func(uint8, []bpf.StaleSocket) (int, error) { return 0, unix.EPERM }
 		j.mu.Unlock()
 		j.Changed(true, false)
 		synctest.Wait()

@@ -18,13 +18,13 @@ type removedBackend struct {
 // A drain records since when the backends of TCP connections have been out of service.
 type drain struct {
 	timeout time.Duration
-	removed map[datapath.Connection]removedBackend
+	removed map[bpf.Connection]removedBackend
 	// serves reports whether a backend serves a service again.
-	serves func(datapath.Connection) bool
+	serves func(bpf.Connection) bool
 }
 
 // found records a connection that a GC pass found, and reports whether its drain timeout has passed.
-func (d *drain) found(c datapath.Connection, now time.Time) (over bool) {
+func (d *drain) found(c bpf.Connection, now time.Time) (over bool) {
 	g, known := d.removed[c]
 	if !known {
 		if d.serves(c) { // restored since the GC pass found it
@@ -42,15 +42,15 @@ const forgetAfter = 10 * time.Minute
 
 // keep removes all backends except those that a GC pass left or, if it could not enter every namespace, those
 // found within forgetAfter.
-func (d *drain) keep(left map[datapath.Connection]bool, everywhere bool, now time.Time) {
-	maps.DeleteFunc(d.removed, func(c datapath.Connection, g removedBackend) bool {
+func (d *drain) keep(left map[bpf.Connection]bool, everywhere bool, now time.Time) {
+	maps.DeleteFunc(d.removed, func(c bpf.Connection, g removedBackend) bool {
 		return !left[c] && (everywhere || now.Sub(g.seen) > forgetAfter)
 	})
 }
 
 // returned removes backends that serve again. Their drain timeout restarts if they are removed again.
 func (d *drain) returned() {
-	maps.DeleteFunc(d.removed, func(c datapath.Connection, _ removedBackend) bool { return d.serves(c) })
+	maps.DeleteFunc(d.removed, func(c bpf.Connection, _ removedBackend) bool { return d.serves(c) })
 }
 
 // next returns when the next drain timeout after now passes; the zero time if none does.

@@ -16,7 +16,7 @@ import (
 // R30: without a drain timeout TCP sockets are not scanned.
 func TestJobLeavesTCPAlone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := &world{tcp: []datapath.StaleSocket{stale(unix.IPPROTO_TCP, 1)}}
+		w := &world{tcp: []bpf.StaleSocket{stale(unix.IPPROTO_TCP, 1)}}
 		j := w.run(t, Config{}, Iterator)
 		j.Changed(true, true)
 		sleep(time.Hour)
@@ -61,7 +61,7 @@ func TestJobDrainsTCP(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				w := &world{tcp: []datapath.StaleSocket{first}}
+				w := &world{tcp: []bpf.StaleSocket{first}}
 				j := w.run(t, Config{TCPDrain: drain}, Iterator)
 				j.Changed(false, true)
 				synctest.Wait()
@@ -82,7 +82,7 @@ func TestJobDrainsTCP(t *testing.T) {
 func TestDrainIsNotOfABackendThatServes(t *testing.T) {
 	s := stale(unix.IPPROTO_TCP, 1)
 	serves := true
-	d := drain{timeout: time.Second, removed: map[datapath.Connection]removedBackend{}, serves: func(datapath.Connection) bool { return serves }}
+	d := drain{timeout: time.Second, removed: map[bpf.Connection]removedBackend{}, serves: func(bpf.Connection) bool { return serves }}
 	now := time.Now()
 	if d.found(s.Connection(), now) || len(d.removed) != 0 {
 		t.Errorf("it is draining: %v", d.removed)

@@ -16,7 +16,7 @@ import (
 // Method is how sockets are found and terminated.
 type Method string
 
-// The methods. BPF iterators find the sockets (datapath.SocketGC).
+// The methods. BPF iterators find the sockets (bpf.SocketGC).
 const (
 	// Auto is the first of the following that the kernel supports.
 	Auto Method = "auto"
@@ -31,10 +31,10 @@ const (
 // Methods are the values of --terminate-sockets.
 var Methods = []string{string(Auto), string(Iterator), string(Netlink), string(Off)}
 
-// A finder iterates over the sockets of the calling thread's network namespace: *datapath.SocketGC.
+// A finder iterates over the sockets of the calling thread's network namespace: *bpf.SocketGC.
 type finder interface {
-	UDP() ([]datapath.StaleSocket, error)
-	TCP(toAbort ...uint64) ([]datapath.StaleSocket, error)
+	UDP() ([]bpf.StaleSocket, error)
+	TCP(toAbort ...uint64) ([]bpf.StaleSocket, error)
 }
 
 // opener loads a finder that terminates the sockets it finds, or only reports them.
@@ -73,7 +73,7 @@ func choose(asked Method, canEnd bool, open opener) (method Method, finder finde
 // destroyByNetlink destroys sockets of the calling thread's network namespace. It lists them again to match
 // their cookies, because the kernel also requires the device to which a socket is bound. It does not count
 // sockets that vanished meanwhile.
-func destroyByNetlink(protocol uint8, stale []datapath.StaleSocket) (ended int, err error) {
+func destroyByNetlink(protocol uint8, stale []bpf.StaleSocket) (ended int, err error) {
 	if len(stale) == 0 {
 		return 0, nil
 	}

@@ -32,7 +32,7 @@ func TestNetlinkSparesWhatIsConnectedAnew(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		stale := datapath.StaleSocket{Cookie: cookie, BackendPort: datapath.NetworkOrder(before)}
+		stale := bpf.StaleSocket{Cookie: cookie, BackendPort: bpf.NetworkOrder(before)}
 		stale.Backend.Bytes = [16]byte{10: 0xff, 0xff, 127, 0, 0, 1}
 		for _, step := range []struct {
 			port  int
@@ -41,7 +41,7 @@ func TestNetlinkSparesWhatIsConnectedAnew(t *testing.T) {
 			if err := unix.Connect(fd, &unix.SockaddrInet4{Port: step.port, Addr: loopback}); err != nil {
 				return err
 			}
-			ended, err := destroyByNetlink(unix.IPPROTO_UDP, []datapath.StaleSocket{stale})
+			ended, err := destroyByNetlink(unix.IPPROTO_UDP, []bpf.StaleSocket{stale})
 			if err != nil {
 				return err
 			}

@@ -47,7 +47,7 @@ type pass struct {
 	namespaces int
 	unreadable int // number of processes
 	ended      int
-	left       map[datapath.Connection]bool // TCP connections whose drain timeout has not passed
+	left       map[bpf.Connection]bool // TCP connections whose drain timeout has not passed
 	errs       []error
 }
 
@@ -130,7 +130,7 @@ func (s *pass) tcp() error {
 }
 
 // timeOver records the connections found, and returns those whose drain timeout has passed.
-func (s *pass) timeOver(found []datapath.StaleSocket) (over []datapath.StaleSocket) {
+func (s *pass) timeOver(found []bpf.StaleSocket) (over []bpf.StaleSocket) {
 	s.collector.mu.Lock()
 	defer s.collector.mu.Unlock()
 	for i := range found {
@@ -143,7 +143,7 @@ func (s *pass) timeOver(found []datapath.StaleSocket) (over []datapath.StaleSock
 	return over
 }
 
-func (s *pass) endTCP(over []datapath.StaleSocket) (ended int, err error) {
+func (s *pass) endTCP(over []bpf.StaleSocket) (ended int, err error) {
 	if s.collector.method == Netlink {
 		return s.collector.end(unix.IPPROTO_TCP, over)
 	}
@@ -163,7 +163,7 @@ func (s *pass) endTCP(over []datapath.StaleSocket) (ended int, err error) {
 	return ended, nil
 }
 
-func (s *pass) report(sockets []datapath.StaleSocket) {
+func (s *pass) report(sockets []bpf.StaleSocket) {
 	for i := range sockets {
 		c := sockets[i].Connection()
 		s.collector.log.Debug("ending a socket whose backend is out of service",

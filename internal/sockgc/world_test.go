@@ -21,17 +21,17 @@ import (
 // takes some time.
 type world struct {
 	mu       sync.Mutex
-	udp, tcp []datapath.StaleSocket
+	udp, tcp []bpf.StaleSocket
 	takes    time.Duration
 	fails    error
-	serving  map[datapath.Connection]bool
+	serving  map[bpf.Connection]bool
 	sweeps   []time.Duration // since begin
 	tcpLooks int
 	resets   []time.Duration
 	begin    time.Time
 }
 
-func (w *world) UDP() ([]datapath.StaleSocket, error) {
+func (w *world) UDP() ([]bpf.StaleSocket, error) {
 	time.Sleep(w.takes)
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -44,7 +44,7 @@ func (w *world) UDP() ([]datapath.StaleSocket, error) {
 	return nil, nil
 }
 
-func (w *world) TCP(toAbort ...uint64) (found []datapath.StaleSocket, err error) {
+func (w *world) TCP(toAbort ...uint64) (found []bpf.StaleSocket, err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.tcpLooks++
@@ -66,14 +66,14 @@ func (w *world) TCP(toAbort ...uint64) (found []datapath.StaleSocket, err error)
 	return found, nil
 }
 
-func (w *world) serves(c datapath.Connection) bool {
+func (w *world) serves(c bpf.Connection) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.serving[c]
 }
 
 // returns changes whether a backend serves.
-func (w *world) returns(j *Collector, c datapath.Connection, serves bool) {
+func (w *world) returns(j *Collector, c bpf.Connection, serves bool) {
 	w.mu.Lock()
 	w.serving[c] = serves
 	w.mu.Unlock()
@@ -83,7 +83,7 @@ func (w *world) returns(j *Collector, c datapath.Connection, serves bool) {
 // run starts a collector for the world, inside a bubble, until the test ends.
 func (w *world) run(t *testing.T, config Config, method Method) *Collector {
 	t.Helper()
-	w.begin, w.serving = time.Now(), map[datapath.Connection]bool{}
+	w.begin, w.serving = time.Now(), map[bpf.Connection]bool{}
 	config.Serves, config.Log = w.serves, slog.New(slog.DiscardHandler)
 	j := newCollector(config, method, w, "", nil)
 	j.namespaces = func() iter.Seq2[*netns.Namespace, error] {
@@ -105,8 +105,8 @@ func (w *world) run(t *testing.T, config Config, method Method) *Collector {
 	return j
 }
 
-func stale(protocol uint8, cookie uint64) datapath.StaleSocket {
-	s := datapath.StaleSocket{Cookie: cookie, Protocol: protocol}
+func stale(protocol uint8, cookie uint64) bpf.StaleSocket {
+	s := bpf.StaleSocket{Cookie: cookie, Protocol: protocol}
 	s.Service.Bytes = netip.MustParseAddr("10.96.0.1").As16()
 	s.Backend.Bytes = netip.MustParseAddr("10.10.1.1").As16()
 	return s

@@ -41,15 +41,15 @@ type counter struct {
 // New returns the component. It is enabled if --counter-devices names devices.
 func New() *component.Component {
 	c := &counter{}
-	limit := &datapath.Limit{Flag: "counter-max-sources", In: func(*datapath.Limits) *uint32 { return &c.maxSources }}
+	limit := &bpf.Limit{Flag: "counter-max-sources", In: func(*bpf.Limits) *uint32 { return &c.maxSources }}
 	return &component.Component{
 		Name: name,
-		BPF: &datapath.Component{
+		BPF: &bpf.Component{
 			Name: name, Objects: c.objects,
-			Tables:      []datapath.Table{{Name: CounterMapPacketsBySource, Kind: datapath.StateTable, Limit: limit, Copy: datapath.CopyEntries}},
-			Constants:   map[string]datapath.ConstantValue{CounterVarCountedProtocol: func(*datapath.Datapath) (any, error) { return c.protocol, nil }},
-			CgroupHooks: []datapath.CgroupHook{{Name: "count_leaving", Program: CounterProgCountLeaving, Attach: ebpf.AttachCGroupInetEgress}},
-			DeviceHooks: []datapath.DeviceHook{{Name: "xdp", Program: CounterProgCountArriving, Attach: ebpf.AttachXDP}},
+			Tables:      []bpf.Table{{Name: CounterMapPacketsBySource, Kind: bpf.StateTable, Limit: limit, Copy: bpf.CopyEntries}},
+			Constants:   map[string]bpf.ConstantValue{CounterVarCountedProtocol: func(*bpf.Datapath) (any, error) { return c.protocol, nil }},
+			CgroupHooks: []bpf.CgroupHook{{Name: "count_leaving", Program: CounterProgCountLeaving, Attach: ebpf.AttachCGroupInetEgress}},
+			DeviceHooks: []bpf.DeviceHook{{Name: "xdp", Program: CounterProgCountArriving, Attach: ebpf.AttachXDP}},
 		},
 		AddFlags: c.addFlags, Complete: c.complete, New: c.run,
 	}
@@ -68,7 +68,7 @@ func (c *counter) complete(*service.Config) error {
 	return nil
 }
 
-func (c *counter) objects(*datapath.Datapath) ([]*ebpf.CollectionSpec, error) {
+func (c *counter) objects(*bpf.Datapath) ([]*ebpf.CollectionSpec, error) {
 	if len(c.devices) == 0 {
 		return nil, nil
 	}

@@ -160,7 +160,7 @@ func (w *world) linkPin() string {
 func (w *world) cgroupPin() string { return filepath.Join(w.agent.BPFFS(), "links", "count_leaving") }
 
 func (w *world) tablePin() string {
-	return datapath.TablePath(w.agent.BPFFS(), CounterMapPacketsBySource)
+	return bpf.TablePath(w.agent.BPFFS(), CounterMapPacketsBySource)
 }
 
 // link returns the IDs of the pinned link and of its program.

@@ -199,12 +199,12 @@ func forgetClients(bpffs string) error {
 	if _, err := conntrack.Flush(flows, func(uint32) bool { return true }, nil); err != nil {
 		return err
 	}
-	tables, err := datapath.OpenTables(bpffs)
+	tables, err := bpf.OpenTables(bpffs)
 	if err != nil {
 		return err
 	}
-	var clients []datapath.AffinityKey
-	if err := tables.Affinity.Walk(func(e *datapath.AffinityEntry) bool { clients = append(clients, e.Key); return true }); err != nil {
+	var clients []bpf.AffinityKey
+	if err := tables.Affinity.Walk(func(e *bpf.AffinityEntry) bool { clients = append(clients, e.Key); return true }); err != nil {
 		return err
 	}
 	for _, key := range clients {

@@ -85,7 +85,7 @@ func TestServiceCounters(t *testing.T) {
 // named reports whether a Service has an ID in the tables.
 func (w *world) named(service string) bool {
 	w.t.Helper()
-	tables, err := datapath.OpenTables(w.agent.BPFFS())
+	tables, err := bpf.OpenTables(w.agent.BPFFS())
 	w.must(err)
 	names, err := tables.Services.All()
 	w.must(err)

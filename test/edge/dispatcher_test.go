@@ -125,7 +125,7 @@ func (w *world) dispatchers() []string {
 // needsReplacement skips a test where XDP programs cannot share a device.
 func needsReplacement(t *testing.T) {
 	t.Helper()
-	for _, f := range datapath.Features() {
+	for _, f := range bpf.Features() {
 		if !f.Present && strings.Contains(f.Name, "freplace") {
 			t.Skipf("this kernel has, or allows, no %s; test/kernels runs this under others", f.Name)
 		}

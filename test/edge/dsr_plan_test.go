@@ -61,7 +61,7 @@ func (w *world) wantDSR(kinds string, nodes ...string) {
 // wantBalancers checks that these networks, and no others, are in the pinned table.
 func (w *world) wantBalancers(networks ...string) {
 	w.t.Helper()
-	pinned, err := datapath.OpenTables(w.agent.BPFFS())
+	pinned, err := bpf.OpenTables(w.agent.BPFFS())
 	w.must(err)
 	tables, err := inspect.ReadTables(pinned)
 	w.must(err)

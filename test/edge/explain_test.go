@@ -320,29 +320,29 @@ func TestExplainBadQuestions(t *testing.T) {
 
 // state is all that an explanation must not change.
 type state struct {
-	flows    map[datapath.Tuple]datapath.ConntrackEntry
-	affinity map[datapath.AffinityKey]datapath.AffinityEntry
+	flows    map[bpf.Tuple]bpf.ConntrackEntry
+	affinity map[bpf.AffinityKey]bpf.AffinityEntry
 	counters map[string]uint64
-	services map[uint32]datapath.ServiceCounters
-	sockets  datapath.SocketCounters
+	services map[uint32]bpf.ServiceCounters
+	sockets  bpf.SocketCounters
 }
 
 func (w *world) state() (s state) {
 	w.t.Helper()
 	flows, err := conntrack.Open(w.agent.BPFFS())
 	w.must(err)
-	s.flows = map[datapath.Tuple]datapath.ConntrackEntry{}
+	s.flows = map[bpf.Tuple]bpf.ConntrackEntry{}
 	w.must(flows.Walk(func(key conntrack.Tuple, e *conntrack.Entry) { s.flows[key] = *e }))
-	tables, err := datapath.OpenTables(w.agent.BPFFS())
+	tables, err := bpf.OpenTables(w.agent.BPFFS())
 	w.must(err)
-	s.affinity = map[datapath.AffinityKey]datapath.AffinityEntry{}
-	w.must(tables.Affinity.Walk(func(e *datapath.AffinityEntry) bool { s.affinity[e.Key] = *e; return true }))
-	s.counters, err = datapath.ReadEdgeCounters(w.agent.BPFFS())
+	s.affinity = map[bpf.AffinityKey]bpf.AffinityEntry{}
+	w.must(tables.Affinity.Walk(func(e *bpf.AffinityEntry) bool { s.affinity[e.Key] = *e; return true }))
+	s.counters, err = bpf.ReadEdgeCounters(w.agent.BPFFS())
 	w.must(err)
 	delete(s.counters, "not_service") // traffic between neighbours
-	s.services, err = datapath.ReadServiceCounters(w.agent.BPFFS())
+	s.services, err = bpf.ReadServiceCounters(w.agent.BPFFS())
 	w.must(err)
-	sockets, err := datapath.ReadCounters(w.agent.BPFFS())
+	sockets, err := bpf.ReadCounters(w.agent.BPFFS())
 	w.must(err)
 	s.sockets = *sockets
 	return s

@@ -87,7 +87,7 @@ func (w *world) get(from string, at netip.AddrPort, path string) (status int, bo
 // could.
 func (w *world) deleteProbeFrontends() {
 	w.t.Helper()
-	m, err := ebpf.LoadPinnedMap(datapath.TablePath(w.agent.BPFFS(), datapath.SockMapFrontends), nil)
+	m, err := ebpf.LoadPinnedMap(bpf.TablePath(w.agent.BPFFS(), bpf.SockMapFrontends), nil)
 	w.must(err)
 	defer m.Close()
 	var found [][]byte

@@ -13,10 +13,10 @@ import (
 )
 
 // attached lists what is attached to the node's devices.
-func (w *world) attached() (all []datapath.EdgeAttachment) {
+func (w *world) attached() (all []bpf.EdgeAttachment) {
 	w.t.Helper()
 	w.must(w.agent.Host.Do(func() (err error) {
-		all, err = datapath.EdgeAttachments(w.agent.BPFFS())
+		all, err = bpf.EdgeAttachments(w.agent.BPFFS())
 		return err
 	}))
 	return all
@@ -49,7 +49,7 @@ func TestClientsOutliveTheAgent(t *testing.T) {
 			w.must(w.agent.Start())
 			wantServed("with another agent")
 			after := w.attached()
-			if !slices.EqualFunc(before, after, func(a, b datapath.EdgeAttachment) bool {
+			if !slices.EqualFunc(before, after, func(a, b bpf.EdgeAttachment) bool {
 				return a.Hook == b.Hook && a.LinkID == b.LinkID && a.ProgramID != b.ProgramID
 			}) {
 				t.Errorf("attached before: %+v, after: %+v", before, after)
@@ -102,8 +102,8 @@ func TestEdgeIsRepaired(t *testing.T) {
 	}
 	w.eventually("three other links are there", func() bool {
 		now := w.attached()
-		return len(now) == 3 && !slices.ContainsFunc(now, func(a datapath.EdgeAttachment) bool {
-			return slices.ContainsFunc(before, func(b datapath.EdgeAttachment) bool { return a.LinkID == b.LinkID })
+		return len(now) == 3 && !slices.ContainsFunc(now, func(a bpf.EdgeAttachment) bool {
+			return slices.ContainsFunc(before, func(b bpf.EdgeAttachment) bool { return a.LinkID == b.LinkID })
 		})
 	})
 	w.wantServed("tcp", addresses(w.Host("node-a"), nodePort)[0], "b1")

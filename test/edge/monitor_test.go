@@ -134,7 +134,7 @@ func (w *world) sends(network string, to netip.AddrPort) string {
 // watched reports whether the programs emit events.
 func (w *world) watched() bool {
 	w.t.Helper()
-	m, err := ebpf.LoadPinnedMap(datapath.TablePath(w.agent.BPFFS(), datapath.EdgeTCMapEdgeWatched), nil)
+	m, err := ebpf.LoadPinnedMap(bpf.TablePath(w.agent.BPFFS(), bpf.EdgeTCMapEdgeWatched), nil)
 	w.must(err)
 	defer m.Close()
 	var on uint32
@@ -315,7 +315,7 @@ func TestMonitorWithoutAgent(t *testing.T) {
 // dropped is the number of packets that a traffic policy has dropped, by the pinned counters.
 func (w *world) dropped() uint64 {
 	w.t.Helper()
-	counters, err := datapath.ReadEdgeCounters(w.agent.BPFFS())
+	counters, err := bpf.ReadEdgeCounters(w.agent.BPFFS())
 	w.must(err)
 	return counters["drop_policy"]
 }

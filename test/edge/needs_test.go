@@ -33,7 +33,7 @@ func TestWhatAnAgentNeeds(t *testing.T) {
 			t.Errorf("%s beeline %s (%v): the output lacks %q:\n%s", c.before, c.args[0], err, c.says, out)
 		}
 	}
-	if datapath.HasPins(pins) {
+	if bpf.HasPins(pins) {
 		t.Error("pins remain")
 	}
 	if w.Host("node-a").Command(context.Background(), strings.Fields("prlimit --nofile=64:64 prlimit --nofile=65536:65536 true")...).Run() == nil {

@@ -27,7 +27,7 @@ func TestLostHooksComeBack(t *testing.T) {
 	w := startWorld(t, "--edge-mode=xdp")
 	w.apply("web", objects(w.public("b1"))...)
 	pins := w.agent.BPFFS()
-	all, err := filepath.Glob(filepath.Dir(datapath.TablePath(pins, "x")) + "/*")
+	all, err := filepath.Glob(filepath.Dir(bpf.TablePath(pins, "x")) + "/*")
 	w.must(err)
 	tables := len(all)
 	remove := func(path string) error { return os.Remove(path) }
@@ -39,7 +39,7 @@ func TestLostHooksComeBack(t *testing.T) {
 		{"pins of links of the cgroup", "links/*4", remove},
 		{"links of devices", "links/edge-*", detach},
 		{"links of the cgroup", "links/*4", detach},
-		{"pins of tables", filepath.Base(filepath.Dir(datapath.TablePath(pins, "x"))) + "/*", remove},
+		{"pins of tables", filepath.Base(filepath.Dir(bpf.TablePath(pins, "x"))) + "/*", remove},
 	} {
 		paths, err := filepath.Glob(filepath.Join(pins, c.pattern))
 		w.must(err)
@@ -75,7 +75,7 @@ func TestLostHooksComeBack(t *testing.T) {
 	}
 }
 
-func sameLink(a, b datapath.EdgeAttachment) bool { return a.Hook == b.Hook && a.LinkID == b.LinkID }
+func sameLink(a, b bpf.EdgeAttachment) bool { return a.Hook == b.Hook && a.LinkID == b.LinkID }
 
 // detach is what `bpftool link detach` does.
 func detach(path string) error {
@@ -91,11 +91,11 @@ func detach(path string) error {
 func (w *world) whole(tables int) bool {
 	w.t.Helper()
 	s := w.status()
-	pins, err := filepath.Glob(filepath.Join(filepath.Dir(datapath.TablePath(w.agent.BPFFS(), "x")), "*"))
+	pins, err := filepath.Glob(filepath.Join(filepath.Dir(bpf.TablePath(w.agent.BPFFS(), "x")), "*"))
 	w.must(err)
 	attached := w.attached()
 	return len(s.Conditions.Wrong()) == 0 && len(s.Attachments) == s.Hooks && len(pins) == tables && len(attached) == 3 &&
-		!slices.ContainsFunc(attached, func(a datapath.EdgeAttachment) bool { return a.Detached })
+		!slices.ContainsFunc(attached, func(a bpf.EdgeAttachment) bool { return a.Detached })
 }
 
 // isServed asks the NodePort once.

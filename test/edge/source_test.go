@@ -100,16 +100,16 @@ func (w *world) output(host string, argv ...string) string {
 func (w *world) setRPFilter(value int) {
 	w.t.Helper()
 	w.runOn("node-a", "sh", "-c", fmt.Sprintf("for f in /proc/sys/net/ipv4/conf/*/rp_filter; do echo %d > $f; done", value))
-	m, err := ebpf.LoadPinnedMap(datapath.TablePath(w.agent.BPFFS(), datapath.EdgeTCMapEdgeDevices), nil)
+	m, err := ebpf.LoadPinnedMap(bpf.TablePath(w.agent.BPFFS(), bpf.EdgeTCMapEdgeDevices), nil)
 	w.must(err)
 	defer m.Close()
-	want := []uint8{0, datapath.SourcesStrict, datapath.SourcesLoose}[value]
+	want := []uint8{0, bpf.SourcesStrict, bpf.SourcesLoose}[value]
 	w.eventually(fmt.Sprintf("the edge has rp_filter=%d", value), func() bool {
 		var index uint32
-		var device datapath.EdgeDevice
+		var device bpf.EdgeDevice
 		ok := false
 		for all := m.Iterate(); all.Next(&index, &device); {
-			if device.Sources&(datapath.SourcesStrict|datapath.SourcesLoose) != want {
+			if device.Sources&(bpf.SourcesStrict|bpf.SourcesLoose) != want {
 				return false
 			}
 			ok = true
@@ -121,11 +121,11 @@ func (w *world) setRPFilter(value int) {
 // awaitNextHops waits until the edge has networks with several next hops, and those inside.
 func (w *world) awaitNextHops(want int) {
 	w.t.Helper()
-	m, err := ebpf.LoadPinnedMap(datapath.TablePath(w.agent.BPFFS(), datapath.EdgeTCMapNextHops), nil)
+	m, err := ebpf.LoadPinnedMap(bpf.TablePath(w.agent.BPFFS(), bpf.EdgeTCMapNextHops), nil)
 	w.must(err)
 	defer m.Close()
 	w.eventually(fmt.Sprintf("the edge has %d networks with next hops", want), func() bool {
-		var key datapath.NextHopKey
+		var key bpf.NextHopKey
 		var is uint32
 		n := 0
 		for all := m.Iterate(); all.Next(&key, &is); {

@@ -37,15 +37,15 @@ func TestMain(m *testing.M) {
 func bpffsOf(node *lab.Host) string { return filepath.Join(node.BPFFS, "beeline") }
 
 // openOn loads everything that an agent on a node loads. The node may have the tables of an earlier agent.
-func openOn(t *testing.T, node *lab.Host, limits datapath.Limits) *datapath.Datapath {
+func openOn(t *testing.T, node *lab.Host, limits bpf.Limits) *bpf.Datapath {
 	t.Helper()
-	d, err := datapath.Open(datapath.Options{
+	d, err := bpf.Open(bpf.Options{
 		BPFFS: bpffsOf(node), CgroupRoot: node.CgroupRoot, BindProtection: true, Limits: limits,
-		Edge:        &datapath.EdgeOptions{SNATPorts: []datapath.PortRange{{First: 1024, Last: 29999}, {First: 61000, Last: 65535}}, AcceptDSR: true},
-		SocketStats: &datapath.SocketStatsOptions{PerBackend: true},
-		Pods:        &datapath.PodOptions{},
-		Offload:     &datapath.OffloadOptions{},
-		Mesh:        &datapath.MeshOptions{OutboundPort: 15001, InboundPort: 15006, Sockmap: true},
+		Edge:        &bpf.EdgeOptions{SNATPorts: []bpf.PortRange{{First: 1024, Last: 29999}, {First: 61000, Last: 65535}}, AcceptDSR: true},
+		SocketStats: &bpf.SocketStatsOptions{PerBackend: true},
+		Pods:        &bpf.PodOptions{},
+		Offload:     &bpf.OffloadOptions{},
+		Mesh:        &bpf.MeshOptions{OutboundPort: 15001, InboundPort: 15006, Sockmap: true},
 	})
 	if refused := (*ebpf.VerifierError)(nil); errors.As(err, &refused) {
 		t.Fatalf("%v\n%-60v", err, refused)
@@ -69,13 +69,13 @@ func TestProgramsLoad(t *testing.T) {
 	node := lab.New(t).Nodes()[0]
 	bpffs := bpffsOf(node)
 	must(t, node.Do(func() error {
-		d := openOn(t, node, datapath.Limits{Flows: 20000})
+		d := openOn(t, node, bpf.Limits{Flows: 20000})
 		device := tun(t)
 		must(t, d.AttachEdgeTC(device)) // loads the programs for such devices
-		must(t, d.SetDevices(datapath.PodL3Component, device))
+		must(t, d.SetDevices(bpf.PodL3Component, device))
 		attachMesh(t, d, node.Pods()[0]) // loads the program for namespaces
 		wantLoaded(t, d, bpffs)
-		must(t, d.SetDevices(datapath.PodL3Component))
+		must(t, d.SetDevices(bpf.PodL3Component))
 		must(t, d.DetachEdge(device))
 		must(t, d.Attach())
 		wantExplained(t, bpffs)
@@ -93,7 +93,7 @@ func TestProgramsServe(t *testing.T) {
 	l := lab.New(t)
 	node := l.Nodes()[0]
 	must(t, node.Do(func() error {
-		openOn(t, node, datapath.Limits{Flows: 20000}).Close()
+		openOn(t, node, bpf.Limits{Flows: 20000}).Close()
 		return nil
 	}))
 	wantTraffic(t, l, startAgents(t, l))
@@ -105,7 +105,7 @@ func TestProgramsServe(t *testing.T) {
 }
 
 // attachMesh attaches the sidecar shortcut to a pod.
-func attachMesh(t *testing.T, d *datapath.Datapath, pod *lab.Host) {
+func attachMesh(t *testing.T, d *bpf.Datapath, pod *lab.Host) {
 	t.Helper()
 	must(t, d.AttachMesh(pod.Cgroup))
 	namespace, err := netns.Open(pod.NetNS)
@@ -118,7 +118,7 @@ func attachMesh(t *testing.T, d *datapath.Datapath, pod *lab.Host) {
 
 // wantLoaded checks that each program is loaded. It prints how many instructions the verifier processed, of the
 // 1,000,000 that it allows a program.
-func wantLoaded(t *testing.T, d *datapath.Datapath, bpffs string) {
+func wantLoaded(t *testing.T, d *bpf.Datapath, bpffs string) {
 	t.Helper()
 	if d.NoBindProtection != "" {
 		t.Error(d.NoBindProtection)
@@ -129,33 +129,33 @@ func wantLoaded(t *testing.T, d *datapath.Datapath, bpffs string) {
 	if d.NoPodShortcut != "" {
 		t.Error(d.NoPodShortcut)
 	}
-	sweep, err := d.OpenSocketGC(datapath.HaveSockDestroy())
+	sweep, err := d.OpenSocketGC(bpf.HaveSockDestroy())
 	must(t, err)
 	defer sweep.Close()
-	loaded := verified(t, datapath.TablePath(bpffs, ""))
+	loaded := verified(t, bpf.TablePath(bpffs, ""))
 	for _, load := range []func() (*ebpf.CollectionSpec, error){
-		datapath.LoadSock, datapath.LoadBind, datapath.LoadSockGC, datapath.LoadEdgeTC, datapath.LoadEdgeL3, datapath.LoadEdgeXDP,
-		datapath.LoadSockStats, datapath.LoadPod, datapath.LoadOffload, datapath.LoadOffloadL3,
-		datapath.LoadMesh, datapath.LoadMeshInbound,
+		bpf.LoadSock, bpf.LoadBind, bpf.LoadSockGC, bpf.LoadEdgeTC, bpf.LoadEdgeL3, bpf.LoadEdgeXDP,
+		bpf.LoadSockStats, bpf.LoadPod, bpf.LoadOffload, bpf.LoadOffloadL3,
+		bpf.LoadMesh, bpf.LoadMeshInbound,
 	} {
 		spec, err := load()
 		must(t, err)
-		if spec.Programs[datapath.MeshProgBeelineMeshMessage] != nil && d.NoMeshSockmap != "" {
+		if spec.Programs[bpf.MeshProgBeelineMeshMessage] != nil && d.NoMeshSockmap != "" {
 			t.Log(d.NoMeshSockmap)
 			wantVerified(t, spec)
-			delete(spec.Programs, datapath.MeshProgBeelineMeshMessage)
-			delete(spec.Programs, datapath.MeshProgBeelineMeshRead)
+			delete(spec.Programs, bpf.MeshProgBeelineMeshMessage)
+			delete(spec.Programs, bpf.MeshProgBeelineMeshRead)
 		}
 		// These use no table, and are loaded with the one for messages.
-		delete(spec.Programs, datapath.MeshProgBeelineMeshUnread)
-		delete(spec.Programs, datapath.MeshProgBeelineMeshReceive)
+		delete(spec.Programs, bpf.MeshProgBeelineMeshUnread)
+		delete(spec.Programs, bpf.MeshProgBeelineMeshReceive)
 		for name := range spec.Programs {
 			if _, ok := loaded[name]; !ok {
 				t.Errorf("%s is not loaded; the loaded programs are %v", name, loaded)
 			}
 		}
 	}
-	reroute, err := datapath.LoadMeshReroute() // for devices of virtual machines
+	reroute, err := bpf.LoadMeshReroute() // for devices of virtual machines
 	must(t, err)
 	wantVerified(t, reroute)
 	var text strings.Builder
@@ -178,11 +178,11 @@ func wantVerified(t *testing.T, spec *ebpf.CollectionSpec) {
 
 // migrate attaches the edge of a datapath to a device, by links or by filters, and opens another one with other
 // limits: the programs that are attached meanwhile may call those of the earlier one.
-func migrate(t *testing.T, node *lab.Host, d *datapath.Datapath, device int) {
+func migrate(t *testing.T, node *lab.Host, d *bpf.Datapath, device int) {
 	t.Helper()
 	must(t, d.AttachEdgeTC(device))
 	d.Close()
-	d = openOn(t, node, datapath.Limits{Flows: 20000})
+	d = openOn(t, node, bpf.Limits{Flows: 20000})
 	err := d.Attach()
 	if refused := (*ebpf.VerifierError)(nil); errors.As(err, &refused) {
 		t.Fatalf("%v\n%-60v", err, refused)
@@ -212,12 +212,12 @@ func tun(t *testing.T) (index int) {
 func wantExplained(t *testing.T, bpffs string) {
 	t.Helper()
 	for _, to := range []string{"192.0.2.1:80", "[2001:db8::1]:80"} {
-		e, other, err := datapath.ExplainConnect(bpffs, datapath.ConnectCall{NetnsCookie: 1, Destination: netip.MustParseAddrPort(to), Protocol: 6})
+		e, other, err := bpf.ExplainConnect(bpffs, bpf.ConnectCall{NetnsCookie: 1, Destination: netip.MustParseAddrPort(to), Protocol: 6})
 		if refused := (*ebpf.VerifierError)(nil); errors.As(err, &refused) {
 			t.Fatalf("%v\n%-60v", err, refused)
 		}
 		must(t, err)
-		if other || datapath.ConnectReason(e.Reason) != datapath.ConnectNoFrontend || datapath.Verdict(e.Verdict) != datapath.Pass || e.ConnectedTo().String() != to {
+		if other || bpf.ConnectReason(e.Reason) != bpf.ConnectNoFrontend || bpf.Verdict(e.Verdict) != bpf.Pass || e.ConnectedTo().String() != to {
 			t.Errorf("to %s: %+v, another version: %v", to, e, other)
 		}
 	}
@@ -262,7 +262,7 @@ func verified(t *testing.T, tables string) map[string]uint32 {
 
 // The verifier accepts the dispatcher, and the edge's program in it.
 func TestSharedDevice(t *testing.T) {
-	for _, f := range datapath.Features() {
+	for _, f := range bpf.Features() {
 		if !f.Present && strings.Contains(f.Name, "freplace") {
 			t.Skipf("this kernel has, or allows, no %s; scripts/kernels runs this under others", f.Name)
 		}
@@ -270,9 +270,9 @@ func TestSharedDevice(t *testing.T) {
 	node := lab.New(t).Nodes()[0]
 	t.Setenv("LIBXDP_BPFFS", node.BPFFS)
 	bpffs := filepath.Join(node.BPFFS, "beeline")
-	d, err := datapath.Open(datapath.Options{
+	d, err := bpf.Open(bpf.Options{
 		BPFFS: bpffs, CgroupRoot: node.CgroupRoot,
-		Edge: &datapath.EdgeOptions{SNATPorts: []datapath.PortRange{{First: 1024, Last: 29999}}, Dispatcher: true},
+		Edge: &bpf.EdgeOptions{SNATPorts: []bpf.PortRange{{First: 1024, Last: 29999}}, Dispatcher: true},
 	})
 	must(t, err)
 	t.Cleanup(d.Close)
@@ -280,12 +280,12 @@ func TestSharedDevice(t *testing.T) {
 		device, err := netlink.LinkByName("eth0")
 		must(t, err)
 		for range 2 { // the second time it exists already
-			chain, err := d.AttachEdgeXDP(device.Attrs().Index, datapath.XDPNative)
+			chain, err := d.AttachEdgeXDP(device.Attrs().Index, bpf.XDPNative)
 			if refused := (*ebpf.VerifierError)(nil); errors.As(err, &refused) {
 				t.Fatalf("%v\n%-60v", err, refused)
 			}
 			must(t, err)
-			if len(chain) != 1 || !chain[0].Own || chain[0].Priority != datapath.EdgePriority {
+			if len(chain) != 1 || !chain[0].Own || chain[0].Priority != bpf.EdgePriority {
 				t.Errorf("the dispatcher has %+v, want only the edge", chain)
 			}
 		}
@@ -294,7 +294,7 @@ func TestSharedDevice(t *testing.T) {
 		if len(attached) != 1 || len(attached[0].Chain) != 1 {
 			t.Errorf("attached: %+v", attached)
 		}
-		t.Logf("instructions of programs on Linux %s: %v", release(t), verified(t, datapath.TablePath(bpffs, "")))
+		t.Logf("instructions of programs on Linux %s: %v", release(t), verified(t, bpf.TablePath(bpffs, "")))
 		must(t, d.DetachEdge(device.Attrs().Index))
 		if left, err := d.EdgeAttachments(); err != nil || len(left) > 0 {
 			t.Errorf("left: %+v, %v", left, err)
@@ -308,11 +308,11 @@ func TestSharedDevice(t *testing.T) {
 func TestHooks(t *testing.T) {
 	node := lab.New(t).Nodes()[0]
 	must(t, node.Do(func() error {
-		d := openOn(t, node, datapath.Limits{})
+		d := openOn(t, node, bpf.Limits{})
 		device, err := netlink.LinkByName("eth0")
 		must(t, err)
 		must(t, d.AttachEdgeTC(device.Attrs().Index))
-		_, err = d.AttachEdgeXDP(device.Attrs().Index, datapath.XDPNative)
+		_, err = d.AttachEdgeXDP(device.Attrs().Index, bpf.XDPNative)
 		must(t, err)
 		attached, err := d.EdgeAttachments()
 		must(t, err)

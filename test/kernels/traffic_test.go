@@ -91,7 +91,7 @@ func wantTraffic(t *testing.T, l *lab.Lab, agents []*node.Agent) {
 			t.Errorf("%s: the pods' packets: %v", a.Host.Name, c)
 		}
 	}
-	stats, err := datapath.ReadSocketStats(agents[0].BPFFS())
+	stats, err := bpf.ReadSocketStats(agents[0].BPFFS())
 	must(t, err)
 	var established uint64
 	for _, s := range stats.Services {

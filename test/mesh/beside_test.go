@@ -101,7 +101,7 @@ func translate(t *testing.T, cgroup string, from, to netip.AddrPort) {
 			asm.JNE.Reg(asm.R2, asm.R3, "out"),
 			asm.LoadImm(asm.R3, int64(uint32(word(to))), asm.DWord),
 			asm.StoreMem(asm.R1, userIP4, asm.R3, asm.Word),
-			asm.Mov.Imm(asm.R3, int32(datapath.NetworkOrder(to.Port()))),
+			asm.Mov.Imm(asm.R3, int32(bpf.NetworkOrder(to.Port()))),
 			asm.StoreMem(asm.R1, userPort, asm.R3, asm.Word),
 			asm.Mov.Imm(asm.R0, 1).WithSymbol("out"),
 			asm.Return(),

@@ -188,15 +188,15 @@ func (w *world) churnState() (s churnState) {
 
 // tablesOfConnections are those whose rows come and go with connections. The others are fixed, or the kernel frees
 // their rows with their sockets.
-var tablesOfConnections = []string{datapath.MeshMapMeshHandshakes, datapath.MeshMapMeshMembers, datapath.MeshMapMeshReaders,
-	datapath.MeshMapMeshSockets, datapath.MeshMapMeshPodPrograms, datapath.MeshMapMeshListeners, datapath.MeshMapMeshProxies}
+var tablesOfConnections = []string{bpf.MeshMapMeshHandshakes, bpf.MeshMapMeshMembers, bpf.MeshMapMeshReaders,
+	bpf.MeshMapMeshSockets, bpf.MeshMapMeshPodPrograms, bpf.MeshMapMeshListeners, bpf.MeshMapMeshProxies}
 
 // rows counts those of tables.
 func (w *world) rows() map[string]int {
 	w.t.Helper()
 	all := map[string]int{}
 	for _, name := range tablesOfConnections {
-		m, err := ebpf.LoadPinnedMap(datapath.TablePath(w.agent.BPFFS(), name), nil)
+		m, err := ebpf.LoadPinnedMap(bpf.TablePath(w.agent.BPFFS(), name), nil)
 		if errors.Is(err, os.ErrNotExist) {
 			continue
 		}

@@ -139,11 +139,11 @@ func (w *world) cpuTime() time.Duration {
 // podRows is how many rows pods have in the kernel.
 func (w *world) podRows() (n int) {
 	w.t.Helper()
-	m, err := ebpf.LoadPinnedMap(datapath.TablePath(w.agent.BPFFS(), datapath.MeshMapMeshPods), nil)
+	m, err := ebpf.LoadPinnedMap(bpf.TablePath(w.agent.BPFFS(), bpf.MeshMapMeshPods), nil)
 	w.must(err)
 	defer m.Close()
-	var k datapath.MeshMeshPodKey
-	var v datapath.MeshMeshPod
+	var k bpf.MeshMeshPodKey
+	var v bpf.MeshMeshPod
 	it := m.Iterate()
 	for it.Next(&k, &v) {
 		n++

@@ -135,7 +135,7 @@ func (w *world) family() {
 // startEarlier has all processes that have acted as a proxy started a moment earlier than those which are there now.
 func (w *world) startEarlier() {
 	w.t.Helper()
-	m, err := ebpf.LoadPinnedMap(datapath.TablePath(w.agent.BPFFS(), datapath.MeshMapMeshProxies), nil)
+	m, err := ebpf.LoadPinnedMap(bpf.TablePath(w.agent.BPFFS(), bpf.MeshMapMeshProxies), nil)
 	w.must(err)
 	defer m.Close()
 	rows := map[uint64]uint64{}

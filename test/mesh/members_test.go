@@ -25,10 +25,10 @@ func TestRowsOfFormerPods(t *testing.T) {
 		key   func(netns uint64) any
 		value any
 	}{
-		{datapath.MeshMapMeshMembers, func(netns uint64) any { return &datapath.MeshMeshTuple{Netns: netns, LocalPort: 1, RemotePort: 2} }, new(datapath.MeshMeshMember)},
-		{datapath.MeshMapMeshPodPrograms, func(netns uint64) any { return &datapath.MeshMeshProgramKey{Netns: netns} }, new(datapath.MeshMeshProgram)},
+		{bpf.MeshMapMeshMembers, func(netns uint64) any { return &bpf.MeshMeshTuple{Netns: netns, LocalPort: 1, RemotePort: 2} }, new(bpf.MeshMeshMember)},
+		{bpf.MeshMapMeshPodPrograms, func(netns uint64) any { return &bpf.MeshMeshProgramKey{Netns: netns} }, new(bpf.MeshMeshProgram)},
 	} {
-		m, err := ebpf.LoadPinnedMap(datapath.TablePath(w.agent.BPFFS(), table.name), nil)
+		m, err := ebpf.LoadPinnedMap(bpf.TablePath(w.agent.BPFFS(), table.name), nil)
 		w.must(err)
 		defer m.Close()
 		w.must(m.Put(table.key(served), table.value))

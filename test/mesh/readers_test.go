@@ -369,11 +369,11 @@ func (w *world) manyNames(pod *lab.Host, listener net.Listener) {
 		w.t.Errorf("%d messages to programs that are not known skipped TCP", now.Skipped-before.Skipped)
 	}
 	own := w.cookieOf(pod)
-	m, err := ebpf.LoadPinnedMap(datapath.TablePath(w.agent.BPFFS(), datapath.MeshMapMeshPodPrograms), nil)
+	m, err := ebpf.LoadPinnedMap(bpf.TablePath(w.agent.BPFFS(), bpf.MeshMapMeshPodPrograms), nil)
 	w.must(err)
 	defer m.Close()
-	var key datapath.MeshMeshProgramKey
-	var program datapath.MeshMeshProgram
+	var key bpf.MeshMeshProgramKey
+	var program bpf.MeshMeshProgram
 	rows := 0
 	for all := m.Iterate(); all.Next(&key, &program); {
 		if key.Netns == own {

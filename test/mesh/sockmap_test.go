@@ -153,9 +153,9 @@ func (w *world) pair(pod *lab.Host, listener net.Listener) (application, proxy *
 	return w.connect(pod, listener)
 }
 
-func (w *world) counts() *datapath.MeshCounters {
+func (w *world) counts() *bpf.MeshCounters {
 	w.t.Helper()
-	c, err := datapath.ReadMeshCounters(w.agent.BPFFS())
+	c, err := bpf.ReadMeshCounters(w.agent.BPFFS())
 	w.must(err)
 	return c
 }
@@ -164,7 +164,7 @@ func (w *world) counts() *datapath.MeshCounters {
 // does.
 func (w *world) moves(one string, do func()) {
 	w.t.Helper()
-	of := func(c *datapath.MeshCounters) map[string]uint64 {
+	of := func(c *bpf.MeshCounters) map[string]uint64 {
 		return map[string]uint64{"outbound": c.Outbound, "inbound": c.Inbound, "dns": c.Dns, "refused": c.Refused, "unnamed": c.Unnamed, "loops": c.Loops, "unknown": c.Unknown}
 	}
 	before := of(w.counts())

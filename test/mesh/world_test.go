@@ -187,11 +187,11 @@ func (w *world) ask(conn net.Conn) lab.Answer {
 // handshakes returns the number of handshakes whose destination the proxy is still to learn.
 func (w *world) handshakes() (n int) {
 	w.t.Helper()
-	m, err := ebpf.LoadPinnedMap(datapath.TablePath(w.agent.BPFFS(), datapath.MeshMapMeshHandshakes), nil)
+	m, err := ebpf.LoadPinnedMap(bpf.TablePath(w.agent.BPFFS(), bpf.MeshMapMeshHandshakes), nil)
 	w.must(err)
 	defer m.Close()
-	var k datapath.MeshMeshTuple
-	var v datapath.MeshMeshHandshake
+	var k bpf.MeshMeshTuple
+	var v bpf.MeshMeshHandshake
 	it := m.Iterate()
 	for it.Next(&k, &v) {
 		n++

@@ -50,7 +50,7 @@ func buildVersion(sources, overlay, folder, directory string) (program string, e
 // migrates. The caller removes its folder.
 func layoutsOverlay(sources string, add []string) (path string, err error) {
 	const list = "var layouts = map[string]layout{\n"
-	original := filepath.Join(sources, "internal", "datapath", "predecessor.go")
+	original := filepath.Join(sources, "internal", "bpf", "predecessor.go")
 	text, err := os.ReadFile(original)
 	if err != nil {
 		return "", err

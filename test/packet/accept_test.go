@@ -11,12 +11,12 @@ import (
 )
 
 // accept sets which encapsulations of balancers are accepted.
-func (w *world) accept(t testing.TB, kinds datapath.Accepted) {
+func (w *world) accept(t testing.TB, kinds bpf.Accepted) {
 	t.Helper()
-	var ends datapath.UntrackedEnds
-	must(t, w.maps[datapath.EdgeTCMapUntrackedFrontends].Lookup(uint32(0), &ends))
+	var ends bpf.UntrackedEnds
+	must(t, w.maps[bpf.EdgeTCMapUntrackedFrontends].Lookup(uint32(0), &ends))
 	ends.Accepted = kinds
-	w.put(t, datapath.EdgeTCMapUntrackedFrontends, uint32(0), ends)
+	w.put(t, bpf.EdgeTCMapUntrackedFrontends, uint32(0), ends)
 }
 
 // While nobody uses a kind of DSR, such packets are not decapsulated, whoever sends them and whatever Services
@@ -24,13 +24,13 @@ func (w *world) accept(t testing.TB, kinds datapath.Accepted) {
 func TestOpenedOnlyWhereInUse(t *testing.T) {
 	w := newDSRScene(t)
 	w.eachWrapping(t, func(t *testing.T, at hook, f family, how wrapping, question wrapped) {
-		defer w.accept(t, datapath.AcceptTunnels|datapath.AcceptOption)
-		kind, other := datapath.AcceptTunnels, datapath.AcceptOption
+		defer w.accept(t, bpf.AcceptTunnels|bpf.AcceptOption)
+		kind, other := bpf.AcceptTunnels, bpf.AcceptOption
 		if how.kind == model.Opt {
 			kind, other = other, kind
 		}
 		frame := how.wrap(t, f, question)
-		for _, accepted := range []datapath.Accepted{0, other} {
+		for _, accepted := range []bpf.Accepted{0, other} {
 			w.accept(t, accepted)
 			before := w.counts(t)
 			w.ignores(t, at, frame)

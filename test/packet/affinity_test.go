@@ -12,20 +12,20 @@ import (
 )
 
 // affinityClient sends a client's first packet to a Service, from a port.
-func (w *world) affinityClient(t testing.TB, n uint32, service, port uint16) datapath.AffinityKey {
+func (w *world) affinityClient(t testing.TB, n uint32, service, port uint16) bpf.AffinityKey {
 	t.Helper()
 	p := families[0].question(udp, service)
 	p.from = netip.AddrPortFrom(netip.AddrFrom4([4]byte(binary.BigEndian.AppendUint32(nil, 44<<24|n))), port)
 	if got := w.run(t, atXDP, p.frame(t)); got.Action != model.ActionSend {
 		t.Fatalf("client %d: action %v", n, got.Action)
 	}
-	return datapath.AffinityKey{Client: datapath.AddressFrom(p.from.Addr()), Service: uint32(service)}
+	return bpf.AffinityKey{Client: bpf.AddressFrom(p.from.Addr()), Service: uint32(service)}
 }
 
 // remembered reports whether the table has a client.
-func (w *world) remembered(t testing.TB, key datapath.AffinityKey) bool {
+func (w *world) remembered(t testing.TB, key bpf.AffinityKey) bool {
 	t.Helper()
-	entry, err := datapath.AffinityOf(w.maps).Get(key)
+	entry, err := bpf.AffinityOf(w.maps).Get(key)
 	must(t, err)
 	if entry != nil && entry.Key != key {
 		t.Fatalf("the table has %+v for %+v", entry, key)
@@ -36,9 +36,9 @@ func (w *world) remembered(t testing.TB, key datapath.AffinityKey) bool {
 // later ages all entries, marks included, by so many seconds.
 func (w *world) later(t testing.TB, seconds uint32) {
 	t.Helper()
-	m := w.maps[datapath.EdgeTCMapAffinity]
+	m := w.maps[bpf.EdgeTCMapAffinity]
 	for number := range m.MaxEntries() {
-		var set datapath.SockAffinitySet
+		var set bpf.SockAffinitySet
 		must(t, m.Lookup(number, &set))
 		for place := range set.Entries {
 			set.Entries[place].LastUsed -= seconds
@@ -55,8 +55,8 @@ func TestAffinityIsFoundByTheAgent(t *testing.T) {
 	w := newWorld(t, limits{affinitySets: sets})
 	w.apply(t, w.scene())
 	w.enter(t)
-	table, found := datapath.AffinityOf(w.maps), 0
-	var keys []datapath.AffinityKey
+	table, found := bpf.AffinityOf(w.maps), 0
+	var keys []bpf.AffinityKey
 	for n := range uint32(clients) {
 		keys = append(keys, w.affinityClient(t, n, sticky, 1000))
 	}
@@ -72,8 +72,8 @@ func TestAffinityIsFoundByTheAgent(t *testing.T) {
 	}
 	spilled := 0
 	for number := range uint32(sets) {
-		var set datapath.SockAffinitySet
-		must(t, w.maps[datapath.EdgeTCMapAffinity].Lookup(number, &set))
+		var set bpf.SockAffinitySet
+		must(t, w.maps[bpf.EdgeTCMapAffinity].Lookup(number, &set))
 		if set.Tags.Spilled != 0 {
 			spilled++
 		}
@@ -94,7 +94,7 @@ func TestAffinityIsFoundByTheAgent(t *testing.T) {
 
 // R27: which client a full set evicts. No agent runs. The timeout is 1000 s.
 func TestAffinityEviction(t *testing.T) {
-	const places = len(datapath.SockAffinitySet{}.Entries)
+	const places = len(bpf.SockAffinitySet{}.Entries)
 	w := newWorld(t, limits{affinitySets: 1})
 	tables := w.scene()
 	other := tables.Frontends[model.FrontendKey{Address: families[0].vip, Port: sticky, Protocol: udp}]
@@ -122,7 +122,7 @@ func TestAffinityEviction(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			w.enter(t)
 			w.forget(t)
-			var first, others []datapath.AffinityKey
+			var first, others []bpf.AffinityKey
 			for n := range uint32(places - c.others) {
 				first = append(first, w.affinityClient(t, n, sticky, 1000))
 			}
@@ -134,11 +134,11 @@ func TestAffinityEviction(t *testing.T) {
 				w.affinityClient(t, n, sticky, 1001)
 			}
 			w.later(t, c.away)
-			var last datapath.AffinityKey
+			var last bpf.AffinityKey
 			for n := range uint32(flood) {
 				last = w.affinityClient(t, 1<<16|n, sticky, 1000)
 			}
-			count := func(keys []datapath.AffinityKey) (n int) {
+			count := func(keys []bpf.AffinityKey) (n int) {
 				for _, key := range keys {
 					if w.remembered(t, key) {
 						n++

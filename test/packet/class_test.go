@@ -72,7 +72,7 @@ func TestClassOfClients(t *testing.T) {
 			})
 		})
 	}
-	if datapath.EdgeTCPrefilterSizePREFILTER_PODS >= 5 {
+	if bpf.EdgeTCPrefilterSizePREFILTER_PODS >= 5 {
 		t.Error("the networks that should not fit do")
 	}
 }

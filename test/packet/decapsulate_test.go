@@ -20,7 +20,7 @@ func (w *world) dsrRecords(t testing.TB, want int) {
 	t.Helper()
 	n := 0
 	for _, table := range []string{tracks, halfOpen} {
-		must(t, w.flowTable(table).Walk(func(key datapath.Tuple, value *datapath.ConntrackEntry) bool {
+		must(t, w.flowTable(table).Walk(func(key bpf.Tuple, value *bpf.ConntrackEntry) bool {
 			n++
 			if value.Device != 0 || value.Flags&2 == 0 || value.Flags&16 == 0 {
 				t.Errorf("table %s, %v: device %d, flags %#x: want 0, and the flags of a local backend and of DSR", table, modelTuple(key), value.Device, value.Flags)

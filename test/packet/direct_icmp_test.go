@@ -55,7 +55,7 @@ func TestDirectErrorsOfAnswers(t *testing.T) {
 		}
 		question = f.question(protocol, direct(toNoRoute, dsr))
 		back = reply(on(f.noRoute, targetPort), question.from, protocol).translated(question.to, question.from)
-		w.loses(t, f.noRoute, datapath.LostWithoutRoute, 1, f.noRoute, func() {
+		w.loses(t, f.noRoute, bpf.LostWithoutRoute, 1, f.noRoute, func() {
 			w.drops(t, at, errorsOf(f, back)[0].frame(t, probe{}, router, f.vip), model.DropNoRoute)
 		})
 		w.remembersNothing(t)
@@ -156,7 +156,7 @@ func TestDirectErrorsOfOuterPackets(t *testing.T) {
 // ofCheck calls do while a packet is one of a health check of this node.
 func (w *world) ofCheck(t testing.TB, packet probe, do func()) {
 	t.Helper()
-	replies, key := w.maps[datapath.EdgeTCMapDsrCheckReplies], kernelTuple(model.Tuple{Source: packet.to.Addr(), SourcePort: packet.to.Port(),
+	replies, key := w.maps[bpf.EdgeTCMapDsrCheckReplies], kernelTuple(model.Tuple{Source: packet.to.Addr(), SourcePort: packet.to.Port(),
 		Destination: packet.from.Addr(), DestinationPort: packet.from.Port(), Protocol: uint8(packet.transportType())})
 	must(t, replies.Put(key, uint64(1)))
 	do()
@@ -357,7 +357,7 @@ func (w *world) outers(t testing.TB) map[[16]byte]outerPath {
 	all := map[[16]byte]outerPath{}
 	var key [16]byte
 	var value outerPath
-	entries := w.maps[datapath.EdgeTCMapOuterPaths].Iterate()
+	entries := w.maps[bpf.EdgeTCMapOuterPaths].Iterate()
 	for entries.Next(&key, &value) {
 		all[key] = value
 	}
@@ -379,6 +379,6 @@ func (w *world) ageOuterPaths(t testing.TB, seconds uint32) {
 	t.Helper()
 	for key, path := range w.outers(t) {
 		path.Since -= seconds
-		w.put(t, datapath.EdgeTCMapOuterPaths, key, path)
+		w.put(t, bpf.EdgeTCMapOuterPaths, key, path)
 	}
 }

@@ -47,8 +47,8 @@ func TestDirectTooBig(t *testing.T) {
 func TestDirectTooBigForRoute(t *testing.T) {
 	w := newScene(t)
 	const routeMTU = 1400
-	w.put(t, datapath.EdgeTCMapRoutings, uint32(0), datapath.Routing{
-		LeastMtu4: routeMTU, LeastMtu6: routeMTU, Flags: datapath.RouteMTUsMissing | datapath.RouteIgnoresPMTU,
+	w.put(t, bpf.EdgeTCMapRoutings, uint32(0), bpf.Routing{
+		LeastMtu4: routeMTU, LeastMtu6: routeMTU, Flags: bpf.RouteMTUsMissing | bpf.RouteIgnoresPMTU,
 	})
 	w.eachDirect(t, func(t *testing.T, at hook, f family, protocol uint8, dsr model.DSR) {
 		question := f.question(protocol, direct(toRemote, dsr))
@@ -202,11 +202,11 @@ func TestDirectNoWay(t *testing.T) {
 		before := w.counts(t)
 		w.leaves(t, at, last.frame(t), model.ActionSend, last.icmpAnswer(t, last.to.Addr(), [2]uint8{11, 0}, [2]uint8{3, 0}, 0))
 		w.counted(t, before, model.TTLExceeded)
-		w.loses(t, f.noRoute, datapath.LostWithoutRoute, 1, f.noRoute, func() {
+		w.loses(t, f.noRoute, bpf.LostWithoutRoute, 1, f.noRoute, func() {
 			w.answersWithoutRoute(t, at, f.question(protocol, direct(toNoRoute, dsr)))
 		})
 		if dsr != model.Opt {
-			w.loses(t, f.noAddress, datapath.LostWithoutAddress, 1, f.noAddress, func() {
+			w.loses(t, f.noAddress, bpf.LostWithoutAddress, 1, f.noAddress, func() {
 				w.drops(t, at, f.question(protocol, direct(toNoAddress, dsr)).frame(t), model.DropNoAddress)
 			})
 		}

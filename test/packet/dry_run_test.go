@@ -53,10 +53,10 @@ func TestDryRunsChangeNothing(t *testing.T) {
 func (w *world) dryRun(t testing.TB) *world {
 	t.Helper()
 	dry := *w
-	only := func(spec *ebpf.CollectionSpec) { must(t, spec.Variables[datapath.EdgeTCVarDryRun].Set(uint8(1))) }
-	tc, xdp := w.reload(t, datapath.LoadEdgeTC, w.programs.tc.Maps, only), w.reload(t, datapath.LoadEdgeXDP, w.programs.xdp.Maps, only)
-	dry.ingress, dry.egress = tc[datapath.EdgeTCProgBeelineEdgeIngress], tc[datapath.EdgeTCProgBeelineEdgeEgress]
-	dry.xdp = xdp[datapath.EdgeXDPProgBeelineEdgeXdp]
+	only := func(spec *ebpf.CollectionSpec) { must(t, spec.Variables[bpf.EdgeTCVarDryRun].Set(uint8(1))) }
+	tc, xdp := w.reload(t, bpf.LoadEdgeTC, w.programs.tc.Maps, only), w.reload(t, bpf.LoadEdgeXDP, w.programs.xdp.Maps, only)
+	dry.ingress, dry.egress = tc[bpf.EdgeTCProgBeelineEdgeIngress], tc[bpf.EdgeTCProgBeelineEdgeEgress]
+	dry.xdp = xdp[bpf.EdgeXDPProgBeelineEdgeXdp]
 	return &dry
 }
 

@@ -154,7 +154,7 @@ func TestLeftToTC(t *testing.T) {
 func TestNoWay(t *testing.T) {
 	w := newScene(t)
 	w.each(t, func(t *testing.T, at hook, f family, protocol uint8) {
-		w.loses(t, f.noRoute, datapath.LostWithoutRoute, 1, f.noRoute, func() { w.answersWithoutRoute(t, at, f.question(protocol, toNoRoute)) })
+		w.loses(t, f.noRoute, bpf.LostWithoutRoute, 1, f.noRoute, func() { w.answersWithoutRoute(t, at, f.question(protocol, toNoRoute)) })
 		long := f.question(protocol, toNoRoute)
 		long.payload = make([]byte, 100)
 		parts := long.fragments(t, 0x91, 64)
@@ -162,7 +162,7 @@ func TestNoWay(t *testing.T) {
 		w.drops(t, at, parts[1], model.DropNoRoute) // no error about a later fragment (RFC 1122 section 3.2.2)
 		w.drops(t, at, f.question(protocol, noBackends).frame(t), model.DropNoBackend)
 		// eth2 is not the packet's device, so tc handles it.
-		w.loses(t, f.noAddress, datapath.LostWithoutAddress, 1, f.noAddress, func() {
+		w.loses(t, f.noAddress, bpf.LostWithoutAddress, 1, f.noAddress, func() {
 			w.drops(t, atIngress, f.question(protocol, toNoAddress).frame(t), model.DropNoAddress)
 		})
 		for _, table := range []string{"conntrack", "unreplied"} {

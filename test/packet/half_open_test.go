@@ -15,18 +15,18 @@ import (
 
 // A flowSet is one set of a conntrack table: its tags, and its entries with their marks.
 type flowSet struct {
-	datapath.EdgeTCSetTags
-	datapath.EdgeTCCtSet
+	bpf.EdgeTCSetTags
+	bpf.EdgeTCCtSet
 }
 
 // tagsOf are the tag tables, by the table of their entries.
-var tagsOf = map[string]string{tracks: datapath.EdgeTCMapConntrackTags, halfOpen: datapath.EdgeTCMapUnrepliedTags}
+var tagsOf = map[string]string{tracks: bpf.EdgeTCMapConntrackTags, halfOpen: bpf.EdgeTCMapUnrepliedTags}
 
 // eachSet calls f with each set of a table that is in use, and writes back its changes.
 func (w *world) eachSet(t testing.TB, table string, f func(*flowSet)) {
 	t.Helper()
-	tags := rows[datapath.EdgeTCSetTags](t, w.programs, tagsOf[table])
-	sets := rows[datapath.EdgeTCCtSet](t, w.programs, table)
+	tags := rows[bpf.EdgeTCSetTags](t, w.programs, tagsOf[table])
+	sets := rows[bpf.EdgeTCCtSet](t, w.programs, table)
 	for i := range sets {
 		if tags[i].Tags == [len(tags[i].Tags)]uint32{} {
 			continue
@@ -55,7 +55,7 @@ func (w *world) keysAt(t testing.TB) map[model.Tuple]int {
 }
 
 // change changes the entry of a key.
-func (w *world) change(t testing.TB, table string, key model.Tuple, f func(*datapath.ConntrackEntry)) {
+func (w *world) change(t testing.TB, table string, key model.Tuple, f func(*bpf.ConntrackEntry)) {
 	t.Helper()
 	w.eachSet(t, table, func(set *flowSet) {
 		for place, tag := range set.Tags {

@@ -267,14 +267,14 @@ func (w *world) ageFragments(t testing.TB, seconds uint32) {
 	var key [40]byte
 	var value [12]byte
 	all := map[[40]byte][12]byte{}
-	entries := w.maps[datapath.EdgeTCMapFragments].Iterate()
+	entries := w.maps[bpf.EdgeTCMapFragments].Iterate()
 	for entries.Next(&key, &value) {
 		binary.NativeEndian.PutUint32(value[4:], binary.NativeEndian.Uint32(value[4:])-seconds)
 		all[key] = value
 	}
 	must(t, entries.Err())
 	for key, value := range all {
-		w.put(t, datapath.EdgeTCMapFragments, key, value)
+		w.put(t, bpf.EdgeTCMapFragments, key, value)
 	}
 }
 

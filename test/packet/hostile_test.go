@@ -113,10 +113,10 @@ func TestForgedSegmentMovesNothing(t *testing.T) {
 		fl.asks(t, psh|ack)
 		fl.says(t, ack)
 		device := func() (index uint32) {
-			w.change(t, tracks, fl.tuple(), func(track *datapath.ConntrackEntry) { index = track.Device })
+			w.change(t, tracks, fl.tuple(), func(track *bpf.ConntrackEntry) { index = track.Device })
 			return index
 		}
-		w.change(t, tracks, fl.tuple(), func(track *datapath.ConntrackEntry) { track.Device = w.index["eth1"] })
+		w.change(t, tracks, fl.tuple(), func(track *bpf.ConntrackEntry) { track.Device = w.index["eth1"] })
 		for _, seq := range []uint32{clientISN - 1<<23, clientISN + 1<<23, 1 << 31} {
 			forged := fl.question
 			forged.flags, forged.seq, forged.ack = psh|ack, seq, backendISN+1
@@ -154,7 +154,7 @@ func TestForgedSegmentMovesNoHalfOpenFlow(t *testing.T) {
 				question.seq = clientISN
 				w.run(t, at, question.frame(t))
 				key := model.Tuple{Source: question.from.Addr(), Destination: question.to.Addr(), SourcePort: question.from.Port(), DestinationPort: question.to.Port(), Protocol: tcp}
-				w.change(t, halfOpen, key, func(track *datapath.ConntrackEntry) { track.Device = w.index["eth1"] })
+				w.change(t, halfOpen, key, func(track *bpf.ConntrackEntry) { track.Device = w.index["eth1"] })
 				for _, p := range c.sent {
 					segment := question
 					segment.flags, segment.seq, segment.ack = p.flags, p.seq, p.ack
@@ -165,7 +165,7 @@ func TestForgedSegmentMovesNoHalfOpenFlow(t *testing.T) {
 					want = w.index["eth0"]
 				}
 				for _, table := range []string{halfOpen, tracks} {
-					w.change(t, table, key, func(track *datapath.ConntrackEntry) { device = track.Device })
+					w.change(t, table, key, func(track *bpf.ConntrackEntry) { device = track.Device })
 				}
 				if device != want {
 					t.Errorf("port %d: after %s the flow is at device %d, want %d", port, c.what, device, want)

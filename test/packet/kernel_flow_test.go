@@ -19,8 +19,8 @@ import (
 // kernelTracks adds a flow to the kernel's conntrack of the node, until the test's end.
 func kernelTracks(t testing.TB, protocol uint8, from, to netip.AddrPort, status kernel.Status, tcpState uint8) {
 	t.Helper()
-	if datapath.KernelConntrack() == 0 {
-		t.Fatal(datapath.NoKernelFlows())
+	if bpf.KernelConntrack() == 0 {
+		t.Fatal(bpf.NoKernelFlows())
 	}
 	c, err := kernel.Dial(nil)
 	must(t, err)
@@ -259,11 +259,11 @@ func TestEncapsulatedBesideKernelsFlow(t *testing.T) {
 func (w *world) kinds(t testing.TB, kind service.FrontendKind) {
 	t.Helper()
 	for number := range uint32(tableSize) {
-		var row datapath.Frontend
-		must(t, w.maps[datapath.EdgeTCMapFrontendRows].Lookup(number, &row))
+		var row bpf.Frontend
+		must(t, w.maps[bpf.EdgeTCMapFrontendRows].Lookup(number, &row))
 		if row.Key.Port != 0 {
 			row.Kind = uint8(kind)
-			must(t, w.maps[datapath.EdgeTCMapFrontendRows].Put(number, row))
+			must(t, w.maps[bpf.EdgeTCMapFrontendRows].Put(number, row))
 		}
 	}
 }
@@ -290,7 +290,7 @@ func (w *world) permit(t testing.TB, is bool) {
 		until, _ = now(t)
 		until += 1000
 	}
-	w.put(t, datapath.EdgeTCMapKernelRoom, uint32(0), until)
+	w.put(t, bpf.EdgeTCMapKernelRoom, uint32(0), until)
 }
 
 // connected has a client connect to the remote backend: with its acknowledgment the flow is assured.
@@ -327,8 +327,8 @@ func TestKernelKnowsSNATPorts(t *testing.T) {
 		w.permit(t, true)
 		question, own, backend := w.connected(t, at, f)
 		entry := kernelEntry(t, tcp, own, backend)
-		if entry == nil || entry.Mark != datapath.OwnEntryMark || !entry.Status.Assured() || entry.Timeout < 1000 {
-			t.Fatalf("the kernel's entry of an assured flow is %+v, want one with the mark %#x that lasts", entry, datapath.OwnEntryMark)
+		if entry == nil || entry.Mark != bpf.OwnEntryMark || !entry.Status.Assured() || entry.Timeout < 1000 {
+			t.Fatalf("the kernel's entry of an assured flow is %+v, want one with the mark %#x that lasts", entry, bpf.OwnEntryMark)
 		}
 		question.flags, question.ack = rst, 0
 		w.run(t, at, question.frame(t))

@@ -61,16 +61,16 @@ func newL3World(t *testing.T) *world {
 			w.addRoute(t, to, r.via, r.device, r.mac, r.known, r.mtu)
 		}
 	}
-	spec, err := datapath.LoadEdgeL3()
+	spec, err := bpf.LoadEdgeL3()
 	must(t, err)
 	w.limits.set(t, spec)
-	must(t, spec.Variables[datapath.EdgeTCVarPseudoHeaderV6].Set(datapath.PseudoHeaderV6()))
+	must(t, spec.Variables[bpf.EdgeTCVarPseudoHeaderV6].Set(bpf.PseudoHeaderV6()))
 	shared := maps.Clone(w.programs.tc.Maps)
 	maps.DeleteFunc(shared, func(name string, _ *ebpf.Map) bool { return spec.Maps[name] == nil || name[0] == '.' })
 	loaded, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: shared})
 	must(t, err)
 	t.Cleanup(loaded.Close)
-	w.l3, w.ingress, w.egress = true, loaded.Programs[datapath.EdgeL3ProgBeelineL3Ingress], loaded.Programs[datapath.EdgeL3ProgBeelineL3Egress]
+	w.l3, w.ingress, w.egress = true, loaded.Programs[bpf.EdgeL3ProgBeelineL3Ingress], loaded.Programs[bpf.EdgeL3ProgBeelineL3Egress]
 	return w
 }
 

@@ -11,8 +11,8 @@ import (
 )
 
 const (
-	tracks   = datapath.EdgeTCMapConntrack
-	halfOpen = datapath.EdgeTCMapUnreplied
+	tracks   = bpf.EdgeTCMapConntrack
+	halfOpen = bpf.EdgeTCMapUnreplied
 )
 
 // flow is a client's flow to the Service, with a remote backend.
@@ -311,7 +311,7 @@ func TestLostRecords(t *testing.T) {
 // age makes an entry so old that the flow's next packet updates its marks.
 func (w *world) age(t testing.TB, key model.Tuple) {
 	t.Helper()
-	w.change(t, tracks, key, func(track *datapath.ConntrackEntry) { track.LastSeen -= 8 })
+	w.change(t, tracks, key, func(track *bpf.ConntrackEntry) { track.LastSeen -= 8 })
 }
 
 // The backend's entry of an assured flow was lost, and another flow has taken the port: it keeps it, since the

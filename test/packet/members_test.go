@@ -32,15 +32,15 @@ func (w *world) putSet(t testing.TB, key model.FrontendKey, kind model.DSR, memb
 	const firstBackend, firstSlot = 100, 512
 	slot := uint32(firstSlot)
 	store := func(v uint32) {
-		w.put(t, datapath.EdgeTCMapSlots, slot, v)
+		w.put(t, bpf.EdgeTCMapSlots, slot, v)
 		slot++
 	}
 	write := func(id uint32, a netip.AddrPort) {
-		row := datapath.Backend{Address: datapath.AddressFrom(a.Addr()), Node: datapath.AddressFrom(a.Addr()), Port: datapath.NetworkOrder(a.Port())}
+		row := bpf.Backend{Address: bpf.AddressFrom(a.Addr()), Node: bpf.AddressFrom(a.Addr()), Port: bpf.NetworkOrder(a.Port())}
 		if local {
 			row.Local = 1
 		}
-		w.put(t, datapath.EdgeTCMapBackends, id, row)
+		w.put(t, bpf.EdgeTCMapBackends, id, row)
 	}
 	write(firstBackend-1, on(members[0].Addr().Prev(), 1))
 	store(firstBackend - 1)
@@ -56,23 +56,23 @@ func (w *world) putSet(t testing.TB, key model.FrontendKey, kind model.DSR, memb
 		store(id)
 	}
 	var at uint32
-	var row datapath.Frontend
-	must(t, w.maps[datapath.EdgeTCMapFrontends].Lookup(frontendKey(key), &at))
-	must(t, w.maps[datapath.EdgeTCMapFrontendRows].Lookup(at, &row))
+	var row bpf.Frontend
+	must(t, w.maps[bpf.EdgeTCMapFrontends].Lookup(frontendKey(key), &at))
+	must(t, w.maps[bpf.EdgeTCMapFrontendRows].Lookup(at, &row))
 	row.Dsr, row.Flags, row.Lists = uint8(kind), 0, 0
-	lists := datapath.FrontendLists{}
+	lists := bpf.FrontendLists{}
 	for class := range row.Decisions {
-		row.Decisions[class] = datapath.Decision{First: firstSlot, Count: 1}
+		row.Decisions[class] = bpf.Decision{First: firstSlot, Count: 1}
 		if slices.Contains(in, place(class)) {
-			row.Decisions[class] = datapath.Decision(set)
+			row.Decisions[class] = bpf.Decision(set)
 		}
 		lists.Members[class] = codec.Range(row.Decisions[class])
 	}
 	if slices.Contains(in, kept) {
 		lists.Retained, row.Lists = set, at
-		w.put(t, datapath.EdgeTCMapFrontendListRows, at, lists)
+		w.put(t, bpf.EdgeTCMapFrontendListRows, at, lists)
 	}
-	w.put(t, datapath.EdgeTCMapFrontendRows, at, row)
+	w.put(t, bpf.EdgeTCMapFrontendRows, at, row)
 }
 
 // randomMembers are endpoints all over the pod network, in the order of a set.

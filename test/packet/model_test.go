@@ -219,7 +219,7 @@ func (d *duel) age(key model.Tuple) {
 		d.w.age(d.t, key)
 	} else if track := d.edge.HalfOpen[key]; track != nil && key.Protocol == udp {
 		track.Next -= 2
-		d.w.change(d.t, halfOpen, key, func(t *datapath.ConntrackEntry) { t.Next -= 2 })
+		d.w.change(d.t, halfOpen, key, func(t *bpf.ConntrackEntry) { t.Next -= 2 })
 	}
 }
 
@@ -234,10 +234,10 @@ func (d *duel) records() error {
 			return err
 		}
 	}
-	if err := difference(datapath.EdgeTCMapAffinity, d.w.affinity(d.t), d.edge.Affinity); err != nil {
+	if err := difference(bpf.EdgeTCMapAffinity, d.w.affinity(d.t), d.edge.Affinity); err != nil {
 		return err
 	}
-	return difference(datapath.EdgeTCMapFragments, d.w.fragments(d.t), d.edge.Fragments)
+	return difference(bpf.EdgeTCMapFragments, d.w.fragments(d.t), d.edge.Fragments)
 }
 
 func difference[K, V comparable](table string, got, want map[K]V) error {

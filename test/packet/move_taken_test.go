@@ -44,10 +44,10 @@ func TestPlaceIsTakenMeanwhile(t *testing.T) {
 	}
 	w.ingress = alone
 	now := w.readTables(t)
-	if bytes.Equal(now[datapath.EdgeTCMapUnrepliedTags], before[datapath.EdgeTCMapUnrepliedTags]) {
+	if bytes.Equal(now[bpf.EdgeTCMapUnrepliedTags], before[bpf.EdgeTCMapUnrepliedTags]) {
 		t.Fatal("the segment does not move its flow")
 	}
-	for _, name := range []string{datapath.EdgeTCMapUnrepliedTags, datapath.EdgeTCMapConntrackTags, datapath.EdgeTCMapConntrack} {
+	for _, name := range []string{bpf.EdgeTCMapUnrepliedTags, bpf.EdgeTCMapConntrackTags, bpf.EdgeTCMapConntrack} {
 		if !bytes.Equal(now[name], after[name]) {
 			t.Errorf("%s is not as the other CPU left it", name)
 		}
@@ -85,7 +85,7 @@ func copyOf(r model.Result) model.Result {
 // tables are the contents of the tables of flows, which have one set each.
 type tables map[string][]byte
 
-var namesOfTables = []string{datapath.EdgeTCMapUnrepliedTags, datapath.EdgeTCMapUnreplied, datapath.EdgeTCMapConntrackTags, datapath.EdgeTCMapConntrack}
+var namesOfTables = []string{bpf.EdgeTCMapUnrepliedTags, bpf.EdgeTCMapUnreplied, bpf.EdgeTCMapConntrackTags, bpf.EdgeTCMapConntrack}
 
 func (w *world) readTables(t testing.TB) tables {
 	t.Helper()
@@ -110,8 +110,8 @@ func (w *world) writeTables(t testing.TB, all tables) {
 func (all tables) reuse(t testing.TB, taken tables) {
 	t.Helper()
 	const tag, slot, evictions, eviction = 4, 128, 128, 8
-	tags, set := all[datapath.EdgeTCMapUnrepliedTags], all[datapath.EdgeTCMapUnreplied]
-	from, to := takenPlaces(tags), takenPlaces(taken[datapath.EdgeTCMapUnrepliedTags])
+	tags, set := all[bpf.EdgeTCMapUnrepliedTags], all[bpf.EdgeTCMapUnreplied]
+	from, to := takenPlaces(tags), takenPlaces(taken[bpf.EdgeTCMapUnrepliedTags])
 	if len(from) != 2 || len(to) != 2 {
 		t.Fatalf("entries of half-open flows at %v and %v, want two each", from, to)
 	}
@@ -154,8 +154,8 @@ func (w *world) changing(t testing.TB, function string, to tables) *ebpf.Program
 			asm.FnMapUpdateElem.Call())
 	}
 	code = append(code, asm.Mov.Reg(asm.R1, asm.R6).WithSymbol("changed"), asm.Mov.Reg(asm.R2, asm.R7))
-	const ingress = datapath.EdgeTCProgBeelineEdgeIngress
-	return w.reload(t, datapath.LoadEdgeTC, w.programs.tc.Maps, func(spec *ebpf.CollectionSpec) {
+	const ingress = bpf.EdgeTCProgBeelineEdgeIngress
+	return w.reload(t, bpf.LoadEdgeTC, w.programs.tc.Maps, func(spec *ebpf.CollectionSpec) {
 		spec.Programs = map[string]*ebpf.ProgramSpec{ingress: spec.Programs[ingress]}
 		all := spec.Programs[ingress].Instructions
 		at := slices.IndexFunc(all, func(i asm.Instruction) bool { return i.Symbol() == function })

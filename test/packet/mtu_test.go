@@ -58,8 +58,8 @@ func TestTooBig(t *testing.T) {
 func TestTooBigForRoute(t *testing.T) {
 	w := newScene(t)
 	const routeMTU = 1400
-	w.put(t, datapath.EdgeTCMapRoutings, uint32(0), datapath.Routing{
-		LeastMtu4: routeMTU, LeastMtu6: routeMTU, Flags: datapath.RouteMTUsMissing | datapath.RouteIgnoresPMTU,
+	w.put(t, bpf.EdgeTCMapRoutings, uint32(0), bpf.Routing{
+		LeastMtu4: routeMTU, LeastMtu6: routeMTU, Flags: bpf.RouteMTUsMissing | bpf.RouteIgnoresPMTU,
 	})
 	w.each(t, func(t *testing.T, at hook, f family, protocol uint8) {
 		question := f.question(protocol, toRemote)
@@ -83,19 +83,19 @@ func TestTooBigForRoute(t *testing.T) {
 func TestTooBigAtEgress(t *testing.T) {
 	w := newScene(t)
 	const routeMTU = 1400
-	ofRoute := datapath.Routing{LeastMtu4: routeMTU, LeastMtu6: routeMTU, Flags: datapath.RouteMTUsMissing}
+	ofRoute := bpf.Routing{LeastMtu4: routeMTU, LeastMtu6: routeMTU, Flags: bpf.RouteMTUsMissing}
 	for _, c := range []struct {
 		name    string
-		routing datapath.Routing
+		routing bpf.Routing
 		port    uint16
 		mtu     int
 	}{
-		{"of the device", datapath.Routing{}, toNarrow, narrowMTU},
+		{"of the device", bpf.Routing{}, toNarrow, narrowMTU},
 		{"of a route", ofRoute, toRemote, routeMTU},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			w.enter(t)
-			w.put(t, datapath.EdgeTCMapRoutings, uint32(0), c.routing)
+			w.put(t, bpf.EdgeTCMapRoutings, uint32(0), c.routing)
 			for _, f := range families {
 				for _, protocol := range []uint8{tcp, udp} {
 					w.forget(t)
@@ -126,11 +126,11 @@ func TestTooBigAtEgress(t *testing.T) {
 func (w *world) servesNode(t testing.TB, key model.FrontendKey) {
 	t.Helper()
 	var number uint32
-	var row datapath.Frontend
-	must(t, w.maps[datapath.EdgeTCMapFrontends].Lookup(frontendKey(key), &number))
-	must(t, w.maps[datapath.EdgeTCMapFrontendRows].Lookup(number, &row))
+	var row bpf.Frontend
+	must(t, w.maps[bpf.EdgeTCMapFrontends].Lookup(frontendKey(key), &number))
+	must(t, w.maps[bpf.EdgeTCMapFrontendRows].Lookup(number, &row))
 	row.Decisions[1] = row.Decisions[0]
-	w.put(t, datapath.EdgeTCMapFrontendRows, number, row)
+	w.put(t, bpf.EdgeTCMapFrontendRows, number, row)
 }
 
 // No reply to later fragments, nor to an error (RFC 1122 section 3.2.2).

@@ -74,8 +74,8 @@ func TestOwnAddressInServiceCIDR(t *testing.T) {
 			w.drops(t, at, asked[i].frame(t), model.DropNoService)
 		}
 		one := netip.PrefixFrom(f.unused, f.unused.BitLen())
-		key := datapath.NetworkKey{Prefixlen: datapath.PrefixLen(one), Address: datapath.AddressFrom(f.unused)}
-		w.put(t, datapath.EdgeTCMapNetworks, key, datapath.NetworkOwn)
+		key := bpf.NetworkKey{Prefixlen: bpf.PrefixLen(one), Address: bpf.AddressFrom(f.unused)}
+		w.put(t, bpf.EdgeTCMapNetworks, key, bpf.NetworkOwn)
 		for _, p := range asked {
 			w.other(t, at, p.frame(t))
 		}

@@ -70,7 +70,7 @@ func TestDeviceUnknownToXDP(t *testing.T) {
 	w := newScene(t)
 	w.each(t, func(t *testing.T, at hook, f family, protocol uint8) {
 		defer w.apply(t, w.scene())
-		w.empty(t, datapath.EdgeTCMapEdgeDevices)
+		w.empty(t, bpf.EdgeTCMapEdgeDevices)
 		question := f.question(protocol, toLocal)
 		if at == atXDP {
 			w.ignores(t, at, question.frame(t))

@@ -93,14 +93,14 @@ func TestNoRoomForRecords(t *testing.T) {
 	w.apply(t, w.scene())
 	w.each(t, func(t *testing.T, at hook, f family, protocol uint8) {
 		for _, port := range []uint16{toRemote, toLocal} {
-			var set datapath.EdgeTCSetTags
+			var set bpf.EdgeTCSetTags
 			for i := range set.Tags {
 				set.Tags[i] = 1<<31 | 5
 			}
 			w.put(t, tagsOf[halfOpen], uint32(0), set)
 			frame := f.question(protocol, port).frame(t)
 			w.drops(t, at, frame, model.DropInsertFailed)
-			w.put(t, tagsOf[halfOpen], uint32(0), datapath.EdgeTCSetTags{})
+			w.put(t, tagsOf[halfOpen], uint32(0), bpf.EdgeTCSetTags{})
 			if got := w.run(t, at, frame); got.Action == model.ActionDrop {
 				t.Fatal("the flow was dropped though there was room")
 			}

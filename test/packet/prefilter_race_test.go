@@ -15,9 +15,9 @@ import (
 func TestPrefilterRebuiltMeanwhile(t *testing.T) {
 	const flows, fewestRenewals = 4000, 30
 	w := newScene(t)
-	tables, err := datapath.NewTables(w.maps)
+	tables, err := bpf.NewTables(w.maps)
 	must(t, err)
-	prefilter, err := datapath.MapPrefilter(w.maps[datapath.EdgeTCMapPrefilters], tables.WaitForReaders)
+	prefilter, err := bpf.MapPrefilter(w.maps[bpf.EdgeTCMapPrefilters], tables.WaitForReaders)
 	must(t, err)
 	stop, renewed := make(chan struct{}), make(chan int, 1)
 	end := sync.OnceValue(func() int { close(stop); return <-renewed })

@@ -74,13 +74,13 @@ func (p *programs) close() {
 func loadPrograms(t testing.TB, l limits) *programs {
 	t.Helper()
 	p := &programs{limits: l, data: map[*ebpf.Map][]byte{}, mapped: map[string][]byte{}}
-	tc, err := datapath.LoadEdgeTC()
+	tc, err := bpf.LoadEdgeTC()
 	must(t, err)
 	l.set(t, tc)
-	must(t, tc.Variables[datapath.EdgeTCVarPseudoHeaderV6].Set(datapath.PseudoHeaderV6()))
+	must(t, tc.Variables[bpf.EdgeTCVarPseudoHeaderV6].Set(bpf.PseudoHeaderV6()))
 	p.tc, err = ebpf.NewCollection(tc)
 	must(t, err)
-	xdp, err := datapath.LoadEdgeXDP()
+	xdp, err := bpf.LoadEdgeXDP()
 	must(t, err)
 	l.set(t, xdp)
 	shared := maps.Clone(p.tc.Maps)
@@ -107,8 +107,8 @@ func (w *world) reload(t testing.TB, load func() (*ebpf.CollectionSpec, error), 
 	spec, err := load()
 	must(t, err)
 	w.limits.set(t, spec)
-	if v := spec.Variables[datapath.EdgeTCVarPseudoHeaderV6]; v != nil {
-		must(t, v.Set(datapath.PseudoHeaderV6()))
+	if v := spec.Variables[bpf.EdgeTCVarPseudoHeaderV6]; v != nil {
+		must(t, v.Set(bpf.PseudoHeaderV6()))
 	}
 	change(spec)
 	shared := maps.Clone(tables)

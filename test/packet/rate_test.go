@@ -78,8 +78,8 @@ func (w *world) fillICMPBudgets(t testing.TB) {
 	t.Helper()
 	cpus, err := ebpf.PossibleCPU()
 	must(t, err)
-	for budget := range w.maps[datapath.EdgeTCMapIcmpBuckets].MaxEntries() {
-		w.put(t, datapath.EdgeTCMapIcmpBuckets, budget, make([]uint64, cpus))
+	for budget := range w.maps[bpf.EdgeTCMapIcmpBuckets].MaxEntries() {
+		w.put(t, bpf.EdgeTCMapIcmpBuckets, budget, make([]uint64, cpus))
 	}
 }
 

@@ -121,8 +121,8 @@ func (w *world) nextHop(frame []byte) bool {
 // counts is the number of packets by reason.
 func (w *world) counts(t testing.TB) (counts [model.Reasons]uint64) {
 	t.Helper()
-	var each []datapath.EdgeTCEdgeCounters
-	must(t, w.maps[datapath.EdgeTCMapEdgeCounts].Lookup(uint32(0), &each))
+	var each []bpf.EdgeTCEdgeCounters
+	must(t, w.maps[bpf.EdgeTCMapEdgeCounts].Lookup(uint32(0), &each))
 	for _, cpu := range each {
 		for reason, n := range cpu.Count {
 			counts[reason] += n
@@ -139,24 +139,24 @@ func now(t testing.TB) (seconds uint32, nanoseconds int64) {
 	return uint32(ts.Sec), ts.Nsec
 }
 
-func kernelTuple(t model.Tuple) (k datapath.EdgeTCTuple) {
+func kernelTuple(t model.Tuple) (k bpf.EdgeTCTuple) {
 	k.Source.Bytes, k.Destination.Bytes = t.Source.As16(), t.Destination.As16()
-	k.SourcePort, k.DestinationPort = datapath.NetworkOrder(t.SourcePort), datapath.NetworkOrder(t.DestinationPort)
+	k.SourcePort, k.DestinationPort = bpf.NetworkOrder(t.SourcePort), bpf.NetworkOrder(t.DestinationPort)
 	k.Protocol = t.Protocol
 	return k
 }
 
-func modelTuple(k datapath.EdgeTCTuple) model.Tuple {
+func modelTuple(k bpf.EdgeTCTuple) model.Tuple {
 	return model.Tuple{
 		Source:          netip.AddrFrom16(k.Source.Bytes).Unmap(),
 		Destination:     netip.AddrFrom16(k.Destination.Bytes).Unmap(),
-		SourcePort:      datapath.NetworkOrder(k.SourcePort),
-		DestinationPort: datapath.NetworkOrder(k.DestinationPort),
+		SourcePort:      bpf.NetworkOrder(k.SourcePort),
+		DestinationPort: bpf.NetworkOrder(k.DestinationPort),
 		Protocol:        k.Protocol,
 	}
 }
 
-func modelTrack(k datapath.EdgeTCCtEntry) model.Track {
+func modelTrack(k bpf.EdgeTCCtEntry) model.Track {
 	return model.Track{
 		Becomes: modelTuple(k.Xlate), Service: k.Lb.Service, Backend: k.Lb.Backend, LastSeen: k.LastSeen, Device: k.Device,
 		State: model.State(k.State), Reply: k.Flags&1 != 0, Local: k.Flags&2 != 0, Fin: k.Flags&4 != 0, FromBalancer: k.Flags&16 != 0, Later: k.Flags&32 != 0,
@@ -169,7 +169,7 @@ func modelTrack(k datapath.EdgeTCCtEntry) model.Track {
 func (w *world) records(t testing.TB, table string) map[model.Tuple]model.Track {
 	t.Helper()
 	all := map[model.Tuple]model.Track{}
-	must(t, w.flowTable(table).Walk(func(key datapath.Tuple, value *datapath.ConntrackEntry) bool {
+	must(t, w.flowTable(table).Walk(func(key bpf.Tuple, value *bpf.ConntrackEntry) bool {
 		tuple := modelTuple(key)
 		if want := model.Hash(tuple); value.Tag != want {
 			t.Errorf("table %s, %v: tag %#x, want %#x", table, tuple, value.Tag, want)
@@ -204,7 +204,7 @@ func (w *world) lose(t testing.TB, table string, key model.Tuple) bool {
 func (w *world) affinity(t testing.TB) map[model.AffinityKey]model.Affinity {
 	t.Helper()
 	all := map[model.AffinityKey]model.Affinity{}
-	must(t, datapath.AffinityOf(w.maps).Walk(func(e *datapath.AffinityEntry) bool {
+	must(t, bpf.AffinityOf(w.maps).Walk(func(e *bpf.AffinityEntry) bool {
 		client := netip.AddrFrom16(e.Key.Client.Bytes).Unmap()
 		all[model.AffinityKey{Client: client, Service: e.Key.Service}] = model.Affinity{Backend: e.Backend, LastUsed: e.LastUsed}
 		return true
@@ -215,8 +215,8 @@ func (w *world) affinity(t testing.TB) map[model.AffinityKey]model.Affinity {
 // emptyAffinity removes all affinity entries.
 func (w *world) emptyAffinity(t testing.TB) {
 	t.Helper()
-	table := datapath.AffinityOf(w.maps)
-	must(t, table.Walk(func(e *datapath.AffinityEntry) bool { must(t, table.Delete(e.Key)); return true }))
+	table := bpf.AffinityOf(w.maps)
+	must(t, table.Walk(func(e *bpf.AffinityEntry) bool { must(t, table.Delete(e.Key)); return true }))
 }
 
 // fragments are the stored ports of datagrams in fragments.
@@ -234,7 +234,7 @@ func (w *world) fragments(t testing.TB) map[model.FragmentKey]model.Fragment {
 		Since   uint32
 		Missing int32
 	}
-	entries := w.maps[datapath.EdgeTCMapFragments].Iterate()
+	entries := w.maps[bpf.EdgeTCMapFragments].Iterate()
 	for entries.Next(&key, &value) {
 		k := model.FragmentKey{Source: netip.AddrFrom16(key.Source).Unmap(), Destination: netip.AddrFrom16(key.Destination).Unmap(),
 			ID: binary.BigEndian.Uint32(key.ID[:]), Protocol: key.Protocol}

@@ -118,7 +118,7 @@ func TestSCTPPortIsTaken(t *testing.T) {
 		second := first
 		second.from = on(f.client.Next(), clientPort)
 		w.sends(t, at, first.frame(t), first.forwarded(at, own, backend, nodeBMAC))
-		w.loses(t, f.remote, datapath.LostWithoutPort, 1, f.remote, func() { w.drops(t, at, second.frame(t), model.DropNoPort) })
+		w.loses(t, f.remote, bpf.LostWithoutPort, 1, f.remote, func() { w.drops(t, at, second.frame(t), model.DropNoPort) })
 		second.from = on(f.client.Next(), clientPort+1)
 		w.sends(t, at, second.frame(t), second.forwarded(at, on(f.own, clientPort+1), backend, nodeBMAC))
 		again := first.with(sctpCookieEcho, "cookie")

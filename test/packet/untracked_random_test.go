@@ -326,7 +326,7 @@ func (j *just) settles(fresh *world) error {
 	wants, err := other.Usage()
 	must(j.t, err)
 	for i := range have {
-		if have[i] != wants[i] && have[i].Table != datapath.SockMapAffinity {
+		if have[i] != wants[i] && have[i].Table != bpf.SockMapAffinity {
 			return fmt.Errorf("table %s: %d entries used, and with a new agent %d", have[i].Table, have[i].Used, wants[i].Used)
 		}
 	}

@@ -32,10 +32,10 @@ func (w *world) untracked(t testing.TB, history ...model.Slot) {
 }
 
 // traffic is the sum of a Service's counters.
-func (w *world) traffic(t testing.TB, id uint32) (sum datapath.EdgeTCServiceCounters) {
+func (w *world) traffic(t testing.TB, id uint32) (sum bpf.EdgeTCServiceCounters) {
 	t.Helper()
-	var each []datapath.EdgeTCServiceCounters
-	if err := w.maps[datapath.EdgeTCMapServiceCounts].Lookup(id, &each); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+	var each []bpf.EdgeTCServiceCounters
+	if err := w.maps[bpf.EdgeTCMapServiceCounts].Lookup(id, &each); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 		t.Fatal(err)
 	}
 	for _, c := range each {
@@ -43,8 +43,8 @@ func (w *world) traffic(t testing.TB, id uint32) (sum datapath.EdgeTCServiceCoun
 		sum.SentPackets += c.SentPackets
 		sum.SentBytes += c.SentBytes
 	}
-	var sent []datapath.EdgeTCServicePackets
-	if err := w.maps[datapath.EdgeTCMapServiceUntracked].Lookup(id, &sent); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+	var sent []bpf.EdgeTCServicePackets
+	if err := w.maps[bpf.EdgeTCMapServiceUntracked].Lookup(id, &sent); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 		t.Fatal(err)
 	}
 	for _, c := range sent {
@@ -88,7 +88,7 @@ func TestUntracked(t *testing.T) {
 // Packets are counted for every Service ID: low IDs are found without a hash.
 func TestUntrackedCountsEachID(t *testing.T) {
 	w := newScene(t)
-	few := w.maps[datapath.EdgeTCMapServiceUntracked].MaxEntries()
+	few := w.maps[bpf.EdgeTCMapServiceUntracked].MaxEntries()
 	for _, id := range []uint32{1, few - 1, few, few + 1} {
 		tables := w.scene()
 		for key, f := range tables.Frontends {
@@ -280,7 +280,7 @@ func TestUntrackedIsTold(t *testing.T) {
 	w := newScene(t)
 	w.untracked(t)
 	f := families[0]
-	w.put(t, datapath.EdgeTCMapEdgeWatched, uint32(0), uint32(1))
+	w.put(t, bpf.EdgeTCMapEdgeWatched, uint32(0), uint32(1))
 	question := f.question(tcp, direct(toRemote, model.IPIP))
 	for _, flags := range []byte{syn, ack} {
 		question.flags = flags
@@ -294,9 +294,9 @@ func TestUntrackedIsTold(t *testing.T) {
 }
 
 // events are the events emitted so far.
-func (w *world) events(t testing.TB) (all []datapath.EdgeTCEdgeEvent) {
+func (w *world) events(t testing.TB) (all []bpf.EdgeTCEdgeEvent) {
 	t.Helper()
-	r, err := ringbuf.NewReader(w.maps[datapath.EdgeTCMapEdgeEvents])
+	r, err := ringbuf.NewReader(w.maps[bpf.EdgeTCMapEdgeEvents])
 	must(t, err)
 	defer r.Close()
 	r.SetDeadline(time.Now()) // read only what is there
@@ -306,7 +306,7 @@ func (w *world) events(t testing.TB) (all []datapath.EdgeTCEdgeEvent) {
 			return all
 		}
 		must(t, err)
-		var event datapath.EdgeTCEdgeEvent
+		var event bpf.EdgeTCEdgeEvent
 		must(t, binary.Read(bytes.NewReader(record.RawSample), binary.LittleEndian, &event))
 		all = append(all, event)
 	}

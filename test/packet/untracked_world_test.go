@@ -122,14 +122,14 @@ func (s *justService) plan() *service.Plan {
 type agent struct {
 	*world
 	*reconcile.Syncer
-	tables *datapath.Tables
+	tables *bpf.Tables
 	flows  *conntrack.Tables
 	ahead  uint32 // seconds ahead of the kernel's clock
 }
 
 func newAgent(t testing.TB, w *world) *agent {
 	t.Helper()
-	tables, err := datapath.NewTables(withSocketTables(t, w.maps))
+	tables, err := bpf.NewTables(withSocketTables(t, w.maps))
 	must(t, err)
 	tables.WaitForReaders = func() error { return nil } // no packet is in flight meanwhile
 	a := &agent{world: w, tables: tables, flows: conntrack.TablesOf(w.maps)}
@@ -140,10 +140,10 @@ func newAgent(t testing.TB, w *world) *agent {
 // withSocketTables adds the tables of an agent that only the programs of sockets have.
 func withSocketTables(t testing.TB, of map[string]*ebpf.Map) map[string]*ebpf.Map {
 	t.Helper()
-	spec, err := datapath.LoadSock()
+	spec, err := bpf.LoadSock()
 	must(t, err)
 	all := maps.Clone(of)
-	for _, name := range []string{datapath.SockMapReservedPorts, datapath.SockMapOptedOut} {
+	for _, name := range []string{bpf.SockMapReservedPorts, bpf.SockMapOptedOut} {
 		if all[name] != nil {
 			t.Fatalf("the edge has table %s, too", name)
 		}
@@ -210,14 +210,14 @@ func (a *agent) apply(t testing.TB, whole bool, services ...*justService) {
 		delta.Plans[s.owner()] = s.plan()
 	}
 	must(t, a.Apply(delta))
-	_, err := conntrack.DeleteStaleUDP(a.flows, func(c datapath.Connection) bool {
+	_, err := conntrack.DeleteStaleUDP(a.flows, func(c bpf.Connection) bool {
 		return a.Serves(service.Protocol(c.Protocol), c.Service, c.Backend)
 	}, a.tables.WaitForReaders)
 	must(t, err)
 }
 
 // dump is the contents of the tables, with addresses in place of IDs.
-func dump(t testing.TB, tables *datapath.Tables) map[string]string {
+func dump(t testing.TB, tables *bpf.Tables) map[string]string {
 	t.Helper()
 	index, err := tables.Frontends.All()
 	must(t, err)

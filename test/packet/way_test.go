@@ -142,13 +142,13 @@ func TestWayChanges(t *testing.T) {
 			if back { // a backend's reply
 				lost, end = 0, f.client
 			}
-			w.loses(t, end, datapath.LostWithoutRoute, lost, end, func() { w.run(t, atXDP, p.frame(t)) })
+			w.loses(t, end, bpf.LostWithoutRoute, lost, end, func() { w.run(t, atXDP, p.frame(t)) })
 			// An ICMP error on the same way is about a packet of the other end.
 			by, about := f.client, reply(on(f.remote, targetPort), own, udp).translated(fl.question.to, fl.question.from)
 			if back {
 				by, about = f.remote, fl.question.translated(own, on(f.remote, targetPort))
 			}
-			w.loses(t, end, datapath.LostWithoutRoute, lost, end, func() {
+			w.loses(t, end, bpf.LostWithoutRoute, lost, end, func() {
 				w.drops(t, atXDP, errorsOf(f, about)[0].frame(t, probe{}, by, about.from.Addr()), model.DropNoRoute)
 			})
 
@@ -262,9 +262,9 @@ func TestWayExpires(t *testing.T) {
 func (w *world) ageWays(t testing.TB, milliseconds uint32) {
 	t.Helper()
 	const size, since = 64, 32 // struct way
-	for i := range w.maps[datapath.EdgeTCMapFibCache].MaxEntries() {
+	for i := range w.maps[bpf.EdgeTCMapFibCache].MaxEntries() {
 		var perCPU [][size]byte
-		must(t, w.maps[datapath.EdgeTCMapFibCache].Lookup(i, &perCPU))
+		must(t, w.maps[bpf.EdgeTCMapFibCache].Lookup(i, &perCPU))
 		used := false
 		for n := range perCPU {
 			at := perCPU[n][since:]
@@ -272,7 +272,7 @@ func (w *world) ageWays(t testing.TB, milliseconds uint32) {
 			binary.NativeEndian.PutUint32(at, binary.NativeEndian.Uint32(at)-milliseconds)
 		}
 		if used {
-			must(t, w.maps[datapath.EdgeTCMapFibCache].Put(i, perCPU))
+			must(t, w.maps[bpf.EdgeTCMapFibCache].Put(i, perCPU))
 		}
 	}
 }

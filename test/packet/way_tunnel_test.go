@@ -24,9 +24,9 @@ func TestNextHopOfTunnelIsNotRemembered(t *testing.T) {
 	w.enter(t)
 	index := newTunnel(t)
 	own := netip.MustParseAddr("10.10.1.1")
-	var row datapath.EdgeDevice
-	row.Source4, row.Outer4 = datapath.AddressFrom(own), datapath.AddressFrom(own)
-	w.put(t, datapath.EdgeTCMapEdgeDevices, index, row)
+	var row bpf.EdgeDevice
+	row.Source4, row.Outer4 = bpf.AddressFrom(own), bpf.AddressFrom(own)
+	w.put(t, bpf.EdgeTCMapEdgeDevices, index, row)
 	f := families[0]
 	prefix := prefixOf(f.behindEth1)
 	_, to, err := net.ParseCIDR(prefix.String())

@@ -30,7 +30,7 @@ type world struct {
 	xdp, ingress, egress *ebpf.Program
 	maps                 map[string]*ebpf.Map
 	limits               limits
-	prefilter            *datapath.Prefilter
+	prefilter            *bpf.Prefilter
 	attached             bool // to a device, where the kernel's own packets arrive, too
 	l3                   bool // ingress and egress are the programs for devices without MAC addresses
 }
@@ -61,13 +61,13 @@ func newWorld(t testing.TB, l limits) *world {
 	l = l.complete()
 	p := takePrograms(t, l)
 	w := &world{network: newNetwork(t), programs: p, limits: l}
-	must(t, settable.InitSecret(p.tc.Maps[datapath.EdgeTCMapTableSecret]))
+	must(t, settable.InitSecret(p.tc.Maps[bpf.EdgeTCMapTableSecret]))
 	w.maps = p.tc.Maps
-	w.ingress = p.tc.Programs[datapath.EdgeTCProgBeelineEdgeIngress]
-	w.egress = p.tc.Programs[datapath.EdgeTCProgBeelineEdgeEgress]
-	w.xdp = p.xdp.Programs[datapath.EdgeXDPProgBeelineEdgeXdp]
+	w.ingress = p.tc.Programs[bpf.EdgeTCProgBeelineEdgeIngress]
+	w.egress = p.tc.Programs[bpf.EdgeTCProgBeelineEdgeEgress]
+	w.xdp = p.xdp.Programs[bpf.EdgeXDPProgBeelineEdgeXdp]
 	var err error
-	w.prefilter, err = datapath.MapPrefilter(w.maps[datapath.EdgeTCMapPrefilters], func() error { return nil })
+	w.prefilter, err = bpf.MapPrefilter(w.maps[bpf.EdgeTCMapPrefilters], func() error { return nil })
 	must(t, err)
 	w.attachNothing(t)
 	return w
@@ -115,14 +115,14 @@ func (l limits) set(t testing.TB, spec *ebpf.CollectionSpec) {
 			continue
 		}
 		switch name {
-		case datapath.EdgeTCMapUnreplied, datapath.EdgeTCMapUnrepliedTags, datapath.EdgeTCMapConntrack, datapath.EdgeTCMapConntrackTags:
+		case bpf.EdgeTCMapUnreplied, bpf.EdgeTCMapUnrepliedTags, bpf.EdgeTCMapConntrack, bpf.EdgeTCMapConntrackTags:
 			m.MaxEntries = l.sets()
-		case datapath.EdgeTCMapAffinity:
+		case bpf.EdgeTCMapAffinity:
 			m.MaxEntries = l.affinitySets
-		case datapath.EdgeTCMapFragments:
+		case bpf.EdgeTCMapFragments:
 			m.MaxEntries = recordSize
-		case datapath.EdgeTCMapEdgeCounts, datapath.EdgeTCMapReplyBuffers, datapath.EdgeTCMapScratch,
-			datapath.EdgeTCMapSocketCounts, datapath.EdgeTCMapPrefilters, datapath.EdgeTCMapTableSecret, datapath.EdgeTCMapKernelRoom, "edge_watched", "quotes":
+		case bpf.EdgeTCMapEdgeCounts, bpf.EdgeTCMapReplyBuffers, bpf.EdgeTCMapScratch,
+			bpf.EdgeTCMapSocketCounts, bpf.EdgeTCMapPrefilters, bpf.EdgeTCMapTableSecret, bpf.EdgeTCMapKernelRoom, "edge_watched", "quotes":
 		default:
 			if m.Type == ebpf.Hash || m.Type == ebpf.PerCPUHash || m.Type == ebpf.Array || m.Type == ebpf.LPMTrie {
 				m.MaxEntries = tableSize
@@ -130,19 +130,19 @@ func (l limits) set(t testing.TB, spec *ebpf.CollectionSpec) {
 		}
 	}
 	first, count := [2]uint16{l.ports[0][0], l.ports[1][0]}, [2]uint16{l.ports[0][1], l.ports[1][1]}
-	must(t, spec.Variables[datapath.EdgeTCVarSnatFirst].Set(first))
-	must(t, spec.Variables[datapath.EdgeTCVarSnatCount].Set(count))
-	must(t, spec.Variables[datapath.EdgeTCVarUnrepliedSets].Set(l.sets()))
-	must(t, spec.Variables[datapath.EdgeTCVarConntrackSets].Set(l.sets()))
-	must(t, spec.Variables[datapath.EdgeTCVarAffinitySets].Set(l.affinitySets))
+	must(t, spec.Variables[bpf.EdgeTCVarSnatFirst].Set(first))
+	must(t, spec.Variables[bpf.EdgeTCVarSnatCount].Set(count))
+	must(t, spec.Variables[bpf.EdgeTCVarUnrepliedSets].Set(l.sets()))
+	must(t, spec.Variables[bpf.EdgeTCVarConntrackSets].Set(l.sets()))
+	must(t, spec.Variables[bpf.EdgeTCVarAffinitySets].Set(l.affinitySets))
 	if l.timeouts != nil {
-		must(t, spec.Variables[datapath.EdgeTCVarCtTimeouts].Set(l.timeouts))
+		must(t, spec.Variables[bpf.EdgeTCVarCtTimeouts].Set(l.timeouts))
 	}
-	must(t, spec.Variables[datapath.EdgeTCVarIcmpPerSecond].Set(l.icmpRate))
-	must(t, spec.Variables[datapath.EdgeTCVarIcmpBurst].Set(l.icmpBurst))
-	must(t, spec.Variables[datapath.EdgeTCVarDsrAccept].Set(uint8(1)))
-	must(t, spec.Variables[datapath.EdgeTCVarKernelEntries].Set(datapath.KernelEntries()))
-	must(t, spec.Variables[datapath.EdgeTCVarKernelConntrack].Set(datapath.KernelConntrack()))
+	must(t, spec.Variables[bpf.EdgeTCVarIcmpPerSecond].Set(l.icmpRate))
+	must(t, spec.Variables[bpf.EdgeTCVarIcmpBurst].Set(l.icmpBurst))
+	must(t, spec.Variables[bpf.EdgeTCVarDsrAccept].Set(uint8(1)))
+	must(t, spec.Variables[bpf.EdgeTCVarKernelEntries].Set(bpf.KernelEntries()))
+	must(t, spec.Variables[bpf.EdgeTCVarKernelConntrack].Set(bpf.KernelConntrack()))
 }
 
 var podNetworks = prefixes("10.10.0.0/16", "fd00:10::/32")
@@ -177,13 +177,13 @@ func prefixes(texts ...string) []netip.Prefix {
 // apply replaces the contents of the tables, and shuts the prefilter to all else.
 func (w *world) apply(t testing.TB, tables *model.Tables) {
 	t.Helper()
-	for _, name := range []string{datapath.EdgeTCMapFrontends, datapath.EdgeTCMapSourceRanges,
-		datapath.EdgeTCMapNetworks, datapath.EdgeTCMapEdgeDevices, datapath.EdgeTCMapBalancers} {
+	for _, name := range []string{bpf.EdgeTCMapFrontends, bpf.EdgeTCMapSourceRanges,
+		bpf.EdgeTCMapNetworks, bpf.EdgeTCMapEdgeDevices, bpf.EdgeTCMapBalancers} {
 		w.empty(t, name)
 	}
 	for id := range uint32(64) {
 		b := tables.Backends[id]
-		row := datapath.Backend{Port: datapath.NetworkOrder(b.Port)}
+		row := bpf.Backend{Port: bpf.NetworkOrder(b.Port)}
 		if b.Address.IsValid() {
 			row.Address.Bytes = b.Address.As16()
 			row.Node = row.Address
@@ -194,30 +194,30 @@ func (w *world) apply(t testing.TB, tables *model.Tables) {
 		if b.Local {
 			row.Local = 1
 		}
-		w.put(t, datapath.EdgeTCMapBackends, id, row)
+		w.put(t, bpf.EdgeTCMapBackends, id, row)
 	}
 	slot, number := uint32(0), uint32(0)
 	write := func(words []uint32) codec.Range {
 		first := slot
 		for _, word := range words {
-			w.put(t, datapath.EdgeTCMapSlots, slot, word)
+			w.put(t, bpf.EdgeTCMapSlots, slot, word)
 			slot++
 		}
 		return codec.Range{First: first, Count: uint32(len(words))}
 	}
-	decision := func(d model.Decision, maglev bool) (row datapath.Decision, members codec.Range) {
+	decision := func(d model.Decision, maglev bool) (row bpf.Decision, members codec.Range) {
 		if len(d.Slots) == 0 {
-			return datapath.Decision{First: uint32(d.Verdict)}, members
+			return bpf.Decision{First: uint32(d.Verdict)}, members
 		}
 		if !maglev {
 			tables.SortMembers(d.Slots)
 			members = write(d.Slots)
-			return datapath.Decision(members), members
+			return bpf.Decision(members), members
 		}
 		list := slices.Clone(d.Slots)
 		tables.SortMembers(list)
 		members = write(slices.Compact(list))
-		return datapath.Decision(write(d.Slots)), members
+		return bpf.Decision(write(d.Slots)), members
 	}
 	history := func(f model.Frontend) codec.Range {
 		var words []uint32
@@ -226,64 +226,64 @@ func (w *world) apply(t testing.TB, tables *model.Tables) {
 		}
 		return write(words)
 	}
-	var ends datapath.UntrackedEnds
-	must(t, w.maps[datapath.EdgeTCMapUntrackedFrontends].Lookup(uint32(0), &ends))
-	ends = datapath.UntrackedEnds{SockUntrackedFilter: datapath.SockUntrackedFilter{Epoch: ends.Epoch + 1, Accepted: datapath.AcceptTunnels | datapath.AcceptOption}}
+	var ends bpf.UntrackedEnds
+	must(t, w.maps[bpf.EdgeTCMapUntrackedFrontends].Lookup(uint32(0), &ends))
+	ends = bpf.UntrackedEnds{SockUntrackedFilter: bpf.SockUntrackedFilter{Epoch: ends.Epoch + 1, Accepted: bpf.AcceptTunnels | bpf.AcceptOption}}
 	for key, f := range tables.Frontends {
 		number++
-		row := datapath.Frontend{Key: frontendKey(key), Service: f.Service, AffinitySeconds: f.AffinitySeconds, SourceSet: f.SourceSet, Dsr: uint8(f.DSR)}
-		lists := datapath.FrontendLists{}
+		row := bpf.Frontend{Key: frontendKey(key), Service: f.Service, AffinitySeconds: f.AffinitySeconds, SourceSet: f.SourceSet, Dsr: uint8(f.DSR)}
+		lists := bpf.FrontendLists{}
 		row.Decisions[0], lists.Members[0] = decision(f.Pod, f.Maglev)
 		row.Decisions[2], lists.Members[2] = decision(f.Outside, f.Maglev)
 		if f.Maglev || f.History != nil {
 			row.Lists = number
 		}
 		if f.Maglev {
-			row.Flags |= uint16(datapath.FlagMaglev)
+			row.Flags |= uint16(bpf.FlagMaglev)
 		}
 		if f.Untracked {
-			row.Flags |= uint16(datapath.FlagUntracked)
+			row.Flags |= uint16(bpf.FlagUntracked)
 			ends.Add(row.Key)
 		}
 		if f.History != nil {
-			row.Flags |= uint16(datapath.FlagHistory)
+			row.Flags |= uint16(bpf.FlagHistory)
 			lists.History, lists.HistoryDsr = history(f), uint32(f.Before)
 			ends.Add(row.Key)
 		}
 		if f.NodePort {
 			row.Kind = 3 // enum frontend_kind
 		}
-		w.put(t, datapath.EdgeTCMapFrontendListRows, number, lists)
-		w.put(t, datapath.EdgeTCMapFrontendRows, number, row)
-		w.put(t, datapath.EdgeTCMapFrontends, row.Key, number)
+		w.put(t, bpf.EdgeTCMapFrontendListRows, number, lists)
+		w.put(t, bpf.EdgeTCMapFrontendRows, number, row)
+		w.put(t, bpf.EdgeTCMapFrontends, row.Key, number)
 	}
-	w.put(t, datapath.EdgeTCMapUntrackedFrontends, uint32(0), ends)
+	w.put(t, bpf.EdgeTCMapUntrackedFrontends, uint32(0), ends)
 	for set, ranges := range tables.Ranges {
 		for _, p := range ranges {
-			w.put(t, datapath.EdgeTCMapSourceRanges, codec.SourceRangeKey(set, p), uint32(1))
+			w.put(t, bpf.EdgeTCMapSourceRanges, codec.SourceRangeKey(set, p), uint32(1))
 		}
 	}
 	for kind, networks := range map[uint32][]netip.Prefix{1: tables.Services, 2: tables.Pods} {
 		for _, p := range networks {
-			w.put(t, datapath.EdgeTCMapNetworks, codec.NetworkKey(p), kind)
+			w.put(t, bpf.EdgeTCMapNetworks, codec.NetworkKey(p), kind)
 		}
 	}
 	for _, p := range tables.Balancers {
-		w.put(t, datapath.EdgeTCMapBalancers, codec.NetworkKey(p), datapath.IsBalancer)
+		w.put(t, bpf.EdgeTCMapBalancers, codec.NetworkKey(p), bpf.IsBalancer)
 	}
 	for device, own := range tables.Devices {
 		for _, a := range own {
 			if slices.ContainsFunc(tables.Balancers, func(p netip.Prefix) bool { return p.Contains(a) }) {
-				w.put(t, datapath.EdgeTCMapBalancers, datapath.NetworkKey{Prefixlen: 128, Address: datapath.AddressFrom(a)}, datapath.IsOwn)
+				w.put(t, bpf.EdgeTCMapBalancers, bpf.NetworkKey{Prefixlen: 128, Address: bpf.AddressFrom(a)}, bpf.IsOwn)
 			}
 		}
-		var row datapath.EdgeTCEdgeDevice
+		var row bpf.EdgeTCEdgeDevice
 		row.Source4.Bytes, row.Source6.Bytes, row.Mac = own[0].As16(), own[1].As16(), tables.MACs[device]
 		row.Outer4.Bytes, row.Outer6.Bytes = row.Source4.Bytes, row.Source6.Bytes
 		if tables.PodsAt[device] {
 			row.Pods = 1
 		}
-		w.put(t, datapath.EdgeTCMapEdgeDevices, device, row)
+		w.put(t, bpf.EdgeTCMapEdgeDevices, device, row)
 	}
 	must(t, w.prefilter.SetServiceNetworks(tables.Services))
 	must(t, w.prefilter.SetPodNetworks(tables.Pods, tables.Services))
@@ -298,10 +298,10 @@ func (w *world) shut(t testing.TB) {
 }
 
 // fillPrefilter fills a prefilter as an agent does.
-func fillPrefilter(w *world, prefilter *datapath.Prefilter) error {
+func fillPrefilter(w *world, prefilter *bpf.Prefilter) error {
 	var row uint32
-	var frontend datapath.FrontendKey
-	frontends := w.maps[datapath.EdgeTCMapFrontends].Iterate()
+	var frontend bpf.FrontendKey
+	frontends := w.maps[bpf.EdgeTCMapFrontends].Iterate()
 	for frontends.Next(&frontend, &row) {
 		prefilter.Add(frontend)
 	}
@@ -309,8 +309,8 @@ func fillPrefilter(w *world, prefilter *datapath.Prefilter) error {
 	return errors.Join(err, conntrack.TablesOf(w.maps).Walk(prefilter.AddFlow))
 }
 
-func frontendKey(k model.FrontendKey) datapath.FrontendKey {
-	return datapath.FrontendKey{Address: datapath.AddressFrom(k.Address), Port: datapath.NetworkOrder(k.Port), Protocol: k.Protocol}
+func frontendKey(k model.FrontendKey) bpf.FrontendKey {
+	return bpf.FrontendKey{Address: bpf.AddressFrom(k.Address), Port: bpf.NetworkOrder(k.Port), Protocol: k.Protocol}
 }
 
 func (w *world) put(t testing.TB, name string, key, value any) {
@@ -340,14 +340,14 @@ func (w *world) empty(t testing.TB, name string) {
 // forget removes the programs' state.
 func (w *world) forget(t testing.TB) {
 	t.Helper()
-	for _, name := range []string{datapath.EdgeTCMapFragments, datapath.EdgeTCMapOuterPaths} {
+	for _, name := range []string{bpf.EdgeTCMapFragments, bpf.EdgeTCMapOuterPaths} {
 		w.empty(t, name)
 	}
 	w.emptyAffinity(t)
 	for _, name := range []string{halfOpen, tracks} {
-		must(t, w.flowTable(name).Walk(func(key datapath.Tuple, _ *datapath.ConntrackEntry) bool { return w.lose(t, name, modelTuple(key)) }))
+		must(t, w.flowTable(name).Walk(func(key bpf.Tuple, _ *bpf.ConntrackEntry) bool { return w.lose(t, name, modelTuple(key)) }))
 	}
 	cpus, err := ebpf.PossibleCPU()
 	must(t, err)
-	w.put(t, datapath.EdgeTCMapEdgeCounts, uint32(0), make([]datapath.EdgeTCEdgeCounters, cpus))
+	w.put(t, bpf.EdgeTCMapEdgeCounts, uint32(0), make([]bpf.EdgeTCEdgeCounters, cpus))
 }

@@ -22,8 +22,8 @@ type policy struct {
 }
 
 // pair is the policy as the programs have it.
-func (p policy) pair() (pair datapath.XFRMPair) {
-	mask := func(of netip.Prefix) (m datapath.Address) {
+func (p policy) pair() (pair bpf.XFRMPair) {
+	mask := func(of netip.Prefix) (m bpf.Address) {
 		bits := of.Bits()
 		if of.Addr().Is4() {
 			bits += 96
@@ -36,12 +36,12 @@ func (p policy) pair() (pair datapath.XFRMPair) {
 		case port == 0:
 			return 0, 0
 		case p.portMask == 0:
-			return datapath.NetworkOrder(port), 0xffff
+			return bpf.NetworkOrder(port), 0xffff
 		}
-		return datapath.NetworkOrder(port & p.portMask), datapath.NetworkOrder(p.portMask)
+		return bpf.NetworkOrder(port & p.portMask), bpf.NetworkOrder(p.portMask)
 	}
-	pair.Source, pair.SourceMask = datapath.AddressFrom(p.from.Masked().Addr()), mask(p.from)
-	pair.Destination, pair.DestinationMask = datapath.AddressFrom(p.to.Masked().Addr()), mask(p.to)
+	pair.Source, pair.SourceMask = bpf.AddressFrom(p.from.Masked().Addr()), mask(p.from)
+	pair.Destination, pair.DestinationMask = bpf.AddressFrom(p.to.Masked().Addr()), mask(p.to)
 	pair.SourcePort, pair.SourcePortMask = port(p.fromPort)
 	pair.DestinationPort, pair.DestinationPortMask = port(p.toPort)
 	pair.Protocol = uint32(p.protocol)
@@ -51,12 +51,12 @@ func (p policy) pair() (pair datapath.XFRMPair) {
 // withPolicies writes XFRM policies.
 func (w *world) withPolicies(t testing.TB, all ...policy) {
 	t.Helper()
-	rows, none := datapath.XFRMPolicies{Count: uint32(len(all))}, uint32(1)
+	rows, none := bpf.XFRMPolicies{Count: uint32(len(all))}, uint32(1)
 	for i, p := range all {
 		rows.Pairs[i], none = p.pair(), 0
 	}
-	w.put(t, datapath.EdgeTCMapXfrmPolicies, uint32(0), rows)
-	w.put(t, datapath.EdgeTCMapXfrmNone, uint32(0), none)
+	w.put(t, bpf.EdgeTCMapXfrmPolicies, uint32(0), rows)
+	w.put(t, bpf.EdgeTCMapXfrmNone, uint32(0), none)
 }
 
 // The first packet of a flow is dropped if a policy's selector matches it as it arrived, with the backend's address, or

@@ -168,7 +168,7 @@ func (w *world) hundredPods() {
 	}
 	w.run("node-a", "sh", "-c", "ip -batch - <<'E'\n"+batch.String()+"E\n")
 	w.eventually("the table has all pods", func() bool {
-		return len(table[datapath.Address, datapath.Pod](w, w.agents["node-a"].BPFFS(), datapath.PodMapPods)) == 100+4
+		return len(table[bpf.Address, bpf.Pod](w, w.agents["node-a"].BPFFS(), bpf.PodMapPods)) == 100+4
 	})
 	w.run("node-a", "ip", "link", "del", "group", "77") // one by one each takes as long as an RCU grace period
 }
@@ -176,7 +176,7 @@ func (w *world) hundredPods() {
 // wantTables waits until the tables of node-a have the pods a1 and a2, as the kernel has them, and nothing else.
 func (w *world) wantTables() {
 	w.t.Helper()
-	want := map[datapath.Address]datapath.Pod{}
+	want := map[bpf.Address]bpf.Pod{}
 	devices, links := map[uint32]bool{}, map[uint32]bool{}
 	w.meet("node-a", "a1", "a2")
 	gateway := ""
@@ -186,7 +186,7 @@ func (w *world) wantTables() {
 	for _, name := range []string{"a1", "a2"} {
 		row := w.rowOf(name, gateway)
 		for _, addr := range addresses(w.Host(name), 0) {
-			want[datapath.AddressFrom(addr.Addr())] = row
+			want[bpf.AddressFrom(addr.Addr())] = row
 		}
 		devices[row.Device], links[row.Device] = true, true
 	}
@@ -198,9 +198,9 @@ func (w *world) wantTables() {
 		}
 	}()
 	w.eventually("the tables have just a1 and a2", func() bool {
-		pods := table[datapath.Address, datapath.Pod](w, bpffs, datapath.PodMapPods)
-		atDevices := keys(table[uint32, datapath.PodDevice](w, bpffs, datapath.PodMapPodDevices))
-		atLinks := keys(table[uint32, uint32](w, bpffs, datapath.PodMapPodLinks))
+		pods := table[bpf.Address, bpf.Pod](w, bpffs, bpf.PodMapPods)
+		atDevices := keys(table[uint32, bpf.PodDevice](w, bpffs, bpf.PodMapPodDevices))
+		atLinks := keys(table[uint32, uint32](w, bpffs, bpf.PodMapPodLinks))
 		got = fmt.Sprint(pods, atDevices, atLinks)
 		return maps.Equal(pods, want) && maps.Equal(atDevices, devices) && maps.Equal(atLinks, links)
 	})
@@ -213,7 +213,7 @@ func (w *world) wantCleanup() {
 	w.must(a.Stop())
 	_, err := a.CLI("cleanup")
 	w.must(err)
-	if _, err := ebpf.LoadPinnedMap(datapath.TablePath(a.BPFFS(), datapath.PodMapPods), nil); err == nil {
+	if _, err := ebpf.LoadPinnedMap(bpf.TablePath(a.BPFFS(), bpf.PodMapPods), nil); err == nil {
 		w.t.Error("the table of pods is left after cleanup")
 	}
 	if left, err := os.ReadDir(a.BPFFS()); !errors.Is(err, os.ErrNotExist) {
@@ -225,7 +225,7 @@ func (w *world) wantCleanup() {
 
 func table[K comparable, V any](w *world, bpffs, name string) map[K]V {
 	w.t.Helper()
-	m, err := ebpf.LoadPinnedMap(datapath.TablePath(bpffs, name), nil)
+	m, err := ebpf.LoadPinnedMap(bpf.TablePath(bpffs, name), nil)
 	w.must(err)
 	defer m.Close()
 	all := map[K]V{}

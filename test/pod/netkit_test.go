@@ -84,7 +84,7 @@ func (w *world) atHook(device string, hook ebpf.AttachType) (all []string) {
 // wantPastTheQueue has pods of node-a send: their packets leave where they are sent, and their device receives none.
 func (w *world) wantPastTheQueue() {
 	w.t.Helper()
-	if found := w.atHook("a1", ebpf.AttachNetkitPeer); !slices.Equal(found, []string{datapath.PodNetkitProgBeelinePodNetkit}) {
+	if found := w.atHook("a1", ebpf.AttachNetkitPeer); !slices.Equal(found, []string{bpf.PodNetkitProgBeelinePodNetkit}) {
 		w.t.Fatalf("at the peer hook of a1: %v", found)
 	}
 	capture, err := w.Host("node-a").Capture(lab.CaptureOptions{Devices: []string{"a1"}, Keep: func(p *lab.CapturedPacket) bool {
@@ -113,7 +113,7 @@ func (w *world) wantPastTheQueue() {
 func (w *world) keepsItsLink() {
 	w.t.Helper()
 	a := w.agents["node-a"]
-	path := fmt.Sprintf("%s/links/%s-%d-peer", a.BPFFS(), datapath.PodNetkitComponent, w.device("node-a", "a1").Index)
+	path := fmt.Sprintf("%s/links/%s-%d-peer", a.BPFFS(), bpf.PodNetkitComponent, w.device("node-a", "a1").Index)
 	before := w.linkAt(path)
 	w.must(a.Kill())
 	w.reach("a1", "a2")

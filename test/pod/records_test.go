@@ -23,7 +23,7 @@ func TestRecordsOfFlows(t *testing.T) {
 	w := startWorld(t, lab.Shape{})
 	bpffs := w.agents["node-a"].BPFFS()
 	count := func(name string, protocol uint8) (n int) {
-		for key := range table[datapath.PodTuple, datapath.PodRecord](w, bpffs, name) {
+		for key := range table[bpf.PodTuple, bpf.PodRecord](w, bpffs, name) {
 			if key.Protocol == protocol {
 				n++
 			}
@@ -37,13 +37,13 @@ func TestRecordsOfFlows(t *testing.T) {
 		}
 	}
 	w.eventually("no record is left of closed connections", func() bool {
-		return count(datapath.PodMapPodEstablished, unix.IPPROTO_TCP)+count(datapath.PodMapPodOpening, unix.IPPROTO_TCP) == 0
+		return count(bpf.PodMapPodEstablished, unix.IPPROTO_TCP)+count(bpf.PodMapPodOpening, unix.IPPROTO_TCP) == 0
 	})
-	if n := count(datapath.PodMapPodEstablished, unix.IPPROTO_UDP); n > 0 {
+	if n := count(bpf.PodMapPodEstablished, unix.IPPROTO_UDP); n > 0 {
 		t.Errorf("%d single datagrams with a reply count as established flows", n)
 	}
 	flow := w.openFlow("a1", "a2", "tcp", 0, false, idle)
-	w.eventually("the connection is established", func() bool { return count(datapath.PodMapPodEstablished, unix.IPPROTO_TCP) == 1 })
+	w.eventually("the connection is established", func() bool { return count(bpf.PodMapPodEstablished, unix.IPPROTO_TCP) == 1 })
 	// An address of the other node that no pod has.
 	for range 200 {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
@@ -52,20 +52,20 @@ func TestRecordsOfFlows(t *testing.T) {
 		}
 		cancel()
 	}
-	if n := count(datapath.PodMapPodOpening, unix.IPPROTO_TCP); n < 100 {
+	if n := count(bpf.PodMapPodOpening, unix.IPPROTO_TCP); n < 100 {
 		t.Errorf("%d of 200 connections that nobody answers have a record: the test proves nothing", n)
 	}
-	if n := count(datapath.PodMapPodEstablished, unix.IPPROTO_TCP); n != 1 {
+	if n := count(bpf.PodMapPodEstablished, unix.IPPROTO_TCP); n != 1 {
 		t.Errorf("%d connections count as established, want 1", n)
 	}
 	flow.near.Close()
 	flow.far.Close()
-	w.eventually("its record ends", func() bool { return count(datapath.PodMapPodEstablished, unix.IPPROTO_TCP) == 0 })
+	w.eventually("its record ends", func() bool { return count(bpf.PodMapPodEstablished, unix.IPPROTO_TCP) == 0 })
 	flow = w.openFlow("a1", "a2", "tcp", 0, false, idle)
-	w.eventually("another connection is established", func() bool { return count(datapath.PodMapPodEstablished, unix.IPPROTO_TCP) == 1 })
+	w.eventually("another connection is established", func() bool { return count(bpf.PodMapPodEstablished, unix.IPPROTO_TCP) == 1 })
 	w.must(flow.near.(*net.TCPConn).SetLinger(0)) // Close resets it
 	flow.near.Close()
-	w.eventually("its record ends", func() bool { return count(datapath.PodMapPodEstablished, unix.IPPROTO_TCP) == 0 })
+	w.eventually("its record ends", func() bool { return count(bpf.PodMapPodEstablished, unix.IPPROTO_TCP) == 0 })
 }
 
 // The next flow between the ports of one that is over has its own record: after 120 seconds without a datagram, as in
@@ -73,17 +73,17 @@ func TestRecordsOfFlows(t *testing.T) {
 func TestRecordsOfReusedPorts(t *testing.T) {
 	w := startWorld(t, lab.Shape{})
 	bpffs := w.agents["node-a"].BPFFS()
-	records := func(name string) map[datapath.PodTuple]datapath.PodRecord {
-		return table[datapath.PodTuple, datapath.PodRecord](w, bpffs, name)
+	records := func(name string) map[bpf.PodTuple]bpf.PodRecord {
+		return table[bpf.PodTuple, bpf.PodRecord](w, bpffs, name)
 	}
-	put := func(name string, key datapath.PodTuple, record datapath.PodRecord) {
-		m, err := ebpf.LoadPinnedMap(datapath.TablePath(bpffs, name), nil)
+	put := func(name string, key bpf.PodTuple, record bpf.PodRecord) {
+		m, err := ebpf.LoadPinnedMap(bpf.TablePath(bpffs, name), nil)
 		w.must(err)
 		defer m.Close()
 		w.must(m.Put(key, record))
 	}
-	var record datapath.PodRecord
-	for _, name := range []string{datapath.PodMapPodOpening, datapath.PodMapPodEstablished} {
+	var record bpf.PodRecord
+	for _, name := range []string{bpf.PodMapPodOpening, bpf.PodMapPodEstablished} {
 		far, err := w.Host("a2").ListenPacket("udp", netip.AddrPortFrom(w.Host("a2").Addr4, 0).String())
 		w.must(err)
 		defer far.Close()
@@ -103,7 +103,7 @@ func TestRecordsOfReusedPorts(t *testing.T) {
 		w.eventually("a datagram opens another flow than the one that has expired in "+name, func() bool {
 			_, err := back.Write([]byte("much later"))
 			w.must(err)
-			_, ok := records(datapath.PodMapPodOpening)[reply]
+			_, ok := records(bpf.PodMapPodOpening)[reply]
 			return ok
 		})
 		if _, ok := records(name)[flow]; ok {
@@ -116,14 +116,14 @@ func TestRecordsOfReusedPorts(t *testing.T) {
 	defer listener.Close()
 	from := netip.AddrPortFrom(w.Host("a2").Addr4, 20000)
 	opened, old := recordKeys(unix.IPPROTO_TCP, net.TCPAddrFromAddrPort(from), listener.Addr())
-	put(datapath.PodMapPodEstablished, old, record)
+	put(bpf.PodMapPodEstablished, old, record)
 	conn, err := w.Host("a2").DialWith(t.Context(), lab.DialOptions{Local: from}, "tcp", listener.Addr().String())
 	w.must(err)
 	defer conn.Close()
 	w.eventually("a SYN replaces the record of an older connection", func() bool {
 		_, err := conn.Write([]byte("hello"))
 		w.must(err)
-		all := records(datapath.PodMapPodEstablished)
+		all := records(bpf.PodMapPodEstablished)
 		_, is := all[opened]
 		_, was := all[old]
 		return is && !was
@@ -131,7 +131,7 @@ func TestRecordsOfReusedPorts(t *testing.T) {
 }
 
 // recordKeys returns the keys of the records of a flow from one end, and from the other.
-func recordKeys(protocol uint8, from, to net.Addr) (flow, reply datapath.PodTuple) {
+func recordKeys(protocol uint8, from, to net.Addr) (flow, reply bpf.PodTuple) {
 	a, b := addrPortOf(from), addrPortOf(to)
-	return datapath.PodTupleOf(kernelct.Flow{Source: a, Destination: b, Protocol: protocol}), datapath.PodTupleOf(kernelct.Flow{Source: b, Destination: a, Protocol: protocol})
+	return bpf.PodTupleOf(kernelct.Flow{Source: a, Destination: b, Protocol: protocol}), bpf.PodTupleOf(kernelct.Flow{Source: b, Destination: a, Protocol: protocol})
 }

@@ -48,7 +48,7 @@ func TestRoutingRulesByMark(t *testing.T) {
 	if err := lab.Supports(lab.NetworkVXLAN); err != nil {
 		t.Skipf("this kernel has no VXLAN: %v", err)
 	}
-	if !datapath.RouteLookupsTakeMarks() {
+	if !bpf.RouteLookupsTakeMarks() {
 		t.Skip("this kernel looks up routes without marks: the shortcut is withheld")
 	}
 	w := startWorld(t, lab.Shape{Network: lab.NetworkVXLAN}, "--pod-ignore-filters")

@@ -102,14 +102,14 @@ func (w *world) setRPFilter(value string) {
 // strict reports whether the shortcut of node-a takes all devices to other nodes for strict.
 func (w *world) strict() bool {
 	w.t.Helper()
-	m, err := ebpf.LoadPinnedMap(datapath.TablePath(w.agents["node-a"].BPFFS(), datapath.PodMapPodDevices), nil)
+	m, err := ebpf.LoadPinnedMap(bpf.TablePath(w.agents["node-a"].BPFFS(), bpf.PodMapPodDevices), nil)
 	w.must(err)
 	defer m.Close()
 	var index uint32
-	var device datapath.PodDevice
+	var device bpf.PodDevice
 	strict := 0
 	for all := m.Iterate(); all.Next(&index, &device); {
-		if device.Role == datapath.RoleNodes {
+		if device.Role == bpf.RoleNodes {
 			if device.RpFilter != 1 {
 				return false
 			}

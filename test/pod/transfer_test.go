@@ -220,9 +220,9 @@ func (w *world) smallDevice() {
 // awaitMTU waits until the table has the MTU of a pod's device.
 func (w *world) awaitMTU(pod string, mtu uint16) {
 	w.t.Helper()
-	bpffs, addr := w.agents["node-a"].BPFFS(), datapath.AddressFrom(w.Host(pod).Addr4)
+	bpffs, addr := w.agents["node-a"].BPFFS(), bpf.AddressFrom(w.Host(pod).Addr4)
 	w.eventually("the table has the MTU", func() bool {
-		return table[datapath.Address, datapath.Pod](w, bpffs, datapath.PodMapPods)[addr].Mtu == mtu
+		return table[bpf.Address, bpf.Pod](w, bpffs, bpf.PodMapPods)[addr].Mtu == mtu
 	})
 }
 

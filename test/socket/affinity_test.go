@@ -211,10 +211,10 @@ func TestAffinityOfConnectionsAtOnce(t *testing.T) {
 		s.Annotations = map[string]string{service.AnnotationAlgorithm: algorithm}
 		w.apply(s.Name, objects(s, slices)...)
 	}
-	tables, err := datapath.OpenTables(w.agent().BPFFS())
+	tables, err := bpf.OpenTables(w.agent().BPFFS())
 	w.must(err)
 	for round := range 1000 {
-		w.must(tables.Affinity.Walk(func(e *datapath.AffinityEntry) bool { w.must(tables.Affinity.Delete(e.Key)); return true }))
+		w.must(tables.Affinity.Walk(func(e *bpf.AffinityEntry) bool { w.must(tables.Affinity.Delete(e.Key)); return true }))
 		pods := w.connectAtOnce(t, ipv4.clusterIP(uint8(1+round%2)))
 		if pods[0] != pods[1] {
 			t.Fatalf("round %d: two first connections at once went to %s and %s, want one pod", round, pods[0], pods[1])

@@ -169,7 +169,7 @@ func TestAffinityDoesNotPassToAnotherEndpoint(t *testing.T) {
 	old := w.backendID(t, "b1")
 	apply("b2")
 	w.must(w.agent().WaitFor("done with b1", func(s *inspect.Status) bool {
-		return slices.ContainsFunc(s.Tables, func(f reconcile.Usage) bool { return f.Table == datapath.SockMapBackends && f.Used == 1 })
+		return slices.ContainsFunc(s.Tables, func(f reconcile.Usage) bool { return f.Table == bpf.SockMapBackends && f.Used == 1 })
 	}))
 	apply("a2 a3")
 	if got := []uint32{w.backendID(t, "a2"), w.backendID(t, "a3")}; !slices.Contains(got, old) {

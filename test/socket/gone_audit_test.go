@@ -67,12 +67,12 @@ func (w *world) pauseAgent() (resume func()) {
 // for its own. Each has one backend.
 func (w *world) mislead(service, to netip.AddrPort) {
 	w.t.Helper()
-	tables, err := datapath.OpenTables(w.agent().BPFFS())
+	tables, err := bpf.OpenTables(w.agent().BPFFS())
 	w.must(err)
 	index, err := tables.Frontends.All()
 	w.must(err)
 	slot := func(a netip.AddrPort) uint32 {
-		key := datapath.FrontendKey{Address: datapath.AddressFrom(a.Addr()), Port: datapath.NetworkOrder(a.Port()), Protocol: unix.IPPROTO_UDP}
+		key := bpf.FrontendKey{Address: bpf.AddressFrom(a.Addr()), Port: bpf.NetworkOrder(a.Port()), Protocol: unix.IPPROTO_UDP}
 		row, ok := index[key]
 		if !ok {
 			w.t.Fatalf("the tables have no frontend %s", a)

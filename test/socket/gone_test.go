@@ -37,7 +37,7 @@ func withEachMethod(t *testing.T, test func(t *testing.T, w *world)) {
 // needs skips a test on a kernel that lacks a method.
 func needs(t *testing.T, method sockgc.Method) {
 	t.Helper()
-	if method == sockgc.Iterator && !datapath.HaveSockDestroy() {
+	if method == sockgc.Iterator && !bpf.HaveSockDestroy() {
 		t.Skip("the kernel lacks bpf_sock_destroy (Linux 6.5)")
 	}
 }

@@ -44,7 +44,7 @@ func TestKilledAtRandom(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
 	r := rand.New(rand.NewPCG(seed, 0))
-	tables, err := datapath.OpenTables(w.agent().BPFFS())
+	tables, err := bpf.OpenTables(w.agent().BPFFS())
 	w.must(err)
 	before := w.frontends(tables)
 	for i := range kills {
@@ -77,7 +77,7 @@ func TestKilledAtRandom(t *testing.T) {
 }
 
 // frontends is the tables' index.
-func (w *world) frontends(tables *datapath.Tables) map[datapath.FrontendKey]uint32 {
+func (w *world) frontends(tables *bpf.Tables) map[bpf.FrontendKey]uint32 {
 	w.t.Helper()
 	all, err := tables.Frontends.All()
 	w.must(err)
@@ -86,7 +86,7 @@ func (w *world) frontends(tables *datapath.Tables) map[datapath.FrontendKey]uint
 
 // awaitChange returns as soon as the agent has begun to change the tables, given their state before it was
 // started.
-func (w *world) awaitChange(tables *datapath.Tables, before map[datapath.FrontendKey]uint32) {
+func (w *world) awaitChange(tables *bpf.Tables, before map[bpf.FrontendKey]uint32) {
 	w.t.Helper()
 	for begun := time.Now(); ; {
 		asked := time.Now()

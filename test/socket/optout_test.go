@@ -121,7 +121,7 @@ type optedOutPod = optout.Pod
 // optedOutTable opens the hooks' table.
 func (w *world) optedOutTable() *ebpf.Map {
 	w.t.Helper()
-	m, err := ebpf.LoadPinnedMap(datapath.TablePath(w.agent().BPFFS(), datapath.SockMapOptedOut), nil)
+	m, err := ebpf.LoadPinnedMap(bpf.TablePath(w.agent().BPFFS(), bpf.SockMapOptedOut), nil)
 	w.must(err)
 	return m
 }

@@ -14,22 +14,22 @@ import (
 )
 
 // prefilter returns the contents of an agent's prefilter, and the table. The agent need not run.
-func (w *world) prefilter(a *node.Agent) (*datapath.EdgeTCPrefilter, *ebpf.Map) {
+func (w *world) prefilter(a *node.Agent) (*bpf.EdgeTCPrefilter, *ebpf.Map) {
 	w.t.Helper()
-	m, err := ebpf.LoadPinnedMap(datapath.TablePath(a.BPFFS(), datapath.SockMapPrefilters), nil)
+	m, err := ebpf.LoadPinnedMap(bpf.TablePath(a.BPFFS(), bpf.SockMapPrefilters), nil)
 	w.must(err)
-	contents := new(datapath.EdgeTCPrefilter)
+	contents := new(bpf.EdgeTCPrefilter)
 	w.must(m.Lookup(uint32(0), contents))
 	return contents, m
 }
 
 // awaitPrefilterThat waits until the prefilter of an agent is enabled, and fulfils a condition.
-func (w *world) awaitPrefilterThat(a *node.Agent, what string, ok func(*datapath.Prefilter) bool) {
+func (w *world) awaitPrefilterThat(a *node.Agent, what string, ok func(*bpf.Prefilter) bool) {
 	w.t.Helper()
 	for deadline := time.Now().Add(patience); ; time.Sleep(5 * time.Millisecond) {
 		contents, m := w.prefilter(a)
 		m.Close()
-		if p := datapath.NewPrefilter(contents, nil); p.Enabled() && ok(p) {
+		if p := bpf.NewPrefilter(contents, nil); p.Enabled() && ok(p) {
 			return
 		}
 		if time.Now().After(deadline) {
@@ -40,7 +40,7 @@ func (w *world) awaitPrefilterThat(a *node.Agent, what string, ok func(*datapath
 
 func (w *world) awaitPrefilter(a *node.Agent) {
 	w.t.Helper()
-	w.awaitPrefilterThat(a, "enabled", func(*datapath.Prefilter) bool { return true })
+	w.awaitPrefilterThat(a, "enabled", func(*bpf.Prefilter) bool { return true })
 }
 
 // The prefilter is enabled with and without edge, over restarts that enable or disable the edge, also without audits.
@@ -79,10 +79,10 @@ func TestPrefilterIsRebuiltByAudits(t *testing.T) {
 	w.apply("web", objects(w.web("web", 1, "a2"))...)
 	_, m := w.prefilter(a)
 	defer m.Close()
-	memory, err := datapath.MapPrefilter(m, nil)
+	memory, err := bpf.MapPrefilter(m, nil)
 	w.must(err)
-	nobodys := datapath.FrontendKey{Address: datapath.Address{Bytes: [16]byte{0: 0xfd, 15: 1}}, Port: 1}
+	nobodys := bpf.FrontendKey{Address: bpf.Address{Bytes: [16]byte{0: 0xfd, 15: 1}}, Port: 1}
 	memory.Add(nobodys)
-	w.awaitPrefilterThat(a, "without bits that no Service needs", func(p *datapath.Prefilter) bool { return !p.Contains(nobodys) })
+	w.awaitPrefilterThat(a, "without bits that no Service needs", func(p *bpf.Prefilter) bool { return !p.Contains(nobodys) })
 	w.wantMeet(t, clients, ipv4, ipv4.clusterIP(1), "a2")
 }

@@ -328,7 +328,7 @@ func TestCleanupTakesEffectAtOnce(t *testing.T) {
 	for range 5 {
 		w.start()
 		w.must(w.agent().Kill())
-		w.must(datapath.Cleanup(w.agent().BPFFS(), nil))
+		w.must(bpf.Cleanup(w.agent().BPFFS(), nil))
 		w.wantNothingLeft(t, w.agent())
 	}
 }

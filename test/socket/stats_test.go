@@ -41,32 +41,32 @@ type statsWorld struct {
 }
 
 // stats are the statistics by the names of Services, and those of backends.
-func (w *statsWorld) stats() (map[string]datapath.ConnectionStats, *datapath.AllConnectionStats) {
+func (w *statsWorld) stats() (map[string]bpf.ConnectionStats, *bpf.AllConnectionStats) {
 	w.t.Helper()
-	all, err := datapath.ReadSocketStats(w.agent().BPFFS())
+	all, err := bpf.ReadSocketStats(w.agent().BPFFS())
 	w.must(err)
 	if all == nil {
 		w.t.Fatal("there are no statistics")
 	}
-	tables, err := datapath.OpenTables(w.agent().BPFFS())
+	tables, err := bpf.OpenTables(w.agent().BPFFS())
 	w.must(err)
 	names, err := tables.Services.All()
 	w.must(err)
-	named := map[string]datapath.ConnectionStats{}
+	named := map[string]bpf.ConnectionStats{}
 	for id, s := range all.Services {
 		named[codec.PortOf(names[id]).Owner.Name] = s
 	}
 	return named, all
 }
 
-func countsOf(s datapath.ConnectionStats) connectionCounts {
+func countsOf(s bpf.ConnectionStats) connectionCounts {
 	return connectionCounts{s.Started, s.Established, s.Failed, s.Closed, s.SentBytes, s.ReceivedBytes, s.Retransmits}
 }
 
 // wantCounts waits until a Service has the counts, and checks that each established connection is in the histogram.
 func (w *statsWorld) wantCounts(t *testing.T, service string, want connectionCounts) {
 	t.Helper()
-	var got datapath.ConnectionStats
+	var got bpf.ConnectionStats
 	deadline := time.Now().Add(patience)
 	for ; countsOf(got) != want; time.Sleep(20 * time.Millisecond) {
 		if time.Now().After(deadline) {
@@ -296,7 +296,7 @@ func TestConnectionStatistics(t *testing.T) {
 	t.Run("Service deleted", w.deletedMeanwhile)
 
 	w.restart("--socket-stats=false")
-	if all, err := datapath.ReadSocketStats(w.agent().BPFFS()); all != nil || err != nil {
+	if all, err := bpf.ReadSocketStats(w.agent().BPFFS()); all != nil || err != nil {
 		t.Errorf("statistics without --socket-stats: %v, %v", all, err)
 	}
 	w.served(w.open(w.client, ipv4, ipv4.clusterIP(held)))
@@ -376,7 +376,7 @@ func (w *statsWorld) deletedMeanwhile(t *testing.T) {
 	before := w.open(w.client, ipv4, ipv4.clusterIP(n))
 	w.wantCounts(t, "gone", connectionCounts{started: 1, established: 1})
 	id := w.serviceID("gone")
-	rows, err := ebpf.LoadPinnedMap(datapath.TablePath(w.agent().BPFFS(), datapath.SockStatsMapServiceSockets), nil)
+	rows, err := ebpf.LoadPinnedMap(bpf.TablePath(w.agent().BPFFS(), bpf.SockStatsMapServiceSockets), nil)
 	w.must(err)
 	defer rows.Close()
 	w.must(rows.Delete(id))
@@ -396,7 +396,7 @@ func (w *statsWorld) deletedMeanwhile(t *testing.T) {
 // serviceID is the ID of the port of a Service, 0 if there is none. The other ports of its ClusterIP have an ID, too.
 func (w *statsWorld) serviceID(service string) uint32 {
 	w.t.Helper()
-	tables, err := datapath.OpenTables(w.agent().BPFFS())
+	tables, err := bpf.OpenTables(w.agent().BPFFS())
 	w.must(err)
 	names, err := tables.Services.All()
 	w.must(err)

@@ -186,12 +186,12 @@ func endpoints(of []*discoveryv1.EndpointSlice, pod *lab.Host, change func(*disc
 	}
 }
 
-type counters = datapath.SocketCounters
+type counters = bpf.SocketCounters
 
 // counters are the counters of a node's hooks.
 func (w *world) counters(a *node.Agent) counters {
 	w.t.Helper()
-	c, err := datapath.ReadCounters(a.BPFFS())
+	c, err := bpf.ReadCounters(a.BPFFS())
 	w.must(err)
 	return *c
 }

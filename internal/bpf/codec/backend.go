@@ -11,8 +11,8 @@ import (
 
 // A Backend is the decoded row of a backend. There are many, so it is small and without pointers.
 type Backend struct {
-	address, node   datapath.Address // node is the backend's own address if the node is unknown
-	port            uint16           // in network byte order
+	address, node   bpf.Address // node is the backend's own address if the node is unknown
+	port            uint16      // in network byte order
 	protocol, local uint8
 }
 
@@ -23,8 +23,8 @@ func NewBackend(b service.Backend, protocol service.Protocol) Backend {
 		node = b.Addr.Addr()
 	}
 	row := Backend{
-		address: datapath.AddressFrom(b.Addr.Addr()), node: datapath.AddressFrom(node),
-		port: datapath.NetworkOrder(b.Addr.Port()), protocol: uint8(protocol),
+		address: bpf.AddressFrom(b.Addr.Addr()), node: bpf.AddressFrom(node),
+		port: bpf.NetworkOrder(b.Addr.Port()), protocol: uint8(protocol),
 	}
 	if b.Local {
 		row.local = 1
@@ -33,18 +33,18 @@ func NewBackend(b service.Backend, protocol service.Protocol) Backend {
 }
 
 // BackendOf decodes a row.
-func BackendOf(row datapath.Backend) Backend {
+func BackendOf(row bpf.Backend) Backend {
 	return Backend{row.Address, row.Node, row.Port, row.Protocol, row.Local}
 }
 
 // Row is the inverse of BackendOf.
-func (b *Backend) Row() datapath.Backend {
-	return datapath.Backend{Address: b.address, Node: b.node, Port: b.port, Protocol: b.protocol, Local: b.local}
+func (b *Backend) Row() bpf.Backend {
+	return bpf.Backend{Address: b.address, Node: b.node, Port: b.port, Protocol: b.protocol, Local: b.local}
 }
 
 // AddrPort returns the address and port of the endpoint.
 func (b *Backend) AddrPort() netip.AddrPort {
-	return netip.AddrPortFrom(b.address.Addr(), datapath.NetworkOrder(b.port))
+	return netip.AddrPortFrom(b.address.Addr(), bpf.NetworkOrder(b.port))
 }
 
 // Addr returns the address of the endpoint.

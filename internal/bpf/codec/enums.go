@@ -9,16 +9,16 @@ import (
 	"beeline.io/beeline/internal/cluster/service"
 )
 
-var verdicts = map[service.Verdict]datapath.Verdict{
-	service.Pass:    datapath.Pass,
-	service.Reject:  datapath.Reject,
-	service.Drop:    datapath.Drop,
-	service.Balance: datapath.Balance,
-	service.Answer:  datapath.Answer,
+var verdicts = map[service.Verdict]bpf.Verdict{
+	service.Pass:    bpf.Pass,
+	service.Reject:  bpf.Reject,
+	service.Drop:    bpf.Drop,
+	service.Balance: bpf.Balance,
+	service.Answer:  bpf.Answer,
 }
 
 // VerdictOf decodes a verdict.
-func VerdictOf(v datapath.Verdict) service.Verdict {
+func VerdictOf(v bpf.Verdict) service.Verdict {
 	for decoded, encoded := range verdicts {
 		if encoded == v {
 			return decoded
@@ -27,23 +27,23 @@ func VerdictOf(v datapath.Verdict) service.Verdict {
 	return service.Verdict(v) // invalid; it prints as a number
 }
 
-var dsrs = map[service.DSR]datapath.DSR{
-	service.DSRIPIP:   datapath.DSRIPIP,
-	service.DSRGeneve: datapath.DSRGeneve,
-	service.DSROpt:    datapath.DSROpt,
+var dsrs = map[service.DSR]bpf.DSR{
+	service.DSRIPIP:   bpf.DSRIPIP,
+	service.DSRGeneve: bpf.DSRGeneve,
+	service.DSROpt:    bpf.DSROpt,
 }
 
 // DSRKind encodes a kind of DSR.
-func DSRKind(name service.DSR) datapath.DSR { return dsrs[name] }
+func DSRKind(name service.DSR) bpf.DSR { return dsrs[name] }
 
 // DSROf is the inverse of DSRKind; empty: no DSR.
-func DSROf(kind datapath.DSR) service.DSR {
+func DSROf(kind bpf.DSR) service.DSR {
 	for name, known := range dsrs {
 		if known == kind {
 			return name
 		}
 	}
-	if kind == datapath.DSRNone {
+	if kind == bpf.DSRNone {
 		return ""
 	}
 	return service.DSR(fmt.Sprintf("dsr(%d)", kind))

@@ -29,11 +29,11 @@ func (a *array[V]) Store(i uint32, v V) error {
 	return nil
 }
 
-func newTables() (t *datapath.Tables, writes *[]string) {
+func newTables() (t *bpf.Tables, writes *[]string) {
 	writes = new([]string)
-	return &datapath.Tables{
-		FrontendRows:  &array[datapath.Frontend]{"row", make([]datapath.Frontend, 4), writes},
-		FrontendLists: &array[datapath.FrontendLists]{"lists", make([]datapath.FrontendLists, 4), writes},
+	return &bpf.Tables{
+		FrontendRows:  &array[bpf.Frontend]{"row", make([]bpf.Frontend, 4), writes},
+		FrontendLists: &array[bpf.FrontendLists]{"lists", make([]bpf.FrontendLists, 4), writes},
 		Slots:         &array[uint32]{"slots", []uint32{0, 10, 20, 30}, writes},
 	}, writes
 }
@@ -53,7 +53,7 @@ func TestFrontendIsReadAsWritten(t *testing.T) {
 	maglev := f
 	maglev.SetSlots(outside, Range{First: 3, Count: 251}, true)
 	lists := Lists{Members: [service.SourceClasses]Range{outside: {First: 1, Count: 2}}, Retained: Range{First: 1, Count: 1},
-		History: Range{First: 2, Count: 1}, HistoryDSR: datapath.DSRIPIP}
+		History: Range{First: 2, Count: 1}, HistoryDSR: bpf.DSRIPIP}
 	maglev.SetLists(lists)
 	for name, test := range map[string]struct {
 		f      Frontend
@@ -80,7 +80,7 @@ func TestFrontendIsReadAsWritten(t *testing.T) {
 			t.Errorf("%s: read %+v", name, got)
 		}
 		must(t, EraseFrontend(tables, 2))
-		if got, err := LoadFrontend(tables, 2); err != nil || got != (Frontend{}) || tables.FrontendLists.Load(2) != (datapath.FrontendLists{}) {
+		if got, err := LoadFrontend(tables, 2); err != nil || got != (Frontend{}) || tables.FrontendLists.Load(2) != (bpf.FrontendLists{}) {
 			t.Errorf("%s: %+v is left after erasing, %v", name, got, err)
 		}
 	}
@@ -89,7 +89,7 @@ func TestFrontendIsReadAsWritten(t *testing.T) {
 // TestDamagedFrontend: a row that does not exist, or that names the lists of another row, is an error.
 func TestDamagedFrontend(t *testing.T) {
 	tables, _ := newTables()
-	must(t, tables.FrontendRows.Store(1, datapath.Frontend{Lists: 2}))
+	must(t, tables.FrontendRows.Store(1, bpf.Frontend{Lists: 2}))
 	for number, want := range map[uint32]string{1: "names the lists of row 2", 4: "there is no row 4"} {
 		if _, err := LoadFrontend(tables, number); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("row %d: %v, want %q", number, err, want)

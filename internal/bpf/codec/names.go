@@ -11,10 +11,10 @@ import (
 )
 
 // ServiceName encodes a port, for its row in the services table.
-func ServiceName(key service.Port) (datapath.ServiceName, error) {
-	name := datapath.ServiceName{Protocol: uint8(key.Protocol)}
+func ServiceName(key service.Port) (bpf.ServiceName, error) {
+	name := bpf.ServiceName{Protocol: uint8(key.Protocol)}
 	if key.Owner.Kind == service.KindPod {
-		name.OwnerKind = datapath.OwnerPod
+		name.OwnerKind = bpf.OwnerPod
 	}
 	for _, f := range []struct {
 		what, text string
@@ -33,9 +33,9 @@ func ServiceName(key service.Port) (datapath.ServiceName, error) {
 }
 
 // PortOf is the inverse of ServiceName.
-func PortOf(name datapath.ServiceName) service.Port {
+func PortOf(name bpf.ServiceName) service.Port {
 	kind := service.KindService
-	if name.OwnerKind == datapath.OwnerPod {
+	if name.OwnerKind == bpf.OwnerPod {
 		kind = service.KindPod
 	}
 	return service.Port{

@@ -23,14 +23,14 @@ import (
 type config struct {
 	edge     edge.Config
 	timeouts conntrack.Timeouts
-	ports    []datapath.PortRange
+	ports    []bpf.PortRange
 	// noEdge is why there is no edge although --edge-mode asks for one.
 	noEdge string
 
 	mode         string
 	snatPorts    []string
 	icmpRate     uint32
-	dispatcher   bool // datapath.EdgeOptions.Dispatcher
+	dispatcher   bool // bpf.EdgeOptions.Dispatcher
 	podNetworks  []string
 	dsr          string
 	dsrHybrid    bool

@@ -34,7 +34,7 @@ func TestAcceptsTunnels(t *testing.T) {
 		if got := c.acceptsTunnels(); got != want {
 			t.Errorf("%s: packets of balancers are decapsulated because of %q, want %q", args, got, want)
 		}
-		var o datapath.Options
+		var o bpf.Options
 		if c.options(&o); services.Edge != (o.Edge != nil) || services.Edge == strings.Contains(args, "mode=off") {
 			t.Errorf("%s: Services expect an edge: %t, the datapath has one: %t", args, services.Edge, o.Edge != nil)
 		}

@@ -21,9 +21,9 @@ import (
 // New returns the edge. It is enabled unless --edge-mode=off.
 func New() *component.Component {
 	c := &config{}
-	bpf := datapath.Edge()
+	programs := bpf.Edge()
 	return &component.Component{
-		Name: bpf.Name, BPF: bpf,
+		Name: programs.Name, BPF: programs,
 		AddFlags: c.addFlags, Complete: c.complete, Check: c.check, Effective: c.effective, Options: c.options, New: c.run,
 		Cleanup: removeOwnEntries,
 	}
@@ -44,11 +44,11 @@ func (c *config) check() condition.List {
 }
 
 // options enables the datapath's edge.
-func (c *config) options(o *datapath.Options) {
+func (c *config) options(o *bpf.Options) {
 	if c.off() {
 		return
 	}
-	o.Edge = &datapath.EdgeOptions{
+	o.Edge = &bpf.EdgeOptions{
 		SNATPorts: c.ports, Timeouts: c.timeouts.Datapath(), ICMPRate: &c.icmpRate, Dispatcher: c.dispatcher,
 		AcceptDSR: c.dsrAccept != acceptNever, LateXDP: !edge.MayEnterXDP(c.edge),
 	}
@@ -81,11 +81,11 @@ func (c *config) run(env component.Env) (*component.Instance, error) {
 	}
 	config := c.edge
 	config.Destinations, config.SNATPorts, config.Log = env.Syncer, c.ports, env.Log
-	counters := func() (map[string]uint64, error) { return datapath.ReadEdgeCounters(env.BPFFS) }
+	counters := func() (map[string]uint64, error) { return bpf.ReadEdgeCounters(env.BPFFS) }
 	config.Counters = counters
 	tables := conntrack.TablesOf(env.Datapath.ConntrackMaps())
 	r.traffic = &traffic{
-		counters: func() (map[uint32]datapath.ServiceCounters, error) { return datapath.ReadServiceCounters(env.BPFFS) },
+		counters: func() (map[uint32]bpf.ServiceCounters, error) { return bpf.ReadServiceCounters(env.BPFFS) },
 		names:    env.Datapath.Tables.Services.All, drops: env.Datapath.PolicyDrops().All, backends: c.metricsBackends,
 	}
 	r.edge = edge.New(env.Datapath, tables, config)

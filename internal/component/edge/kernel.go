@@ -78,7 +78,7 @@ func (r *running) conditions() (all condition.List) {
 
 // kernelConditions are what the edge does not know of the kernel's flows.
 func (r *running) kernelConditions() (all condition.List) {
-	if why := datapath.NoKernelFlows(); why != "" {
+	if why := bpf.NoKernelFlows(); why != "" {
 		all = append(all, condition.KernelFlowsUnknown.New("answers to masqueraded pods may reach a Service's backend, because the edge cannot look them up in the kernel's conntrack: %s", why))
 	}
 	if c, err := node.ReadConntrack(); err == nil && c.Entries > 0 && len(all) == 0 {
@@ -104,24 +104,24 @@ const maxPortRanges = 32
 
 // autobound returns the served ports of UDP that the kernel may choose for a socket, in the form of
 // ip_local_reserved_ports; if there are very many ranges, one that contains all.
-func autobound(local node.LocalPorts, served iter.Seq[datapath.ReservedPort]) string {
+func autobound(local node.LocalPorts, served iter.Seq[bpf.ReservedPort]) string {
 	var ports []uint16
 	for p := range served {
-		if port := datapath.NetworkOrder(p.Port); p.Protocol == unix.IPPROTO_UDP && local.Has(port) {
+		if port := bpf.NetworkOrder(p.Port); p.Protocol == unix.IPPROTO_UDP && local.Has(port) {
 			ports = append(ports, port)
 		}
 	}
 	slices.Sort(ports)
-	var ranges []datapath.PortRange
+	var ranges []bpf.PortRange
 	for _, port := range ports {
 		if n := len(ranges); n > 0 && int(ranges[n-1].Last)+1 >= int(port) {
 			ranges[n-1].Last = port
 		} else {
-			ranges = append(ranges, datapath.PortRange{First: port, Last: port})
+			ranges = append(ranges, bpf.PortRange{First: port, Last: port})
 		}
 	}
 	if n := len(ranges); n > maxPortRanges {
-		ranges = []datapath.PortRange{{First: ranges[0].First, Last: ranges[n-1].Last}}
+		ranges = []bpf.PortRange{{First: ranges[0].First, Last: ranges[n-1].Last}}
 	}
 	var texts []string
 	for _, r := range ranges {

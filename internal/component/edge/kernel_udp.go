@@ -33,7 +33,7 @@ func (r *running) deleteStaleKernelUDP(ctx context.Context) error {
 			if !r.env.Syncer.Has(service.UDP, to) {
 				return removed[to]
 			}
-			return !r.env.Serves(datapath.Connection{Protocol: unix.IPPROTO_UDP, Service: to, Backend: backend})
+			return !r.env.Serves(bpf.Connection{Protocol: unix.IPPROTO_UDP, Service: to, Backend: backend})
 		})
 		if err != nil {
 			r.env.Log.Warn("UDP flows that netfilter translates may stay with backends that no longer serve", "error", err)
@@ -84,7 +84,7 @@ func removeOwnEntries() error {
 		return ignoreNoConntrack(err)
 	}
 	defer c.Close()
-	if err := c.FlushFilter(kernel.NewFilter().Mark(datapath.OwnEntryMark)); err != nil {
+	if err := c.FlushFilter(kernel.NewFilter().Mark(bpf.OwnEntryMark)); err != nil {
 		return ignoreNoConntrack(err)
 	}
 	return nil

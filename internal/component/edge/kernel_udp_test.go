@@ -30,7 +30,7 @@ func TestOwnEntriesAreRemoved(t *testing.T) {
 			return err
 		}
 		defer c.Close()
-		own := kernel.NewFlow(unix.IPPROTO_UDP, kernel.StatusConfirmed, netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("192.0.2.2"), 1000, 53, 100, datapath.OwnEntryMark)
+		own := kernel.NewFlow(unix.IPPROTO_UDP, kernel.StatusConfirmed, netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("192.0.2.2"), 1000, 53, 100, bpf.OwnEntryMark)
 		other := kernel.NewFlow(unix.IPPROTO_UDP, kernel.StatusConfirmed, netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("192.0.2.2"), 1001, 53, 100, 7)
 		for _, f := range []kernel.Flow{own, other} {
 			if err := c.Create(f); err != nil {

@@ -15,7 +15,7 @@ import (
 // metrics returns what the edge counts. It walks no table: traffic and conntrack entries are those of the last GC
 // pass.
 func (r *running) metrics() ([]inspect.Metric, error) {
-	counters, err := datapath.ReadEdgeCounters(r.env.BPFFS)
+	counters, err := bpf.ReadEdgeCounters(r.env.BPFFS)
 	b := metrics.NewBatch()
 	for reason, n := range counters {
 		b.Add("beeline_edge_packets_total", float64(n), "reason", reason)
@@ -33,7 +33,7 @@ func (r *running) metrics() ([]inspect.Metric, error) {
 }
 
 // tableNames are the labels of the conntrack tables.
-var tableNames = map[bool]string{true: datapath.EdgeTCMapConntrack, false: datapath.EdgeTCMapUnreplied}
+var tableNames = map[bool]string{true: bpf.EdgeTCMapConntrack, false: bpf.EdgeTCMapUnreplied}
 
 // addPasses adds the results of GC passes.
 func addPasses(b *metrics.Batch, p conntrack.Passes) {

@@ -16,7 +16,7 @@ import (
 // Each counter of a Service moves its metric and no other, also when it grows between two passes.
 func TestTrafficAndMetrics(t *testing.T) {
 	web := service.Ref{Kind: service.KindService, Namespace: "default", Name: "web"}
-	var counts datapath.ServiceCounters
+	var counts bpf.ServiceCounters
 	series := func(name, direction string) string {
 		if direction != "" {
 			direction = "direction=" + direction + ","
@@ -33,9 +33,9 @@ func TestTrafficAndMetrics(t *testing.T) {
 		"ReceivedBytes":   series("beeline_service_bytes_total", "received"),
 	}
 	metricstest.EachMovesOne(t, &counts, func(b *metrics.Batch) {
-		var total datapath.ServiceCounters
-		grow(&total, counts, datapath.ServiceCounters{})
-		traffic := &traffic{totals: map[service.Ref]datapath.ServiceCounters{web: total}}
+		var total bpf.ServiceCounters
+		grow(&total, counts, bpf.ServiceCounters{})
+		traffic := &traffic{totals: map[service.Ref]bpf.ServiceCounters{web: total}}
 		if err := traffic.metrics(b); err != nil {
 			t.Error(err)
 		}
@@ -47,12 +47,12 @@ func TestEntriesAndMetrics(t *testing.T) {
 	for _, c := range []struct {
 		name string
 		of   conntrack.Entry
-		want datapath.ServiceCounters
+		want bpf.ServiceCounters
 	}{
-		{"the client's", conntrack.Entry{Packets: 3, Bytes: 5}, datapath.ServiceCounters{SentPackets: 3, SentBytes: 5}},
-		{"the backend's", conntrack.Entry{Packets: 3, Bytes: 5, Flags: uint8(datapath.ConntrackReply)}, datapath.ServiceCounters{ReceivedPackets: 3, ReceivedBytes: 5}},
+		{"the client's", conntrack.Entry{Packets: 3, Bytes: 5}, bpf.ServiceCounters{SentPackets: 3, SentBytes: 5}},
+		{"the backend's", conntrack.Entry{Packets: 3, Bytes: 5, Flags: uint8(bpf.ConntrackReply)}, bpf.ServiceCounters{ReceivedPackets: 3, ReceivedBytes: 5}},
 	} {
-		var got datapath.ServiceCounters
+		var got bpf.ServiceCounters
 		if got.AddEntry(&c.of); got != c.want {
 			t.Errorf("%s entry counts %+v, want %+v", c.name, got, c.want)
 		}
@@ -79,9 +79,9 @@ func TestPassesAndMetrics(t *testing.T) {
 		"Unreplied":        "beeline_conntrack_limit{table=unreplied}",
 	})
 	for class, want := range map[conntrack.EntryClass]string{
-		{Assured: true, Protocol: service.TCP, State: datapath.ConntrackEstablished}: "beeline_conntrack_entries{protocol=TCP,state=established,table=conntrack}",
-		{Protocol: service.UDP, State: datapath.ConntrackNew}:                        "beeline_conntrack_entries{protocol=UDP,state=new,table=unreplied}",
-		{Assured: true, Protocol: service.SCTP, State: datapath.ConntrackClosed}:     "beeline_conntrack_entries{protocol=SCTP,state=closed,table=conntrack}",
+		{Assured: true, Protocol: service.TCP, State: bpf.ConntrackEstablished}: "beeline_conntrack_entries{protocol=TCP,state=established,table=conntrack}",
+		{Protocol: service.UDP, State: bpf.ConntrackNew}:                        "beeline_conntrack_entries{protocol=UDP,state=new,table=unreplied}",
+		{Assured: true, Protocol: service.SCTP, State: bpf.ConntrackClosed}:     "beeline_conntrack_entries{protocol=SCTP,state=closed,table=conntrack}",
 	} {
 		passes.Census.Entries = map[conntrack.EntryClass]int{class: 4}
 		b := metrics.NewBatch()

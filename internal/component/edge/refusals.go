@@ -72,7 +72,7 @@ func (r *refusals) grown(drops map[service.FrontendKey]uint64) map[service.Front
 }
 
 // useOf is what counters say that a port has done.
-func useOf(c datapath.ServiceCounters) portUse {
+func useOf(c bpf.ServiceCounters) portUse {
 	return portUse{refused: c.Refused, served: c.Flows + c.SentPackets + c.ReceivedPackets}
 }
 

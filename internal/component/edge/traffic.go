@@ -18,22 +18,22 @@ import (
 // traffic counts the traffic of Services for the metrics (conntrack.Subscriber). Entries count the packets of flows
 // that exist, tables those of flows that are gone: their sum is taken in each GC pass.
 type traffic struct {
-	// counters reads the tables (datapath.ReadServiceCounters), names the Services' ports by ID.
-	counters func() (map[uint32]datapath.ServiceCounters, error)
-	names    func() (map[uint32]datapath.ServiceName, error)
-	drops    func() (map[datapath.FrontendKey]uint64, error) // by policy Local (Datapath.PolicyDrops)
-	backends bool                                            // count flows by backend
+	// counters reads the tables (bpf.ReadServiceCounters), names the Services' ports by ID.
+	counters func() (map[uint32]bpf.ServiceCounters, error)
+	names    func() (map[uint32]bpf.ServiceName, error)
+	drops    func() (map[bpf.FrontendKey]uint64, error) // by policy Local (Datapath.PolicyDrops)
+	backends bool                                       // count flows by backend
 
 	// Of the pass in progress.
-	sums  map[uint32]datapath.ServiceCounters
+	sums  map[uint32]bpf.ServiceCounters
 	flows map[flowsKey]int
 	err   error
 
 	mu sync.Mutex
 	// before are the sums of the last pass, by port. Totals only grow: a flow that is evicted takes its counts
 	// away from the sum, but not from the total.
-	before    map[portID]datapath.ServiceCounters
-	totals    map[service.Ref]datapath.ServiceCounters
+	before    map[portID]bpf.ServiceCounters
+	totals    map[service.Ref]bpf.ServiceCounters
 	byBackend map[backendRef]int
 	failed    error
 	refusals  refusals
@@ -66,7 +66,7 @@ func (t *traffic) change(d service.Delta) {
 func (t *traffic) Begin() {
 	t.sums, t.err = t.counters()
 	if t.sums == nil {
-		t.sums = map[uint32]datapath.ServiceCounters{}
+		t.sums = map[uint32]bpf.ServiceCounters{}
 	}
 	t.flows = map[flowsKey]int{}
 }
@@ -90,15 +90,15 @@ func (t *traffic) End() error {
 	if t.failed = cmp.Or(t.err, err, dropsErr); t.failed != nil {
 		return nil // the metrics report it
 	}
-	before, totals := t.before, map[service.Ref]datapath.ServiceCounters{}
+	before, totals := t.before, map[service.Ref]bpf.ServiceCounters{}
 	uses, exists := map[service.Port]portUse{}, map[service.Port]bool{}
-	t.before, t.byBackend = make(map[portID]datapath.ServiceCounters, len(names)), map[backendRef]int{}
+	t.before, t.byBackend = make(map[portID]bpf.ServiceCounters, len(names)), map[backendRef]int{}
 	refs := make(map[uint32]service.Ref, len(names))
 	for id, name := range names {
 		port := codec.PortOf(name)
 		refs[id], exists[port] = port.Owner, true
 		sum := t.sums[id]
-		if sum == (datapath.ServiceCounters{}) {
+		if sum == (bpf.ServiceCounters{}) {
 			continue
 		}
 		this := portID{id, port}
@@ -109,7 +109,7 @@ func (t *traffic) End() error {
 		}
 		grow(&total, sum, before[this])
 		if before != nil { // what this agent has not seen happen is older
-			var grown datapath.ServiceCounters
+			var grown bpf.ServiceCounters
 			grow(&grown, sum, before[this])
 			uses[port] = useOf(grown)
 		}
@@ -130,7 +130,7 @@ func (t *traffic) End() error {
 }
 
 // grow adds what sum has more than before.
-func grow(total *datapath.ServiceCounters, sum, before datapath.ServiceCounters) {
+func grow(total *bpf.ServiceCounters, sum, before bpf.ServiceCounters) {
 	add := func(to *uint64, now, then uint64) {
 		if now > then {
 			*to += now - then

@@ -16,16 +16,16 @@ import (
 func TestTrafficOnlyGrows(t *testing.T) {
 	web := service.Ref{Kind: service.KindService, Namespace: "default", Name: "web"}
 	port := service.Port{Owner: web, Protocol: service.TCP}
-	gone := map[uint32]datapath.ServiceCounters{}
+	gone := map[uint32]bpf.ServiceCounters{}
 	traffic := &traffic{
-		counters: func() (map[uint32]datapath.ServiceCounters, error) {
-			return map[uint32]datapath.ServiceCounters{7: gone[7]}, nil
+		counters: func() (map[uint32]bpf.ServiceCounters, error) {
+			return map[uint32]bpf.ServiceCounters{7: gone[7]}, nil
 		},
-		names: func() (map[uint32]datapath.ServiceName, error) {
+		names: func() (map[uint32]bpf.ServiceName, error) {
 			name, err := codec.ServiceName(port)
-			return map[uint32]datapath.ServiceName{7: name}, err
+			return map[uint32]bpf.ServiceName{7: name}, err
 		},
-		drops: func() (map[datapath.FrontendKey]uint64, error) { return nil, nil },
+		drops: func() (map[bpf.FrontendKey]uint64, error) { return nil, nil },
 	}
 	pass := func(want uint64, live ...uint64) {
 		t.Helper()
@@ -45,11 +45,11 @@ func TestTrafficOnlyGrows(t *testing.T) {
 	pass(15, 10, 5)
 	pass(25, 20, 5) // one flow continues
 	pass(26, 20, 6) // the first is deleted by this pass
-	gone[7] = datapath.ServiceCounters{SentPackets: 20}
+	gone[7] = bpf.ServiceCounters{SentPackets: 20}
 	pass(27, 7)
 	pass(27)    // the second was evicted
 	pass(30, 3) // a new flow
 	port.Name = "other"
-	gone[7] = datapath.ServiceCounters{}
+	gone[7] = bpf.ServiceCounters{}
 	pass(32, 2) // of another port of the Service with the same ID
 }

@@ -134,8 +134,8 @@ func ports(flag string, texts []string) (all []uint16, err error) {
 	return all, nil
 }
 
-func (c *config) options(o *datapath.Options) {
+func (c *config) options(o *bpf.Options) {
 	if c.enabled() {
-		o.Mesh = &datapath.MeshOptions{OutboundPort: c.outboundPort, InboundPort: c.inboundPort, DNSPort: c.dnsPort, ProxyUID: c.proxyUID, ProxyGID: c.proxyGID, Sockmap: c.sockmap}
+		o.Mesh = &bpf.MeshOptions{OutboundPort: c.outboundPort, InboundPort: c.inboundPort, DNSPort: c.dnsPort, ProxyUID: c.proxyUID, ProxyGID: c.proxyGID, Sockmap: c.sockmap}
 	}
 }

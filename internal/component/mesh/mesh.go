@@ -21,8 +21,8 @@ import (
 // New returns the sidecar shortcut. It is enabled by --mesh-cgroups and --mesh-pods.
 func New() *component.Component {
 	c := &config{}
-	bpf := datapath.Mesh()
-	return &component.Component{Name: bpf.Name, BPF: bpf, AddFlags: c.addFlags, Complete: c.complete, Options: c.options, New: c.run}
+	programs := bpf.Mesh()
+	return &component.Component{Name: programs.Name, BPF: programs, AddFlags: c.addFlags, Complete: c.complete, Options: c.options, New: c.run}
 }
 
 // running is a running sidecar shortcut.
@@ -83,7 +83,7 @@ func (r *running) podsServed() (served, all int) {
 func (r *running) status(s *inspect.Status) {
 	served, all := r.podsServed()
 	state := fmt.Sprintf("%d of %d pods", served, all)
-	if counts, err := datapath.ReadMeshCounters(r.env.BPFFS); err == nil && counts != nil {
+	if counts, err := bpf.ReadMeshCounters(r.env.BPFFS); err == nil && counts != nil {
 		state += fmt.Sprintf("; connections to proxies: outbound %d, inbound %d; refused without a proxy %d", counts.Outbound, counts.Inbound, counts.Refused)
 		if counts.Joined > 0 {
 			state += fmt.Sprintf("; messages by sockmap %d, by TCP %d", counts.Skipped, counts.ByTcp)
@@ -107,7 +107,7 @@ func (r *running) conditions() condition.List {
 }
 
 func (r *running) metrics() ([]inspect.Metric, error) {
-	counts, err := datapath.ReadMeshCounters(r.env.BPFFS)
+	counts, err := bpf.ReadMeshCounters(r.env.BPFFS)
 	if err != nil || counts == nil {
 		return nil, err
 	}
@@ -123,7 +123,7 @@ func (r *running) metrics() ([]inspect.Metric, error) {
 }
 
 // addCounters adds what the programs count.
-func addCounters(b *metrics.Batch, counts *datapath.MeshCounters) {
+func addCounters(b *metrics.Batch, counts *bpf.MeshCounters) {
 	b.Add("beeline_mesh_connections_total", float64(counts.Outbound), "direction", "outbound")
 	b.Add("beeline_mesh_connections_total", float64(counts.Inbound), "direction", "inbound")
 	b.Add("beeline_mesh_messages_total", float64(counts.Skipped), "path", "sockmap")

@@ -112,7 +112,7 @@ func (c *config) checkEnabled() error {
 
 // sized reports whether the flow cache has another size than by default.
 func (c *config) sized() bool {
-	f := c.flags.Lookup("offload-max-flows") // a limit of a table: package datapath defines it
+	f := c.flags.Lookup("offload-max-flows") // a limit of a table: package bpf defines it
 	return f != nil && f.Value.String() != f.DefValue
 }
 
@@ -156,8 +156,8 @@ func parseNetwork(text string) (netip.Prefix, error) {
 	return p, nil
 }
 
-func parsePorts(text string) (datapath.PortRange, error) {
-	r, err := datapath.ParsePortRange(text)
+func parsePorts(text string) (bpf.PortRange, error) {
+	r, err := bpf.ParsePortRange(text)
 	if err != nil || r.First == 0 || r.First > r.Last {
 		return r, fmt.Errorf("%q is neither a port nor a range of ports such as 8000-8999", text)
 	}

@@ -18,7 +18,7 @@ import (
 // offload returns the running offload.
 func (c *config) offload(env component.Env) (*offload.Offload, error) {
 	refuses := c.policy.Refuses
-	if env.Datapath.Map(datapath.EdgeTCMapConntrack) != nil {
+	if env.Datapath.Map(bpf.EdgeTCMapConntrack) != nil {
 		refuses = exceptEdge(conntrack.TablesOf(env.Datapath.ConntrackMaps()), refuses)
 	}
 	return offload.New(env.Datapath, offload.Config{
@@ -35,7 +35,7 @@ func (c *config) traffic() flowtable.Config {
 	}
 }
 
-func portsOf(ranges []datapath.PortRange) (all []flowtable.PortRange) {
+func portsOf(ranges []bpf.PortRange) (all []flowtable.PortRange) {
 	for _, r := range ranges {
 		all = append(all, flowtable.PortRange{First: r.First, Last: r.Last})
 	}
@@ -45,7 +45,7 @@ func portsOf(ranges []datapath.PortRange) (all []flowtable.PortRange) {
 // exceptEdge refuses the flows of the edge, which tracks and forwards them itself.
 func exceptEdge(edge *conntrack.Tables, refuses func(flow.Flow) string) func(flow.Flow) string {
 	has := func(t flow.Tuple) bool {
-		key := conntrack.Tuple{SourcePort: datapath.NetworkOrder(t.Source.Port()), DestinationPort: datapath.NetworkOrder(t.Destination.Port()), Protocol: t.Protocol}
+		key := conntrack.Tuple{SourcePort: bpf.NetworkOrder(t.Source.Port()), DestinationPort: bpf.NetworkOrder(t.Destination.Port()), Protocol: t.Protocol}
 		key.Source.Bytes, key.Destination.Bytes = t.Source.Addr().As16(), t.Destination.Addr().As16()
 		for _, table := range edge.All() {
 			if entry, err := table.Get(key); err != nil || entry != nil {

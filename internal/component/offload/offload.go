@@ -20,13 +20,13 @@ import (
 // New returns flow offload. It is enabled by --offload-devices.
 func New() *component.Component {
 	c := &config{}
-	bpf := datapath.Offload()
-	return &component.Component{Name: bpf.Name, BPF: bpf, AddFlags: c.addFlags, Complete: c.complete, Check: c.unmatched, Options: c.options, New: c.run, Cleanup: flowtable.Remove}
+	programs := bpf.Offload()
+	return &component.Component{Name: programs.Name, BPF: programs, AddFlags: c.addFlags, Complete: c.complete, Check: c.unmatched, Options: c.options, New: c.run, Cleanup: flowtable.Remove}
 }
 
-func (c *config) options(o *datapath.Options) {
+func (c *config) options(o *bpf.Options) {
 	if c.enabled() {
-		o.Offload = &datapath.OffloadOptions{}
+		o.Offload = &bpf.OffloadOptions{}
 	}
 }
 
@@ -67,12 +67,12 @@ func removeTables(env component.Env, remove func() error) {
 
 func (r *running) status(s *inspect.Status) {
 	status := r.offload.Status()
-	status.Packets, status.Bytes, _ = datapath.ReadOffloadCounters(r.env.BPFFS)
+	status.Packets, status.Bytes, _ = bpf.ReadOffloadCounters(r.env.BPFFS)
 	s.Offload = &status
 }
 
 func (r *running) metrics() ([]inspect.Metric, error) {
-	packets, bytes, err := datapath.ReadOffloadCounters(r.env.BPFFS)
+	packets, bytes, err := bpf.ReadOffloadCounters(r.env.BPFFS)
 	if err != nil {
 		return nil, err
 	}

@@ -31,17 +31,17 @@ type config struct {
 // New returns the pod shortcut. It is enabled by --pod-devices.
 func New() *component.Component {
 	c := &config{}
-	bpf := datapath.PodShortcut()
-	return &component.Component{Name: bpf.Name, BPF: bpf, AddFlags: c.addFlags, Complete: c.complete, Options: c.options, New: c.run}
+	programs := bpf.PodShortcut()
+	return &component.Component{Name: programs.Name, BPF: programs, AddFlags: c.addFlags, Complete: c.complete, Options: c.options, New: c.run}
 }
 
 // NewNetkit returns the part of the pod shortcut at netkit devices, and NewL3 that at devices without MAC addresses.
 // The pod shortcut enables and runs both.
-func NewNetkit() *component.Component { return part(datapath.PodNetkit()) }
-func NewL3() *component.Component     { return part(datapath.PodL3()) }
+func NewNetkit() *component.Component { return part(bpf.PodNetkit()) }
+func NewL3() *component.Component     { return part(bpf.PodL3()) }
 
-func part(bpf *datapath.Component) *component.Component {
-	return &component.Component{Name: bpf.Name, BPF: bpf}
+func part(programs *bpf.Component) *component.Component {
+	return &component.Component{Name: programs.Name, BPF: programs}
 }
 
 const (
@@ -91,9 +91,9 @@ func (c *config) complete(services *service.Config) error {
 	return nil
 }
 
-func (c *config) options(o *datapath.Options) {
+func (c *config) options(o *bpf.Options) {
 	if c.enabled() {
-		o.Pods = &datapath.PodOptions{}
+		o.Pods = &bpf.PodOptions{}
 	}
 }
 
@@ -128,12 +128,12 @@ func (r *running) apply(change component.Change) {
 
 func (r *running) status(s *inspect.Status) {
 	status := r.shortcut.Status()
-	status.Packets, _ = datapath.ReadPodCounters(r.env.BPFFS)
+	status.Packets, _ = bpf.ReadPodCounters(r.env.BPFFS)
 	s.Pods = &status
 }
 
 func (r *running) metrics() ([]inspect.Metric, error) {
-	packets, err := datapath.ReadPodCounters(r.env.BPFFS)
+	packets, err := bpf.ReadPodCounters(r.env.BPFFS)
 	if err != nil {
 		return nil, err
 	}

@@ -29,7 +29,7 @@ import (
 // config is the socket shortcut's configuration.
 type config struct {
 	podCgroups     []string
-	bindProtection bool          // datapath.Options.BindProtection
+	bindProtection bool          // bpf.Options.BindProtection
 	terminate      string        // sockgc.Method
 	tcpDrain       time.Duration // 0: TCP connections are kept when their backend is removed
 }
@@ -37,9 +37,9 @@ type config struct {
 // New returns the socket shortcut.
 func New() *component.Component {
 	c := &config{}
-	bpf := datapath.Socket()
+	programs := bpf.Socket()
 	return &component.Component{
-		Name: bpf.Name, BPF: bpf,
+		Name: programs.Name, BPF: programs,
 		AddFlags: c.addFlags, Complete: c.complete, Options: c.options, New: c.run, Detached: endServiceSockets,
 	}
 }
@@ -85,7 +85,7 @@ func (c *config) complete(services *service.Config) error {
 	return nil
 }
 
-func (c *config) options(o *datapath.Options) { o.BindProtection = c.bindProtection }
+func (c *config) options(o *bpf.Options) { o.BindProtection = c.bindProtection }
 
 // running is a running socket shortcut.
 type running struct {
@@ -121,7 +121,7 @@ func (r *running) status(s *inspect.Status) {
 
 // metrics returns the counters of the hooks.
 func (r *running) metrics() (all []inspect.Metric, err error) {
-	counters, err := datapath.ReadCounters(r.env.BPFFS)
+	counters, err := bpf.ReadCounters(r.env.BPFFS)
 	if err != nil {
 		return nil, err
 	}

@@ -14,8 +14,8 @@ import (
 )
 
 // export returns the metrics of all Services and backends with connections. The ports of a Service are one series.
-func export(stats *datapath.AllConnectionStats, names map[uint32]datapath.ServiceName) []inspect.Metric {
-	services, backends := map[service.Ref]*datapath.ConnectionStats{}, map[backendRef]*datapath.ConnectionStats{}
+func export(stats *bpf.AllConnectionStats, names map[uint32]bpf.ServiceName) []inspect.Metric {
+	services, backends := map[service.Ref]*bpf.ConnectionStats{}, map[backendRef]*bpf.ConnectionStats{}
 	for id, s := range stats.Services {
 		if name, named := names[id]; named {
 			add(services, codec.PortOf(name).Owner, &s)
@@ -44,15 +44,15 @@ type backendRef struct {
 	backend netip.AddrPort
 }
 
-func add[K comparable](all map[K]*datapath.ConnectionStats, key K, s *datapath.ConnectionStats) {
+func add[K comparable](all map[K]*bpf.ConnectionStats, key K, s *bpf.ConnectionStats) {
 	if all[key] == nil {
-		all[key] = &datapath.ConnectionStats{}
+		all[key] = &bpf.ConnectionStats{}
 	}
 	all[key].Add(s)
 }
 
 // addConnections adds the metrics of a Service or backend, which share the labels.
-func addConnections(b *metrics.Batch, prefix string, labels map[string]string, s *datapath.ConnectionStats) {
+func addConnections(b *metrics.Batch, prefix string, labels map[string]string, s *bpf.ConnectionStats) {
 	for name, n := range map[string]uint64{
 		"connections_total": s.Started, "connections_failed_total": s.Failed, "connections_closed_total": s.Closed,
 		"connections_open": s.Open(), "sent_bytes_total": s.SentBytes, "received_bytes_total": s.ReceivedBytes, "retransmits_total": s.Retransmits,
@@ -64,12 +64,12 @@ func addConnections(b *metrics.Batch, prefix string, labels map[string]string, s
 
 // histogram has a bucket for each octave, of the four that are counted: one for each would be 66 time series for
 // each Service. The last octave has no bound, because its last bucket has none.
-func histogram(s *datapath.ConnectionStats) *inspect.Histogram {
+func histogram(s *bpf.ConnectionStats) *inspect.Histogram {
 	h := &inspect.Histogram{Sum: (time.Duration(s.RttSum) * time.Microsecond).Seconds()}
 	for i, n := range s.Rtt {
 		h.Count += n
-		if last := i%datapath.RTTParts == datapath.RTTParts-1; last && i < datapath.RTTBuckets-1 {
-			h.Buckets = append(h.Buckets, inspect.Bucket{UpTo: datapath.RTTBound(i).Seconds(), Count: h.Count})
+		if last := i%bpf.RTTParts == bpf.RTTParts-1; last && i < bpf.RTTBuckets-1 {
+			h.Buckets = append(h.Buckets, inspect.Bucket{UpTo: bpf.RTTBound(i).Seconds(), Count: h.Count})
 		}
 	}
 	return h

@@ -11,7 +11,7 @@ import (
 	"beeline.io/beeline/internal/inspect"
 )
 
-func name(service string) (n datapath.ServiceName) {
+func name(service string) (n bpf.ServiceName) {
 	copy(n.Namespace[:], "default")
 	copy(n.Name[:], service)
 	copy(n.Port[:], "http")
@@ -22,14 +22,14 @@ func name(service string) (n datapath.ServiceName) {
 // TestExport: two IDs with the same name are one time series, since Prometheus refuses a series twice; an ID without
 // a name is none; the buckets of an octave are one.
 func TestExport(t *testing.T) {
-	s := datapath.ConnectionStats{Started: 5, Established: 4, Failed: 1, Closed: 1, RttSum: 2500000}
-	s.Rtt[0], s.Rtt[3], s.Rtt[4], s.Rtt[datapath.RTTBuckets-1] = 1, 1, 1, 1
-	backend := datapath.SocketBackend{Service: 1, Address: netip.MustParseAddrPort("[fd00::1]:80")}
-	stats := &datapath.AllConnectionStats{
-		Services: map[uint32]datapath.ConnectionStats{1: s, 2: s, 3: s}, Backends: map[datapath.SocketBackend]datapath.ConnectionStats{backend: s}, Uncounted: 6,
+	s := bpf.ConnectionStats{Started: 5, Established: 4, Failed: 1, Closed: 1, RttSum: 2500000}
+	s.Rtt[0], s.Rtt[3], s.Rtt[4], s.Rtt[bpf.RTTBuckets-1] = 1, 1, 1, 1
+	backend := bpf.SocketBackend{Service: 1, Address: netip.MustParseAddrPort("[fd00::1]:80")}
+	stats := &bpf.AllConnectionStats{
+		Services: map[uint32]bpf.ConnectionStats{1: s, 2: s, 3: s}, Backends: map[bpf.SocketBackend]bpf.ConnectionStats{backend: s}, Uncounted: 6,
 	}
 	all := map[string]inspect.Metric{}
-	for _, m := range export(stats, map[uint32]datapath.ServiceName{1: name("web"), 2: name("web")}) {
+	for _, m := range export(stats, map[uint32]bpf.ServiceName{1: name("web"), 2: name("web")}) {
 		series := m.Name + fmt.Sprint(m.Labels)
 		if _, twice := all[series]; twice {
 			t.Errorf("%s is exported twice", series)
@@ -58,9 +58,9 @@ func TestExport(t *testing.T) {
 
 // BenchmarkExport exports the statistics of 10,000 Services.
 func BenchmarkExport(b *testing.B) {
-	stats, names := &datapath.AllConnectionStats{Services: map[uint32]datapath.ConnectionStats{}}, map[uint32]datapath.ServiceName{}
+	stats, names := &bpf.AllConnectionStats{Services: map[uint32]bpf.ConnectionStats{}}, map[uint32]bpf.ServiceName{}
 	for id := range uint32(10000) {
-		stats.Services[id], names[id] = datapath.ConnectionStats{Started: 1}, name(fmt.Sprint("service-", id))
+		stats.Services[id], names[id] = bpf.ConnectionStats{Started: 1}, name(fmt.Sprint("service-", id))
 	}
 	for b.Loop() {
 		export(stats, names)

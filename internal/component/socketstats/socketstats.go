@@ -29,8 +29,8 @@ type config struct {
 // New returns the statistics. They are enabled unless --socket-stats=false.
 func New() *component.Component {
 	c := &config{}
-	bpf := datapath.SocketStats()
-	return &component.Component{Name: bpf.Name, BPF: bpf, AddFlags: c.addFlags, Complete: c.complete, Options: c.options, New: c.run}
+	programs := bpf.SocketStats()
+	return &component.Component{Name: programs.Name, BPF: programs, AddFlags: c.addFlags, Complete: c.complete, Options: c.options, New: c.run}
 }
 
 func (c *config) addFlags(fs *pflag.FlagSet) {
@@ -45,9 +45,9 @@ func (c *config) complete(*service.Config) error {
 	return nil
 }
 
-func (c *config) options(o *datapath.Options) {
+func (c *config) options(o *bpf.Options) {
 	if c.enabled {
-		o.SocketStats = &datapath.SocketStatsOptions{PerBackend: c.perBackend}
+		o.SocketStats = &bpf.SocketStatsOptions{PerBackend: c.perBackend}
 	}
 }
 
@@ -76,7 +76,7 @@ func (r *running) audit() ([]string, error) {
 		rows, err := r.env.Datapath.Tables.Backends.All()
 		all := make(map[netip.AddrPort]bool, len(rows))
 		for _, b := range rows {
-			all[netip.AddrPortFrom(b.Address.Addr(), datapath.NetworkOrder(b.Port))] = true
+			all[netip.AddrPortFrom(b.Address.Addr(), bpf.NetworkOrder(b.Port))] = true
 		}
 		return all, err
 	})
@@ -92,12 +92,12 @@ func (r *running) conditions() condition.List {
 		return nil
 	}
 	return condition.List{condition.TableNearlyFull.New("not counted, because the tables of socket statistics had no room: %s", plural.Of(uncounted, "connection")).
-		At(datapath.SockStatsMapServiceSockets).Do("leave --socket-stats-per-backend out, if the agent has it; or give it --socket-stats=false, if nobody needs the statistics")}
+		At(bpf.SockStatsMapServiceSockets).Do("leave --socket-stats-per-backend out, if the agent has it; or give it --socket-stats=false, if nobody needs the statistics")}
 }
 
 // metrics exports the statistics.
 func (r *running) metrics() ([]inspect.Metric, error) {
-	stats, err := datapath.ReadSocketStats(r.env.BPFFS)
+	stats, err := bpf.ReadSocketStats(r.env.BPFFS)
 	if err != nil || stats == nil {
 		return nil, err
 	}

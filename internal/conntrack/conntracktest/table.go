@@ -12,13 +12,13 @@ import (
 
 // Table is a table of conntrack entries (conntrack.Table). A walk sees the entries that exist when it
 // begins.
-type Table map[datapath.Tuple]datapath.ConntrackEntry
+type Table map[bpf.Tuple]bpf.ConntrackEntry
 
 // Max returns the maximum number of entries.
 func (Table) Max() uint32 { return 64 }
 
 // Walk calls f for each entry until f returns false.
-func (t Table) Walk(f func(datapath.Tuple, *datapath.ConntrackEntry) bool) error {
+func (t Table) Walk(f func(bpf.Tuple, *bpf.ConntrackEntry) bool) error {
 	for k, e := range maps.Clone(t) {
 		if !f(k, &e) {
 			break
@@ -28,7 +28,7 @@ func (t Table) Walk(f func(datapath.Tuple, *datapath.ConntrackEntry) bool) error
 }
 
 // Get returns an entry, nil if there is none.
-func (t Table) Get(k datapath.Tuple) (*datapath.ConntrackEntry, error) {
+func (t Table) Get(k bpf.Tuple) (*bpf.ConntrackEntry, error) {
 	if e, ok := t[k]; ok {
 		return &e, nil
 	}
@@ -36,12 +36,12 @@ func (t Table) Get(k datapath.Tuple) (*datapath.ConntrackEntry, error) {
 }
 
 // Delete deletes an entry, and reports whether there was one.
-func (t Table) Delete(k datapath.Tuple) (bool, error) {
-	return t.DeleteIf(k, func(*datapath.ConntrackEntry) bool { return true })
+func (t Table) Delete(k bpf.Tuple) (bool, error) {
+	return t.DeleteIf(k, func(*bpf.ConntrackEntry) bool { return true })
 }
 
 // DeleteIf deletes an entry if is returns true for it, and reports whether it did.
-func (t Table) DeleteIf(k datapath.Tuple, is func(*datapath.ConntrackEntry) bool) (bool, error) {
+func (t Table) DeleteIf(k bpf.Tuple, is func(*bpf.ConntrackEntry) bool) (bool, error) {
 	e, existed := t[k]
 	if !existed || !is(&e) {
 		return false, nil
@@ -51,11 +51,11 @@ func (t Table) DeleteIf(k datapath.Tuple, is func(*datapath.ConntrackEntry) bool
 }
 
 // Tuple returns the tuple of a packet between two addresses with ports.
-func Tuple(protocol uint8, from, to string) datapath.Tuple {
+func Tuple(protocol uint8, from, to string) bpf.Tuple {
 	f, t := netip.MustParseAddrPort(from), netip.MustParseAddrPort(to)
-	return datapath.Tuple{
-		Source: datapath.AddressFrom(f.Addr()), SourcePort: datapath.NetworkOrder(f.Port()),
-		Destination: datapath.AddressFrom(t.Addr()), DestinationPort: datapath.NetworkOrder(t.Port()),
+	return bpf.Tuple{
+		Source: bpf.AddressFrom(f.Addr()), SourcePort: bpf.NetworkOrder(f.Port()),
+		Destination: bpf.AddressFrom(t.Addr()), DestinationPort: bpf.NetworkOrder(t.Port()),
 		Protocol: protocol,
 	}
 }
@@ -69,10 +69,10 @@ const (
 // States of an entry of Put.
 const (
 	Lost    = -1 // there is no entry
-	New     = int(datapath.ConntrackNew)
-	Both    = int(datapath.ConntrackEstablished)
-	Closing = int(datapath.ConntrackClosing)
-	Closed  = int(datapath.ConntrackClosed)
+	New     = int(bpf.ConntrackNew)
+	Both    = int(bpf.ConntrackEstablished)
+	Closing = int(bpf.ConntrackClosing)
+	Closed  = int(bpf.ConntrackClosed)
 	FIN     = 100 // closing, and this side has sent a FIN
 )
 
@@ -83,13 +83,13 @@ func (t Table) Put(protocol uint8, client, backend string, states [2]int, lastSe
 		t[request] = entry(reply.Reverse(), states[0], lastSeen[0], 0)
 	}
 	if states[1] != Lost {
-		t[reply] = entry(request.Reverse(), states[1], lastSeen[1], uint8(datapath.ConntrackReply))
+		t[reply] = entry(request.Reverse(), states[1], lastSeen[1], uint8(bpf.ConntrackReply))
 	}
 }
 
-func entry(xlate datapath.Tuple, state int, lastSeen uint32, flags uint8) datapath.ConntrackEntry {
+func entry(xlate bpf.Tuple, state int, lastSeen uint32, flags uint8) bpf.ConntrackEntry {
 	if state == FIN {
-		state, flags = Closing, flags|uint8(datapath.ConntrackFIN)
+		state, flags = Closing, flags|uint8(bpf.ConntrackFIN)
 	}
-	return datapath.ConntrackEntry{Xlate: xlate, State: uint8(state), LastSeen: lastSeen, Flags: flags}
+	return bpf.ConntrackEntry{Xlate: xlate, State: uint8(state), LastSeen: lastSeen, Flags: flags}
 }

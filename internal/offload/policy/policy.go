@@ -19,12 +19,12 @@ import (
 type Policy struct {
 	// Networks have an address of each flow that is taken, before or after NAT. Ports have one of its ports.
 	Networks []netip.Prefix
-	Ports    []datapath.PortRange
+	Ports    []bpf.PortRange
 	// Protocols are IPPROTO_TCP and IPPROTO_UDP.
 	Protocols []uint8
 	// ExcludeNetworks and ExcludePorts have no address and no port of a flow that is taken, before or after NAT.
 	ExcludeNetworks []netip.Prefix
-	ExcludePorts    []datapath.PortRange
+	ExcludePorts    []bpf.PortRange
 }
 
 // Refuses returns why flow offload must leave a flow to the stack; empty: it need not.
@@ -70,10 +70,10 @@ func networkOf(networks []netip.Prefix, a netip.Addr) (netip.Prefix, bool) {
 	return networks[i], true
 }
 
-func rangeOf(ranges []datapath.PortRange, port uint16) (datapath.PortRange, bool) {
-	i := slices.IndexFunc(ranges, func(r datapath.PortRange) bool { return r.First <= port && port <= r.Last })
+func rangeOf(ranges []bpf.PortRange, port uint16) (bpf.PortRange, bool) {
+	i := slices.IndexFunc(ranges, func(r bpf.PortRange) bool { return r.First <= port && port <= r.Last })
 	if i < 0 {
-		return datapath.PortRange{}, false
+		return bpf.PortRange{}, false
 	}
 	return ranges[i], true
 }

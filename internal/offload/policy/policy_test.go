@@ -50,16 +50,16 @@ func TestRefuses(t *testing.T) {
 		{"server after NAT", Policy{Networks: networks("fd00::/64", "10.1.0.0/16")}, nat, ""},
 		{"no end", Policy{Networks: networks("10.2.0.0/16")}, nat, "neither end is in --offload-networks"},
 		{"all of the other family", Policy{Networks: networks("::/0")}, nat, "neither end is in --offload-networks"},
-		{"port before NAT", Policy{Ports: []datapath.PortRange{{First: 443, Last: 443}}}, nat, ""},
-		{"port after NAT", Policy{Ports: []datapath.PortRange{{First: 8000, Last: 8443}}}, nat, ""},
-		{"no port", Policy{Ports: []datapath.PortRange{{First: 8444, Last: 9000}}}, nat, "neither end has a port of --offload-ports"},
+		{"port before NAT", Policy{Ports: []bpf.PortRange{{First: 443, Last: 443}}}, nat, ""},
+		{"port after NAT", Policy{Ports: []bpf.PortRange{{First: 8000, Last: 8443}}}, nat, ""},
+		{"no port", Policy{Ports: []bpf.PortRange{{First: 8444, Last: 9000}}}, nat, "neither end has a port of --offload-ports"},
 		{"protocol", Policy{Protocols: []uint8{udp}}, dns, ""},
 		{"another protocol", Policy{Protocols: []uint8{udp}}, nat, "none of --offload-protocols"},
-		{"one of three is not met", Policy{Protocols: []uint8{tcp}, Networks: networks("0.0.0.0/0"), Ports: []datapath.PortRange{{First: 1, Last: 1}}}, nat, "--offload-ports"},
+		{"one of three is not met", Policy{Protocols: []uint8{tcp}, Networks: networks("0.0.0.0/0"), Ports: []bpf.PortRange{{First: 1, Last: 1}}}, nat, "--offload-ports"},
 		{"excluded after NAT", Policy{ExcludeNetworks: networks("10.1.0.0/24")}, nat, "10.1.0.1 is in 10.1.0.0/24 of --offload-exclude-networks"},
 		{"excluded, though asked for", Policy{Networks: networks("192.0.2.0/24"), ExcludeNetworks: networks("192.0.2.1/32")}, dns, "192.0.2.1 is in 192.0.2.1/32"},
-		{"excluded port", Policy{ExcludePorts: []datapath.PortRange{{First: 50, Last: 60}}}, dns, "port 53 is in 50-60 of --offload-exclude-ports"},
-		{"other excluded port", Policy{ExcludePorts: []datapath.PortRange{{First: 54, Last: 60}}}, dns, ""},
+		{"excluded port", Policy{ExcludePorts: []bpf.PortRange{{First: 50, Last: 60}}}, dns, "port 53 is in 50-60 of --offload-exclude-ports"},
+		{"other excluded port", Policy{ExcludePorts: []bpf.PortRange{{First: 54, Last: 60}}}, dns, ""},
 	} {
 		for _, one := range []flow.Flow{c.flow, c.flow.Reverse()} {
 			got := c.policy.Refuses(one)

@@ -27,7 +27,7 @@ func (x *explainer) socket() error {
 	if isICMP(x.question.Protocol) {
 		return inspect.BadRequest("%s has no connect(): use `beeline explain packet` for its packets", x.question.Protocol)
 	}
-	e, other, err := datapath.ExplainConnect(x.bpffs, datapath.ConnectCall{
+	e, other, err := bpf.ExplainConnect(x.bpffs, bpf.ConnectCall{
 		NetnsCookie: cookie, Destination: x.question.Destination, Protocol: uint8(x.question.Protocol),
 	})
 	if err != nil {
@@ -40,45 +40,45 @@ func (x *explainer) socket() error {
 }
 
 // connected converts the result of the socket programs.
-func (x *explainer) connected(e *datapath.ConnectExplanation) error {
+func (x *explainer) connected(e *bpf.ConnectExplanation) error {
 	a, class := &x.answer, service.SourceClass(e.Class)
-	a.Verdict = codec.VerdictOf(datapath.Verdict(e.Verdict)).String()
+	a.Verdict = codec.VerdictOf(bpf.Verdict(e.Verdict)).String()
 	a.Class = class.String()
 	var f *inspect.Frontend
 	var d inspect.Decision
-	if key := e.FrontendKey(); key != (datapath.FrontendKey{}) {
+	if key := e.FrontendKey(); key != (bpf.FrontendKey{}) {
 		var s *inspect.Service
 		if s, f = x.frontend(key); f == nil {
 			return fmt.Errorf("the Service at %s changed meanwhile: try again", x.question.Destination)
 		}
 		d = x.setFrontend(s, f, class)
 	}
-	switch datapath.ConnectReason(e.Reason) {
-	case datapath.ConnectProtocol:
+	switch bpf.ConnectReason(e.Reason) {
+	case bpf.ConnectProtocol:
 		return x.leaves(class, fmt.Sprintf("passed unchanged: %s is served per packet", x.question.Protocol))
-	case datapath.ConnectNoFrontend:
+	case bpf.ConnectNoFrontend:
 		if a.Verdict == service.Drop.String() {
 			a.Rules, a.Why = []string{"R21"}, "dropped (EPERM): address of a ServiceCIDR that no Service has"
 		} else {
 			a.Why = "passed unchanged: no Service has this address and port"
 		}
 		return nil
-	case datapath.ConnectOptedOut:
+	case bpf.ConnectOptedOut:
 		if a.Why = "passed unchanged: the pod has opted out of the socket shortcut"; f == nil {
 			return nil
 		}
 		return x.leaves(class, a.Why)
-	case datapath.ConnectUDPOtherPort:
+	case bpf.ConnectUDPOtherPort:
 		return x.leaves(class, "passed unchanged: connect() of a UDP socket sends nothing")
-	case datapath.ConnectSourceUnknown:
+	case bpf.ConnectSourceUnknown:
 		return x.leaves(class, "passed unchanged: the verdict depends on the source, and an unbound socket has no source address yet")
-	case datapath.ConnectMasqueraded:
+	case bpf.ConnectMasqueraded:
 		return x.leaves(class, "passed unchanged: packets of pods are masqueraded (--masquerade-all)")
-	case datapath.ConnectSource: // the node reaches its own address from that address
+	case bpf.ConnectSource: // the node reaches its own address from that address
 		a.Rules, a.Backends = []string{"R25"}, nil
 		a.Why = "dropped (EPERM): the node's own address is not in loadBalancerSourceRanges"
 		return nil
-	case datapath.ConnectNoBackend:
+	case bpf.ConnectNoBackend:
 		a.Why = "rejected (ECONNREFUSED): a slot refers to a backend that is not in the tables; the agent repairs it"
 		return nil
 	}
@@ -98,7 +98,7 @@ func (x *explainer) connected(e *datapath.ConnectExplanation) error {
 }
 
 // chosen sets the backend, unless the choice is random: another connect() may get a different one.
-func (x *explainer) chosen(e *datapath.ConnectExplanation, f *inspect.Frontend, d inspect.Decision) {
+func (x *explainer) chosen(e *bpf.ConnectExplanation, f *inspect.Frontend, d inspect.Decision) {
 	a := &x.answer
 	if f.AffinitySeconds > 0 {
 		a.Affinity = "new"
@@ -127,7 +127,7 @@ func (x *explainer) leaves(class service.SourceClass, why string) error {
 			return fmt.Errorf("the route to %s: %w", x.question.Source.Addr(), err)
 		}
 		from = routes[0].LinkIndex
-		in, err := x.attachedAt(datapath.EdgeIngress, from)
+		in, err := x.attachedAt(bpf.EdgeIngress, from)
 		if err != nil {
 			return err
 		}
@@ -141,7 +141,7 @@ func (x *explainer) leaves(class service.SourceClass, why string) error {
 		return err
 	}
 	x.leftToTC(why)
-	e, err := x.run(datapath.EdgeEgress, device, from)
+	e, err := x.run(bpf.EdgeEgress, device, from)
 	if err != nil {
 		return err
 	}
@@ -161,7 +161,7 @@ func (x *explainer) outDevice() (*net.Interface, error) {
 		x.note("the node has no route to %s: the socket's packets are dropped", x.question.Destination.Addr())
 		return nil, nil
 	}
-	device, err := x.attachedAt(datapath.EdgeEgress, routes[0].LinkIndex)
+	device, err := x.attachedAt(bpf.EdgeEgress, routes[0].LinkIndex)
 	if err == nil && device == nil {
 		x.note("the socket's packets leave through a device without Beeline's programs, and pass unchanged")
 	}
@@ -169,8 +169,8 @@ func (x *explainer) outDevice() (*net.Interface, error) {
 }
 
 // attachedAt returns the device with an index; nil if the edge is not attached to the hook there.
-func (x *explainer) attachedAt(hook datapath.EdgeHook, index int) (*net.Interface, error) {
-	attached, err := datapath.EdgeAttachments(x.bpffs)
+func (x *explainer) attachedAt(hook bpf.EdgeHook, index int) (*net.Interface, error) {
+	attached, err := bpf.EdgeAttachments(x.bpffs)
 	if err != nil {
 		return nil, err
 	}
@@ -183,7 +183,7 @@ func (x *explainer) attachedAt(hook datapath.EdgeHook, index int) (*net.Interfac
 }
 
 // networkOf returns the value of the longest matching prefix.
-func networkOf(networks map[datapath.NetworkKey]datapath.Network, a netip.Addr) (kind datapath.Network) {
+func networkOf(networks map[bpf.NetworkKey]bpf.Network, a netip.Addr) (kind bpf.Network) {
 	longest := -1
 	for key, k := range networks {
 		if p := key.Prefix(); p.Contains(a) && p.Bits() > longest {

@@ -83,9 +83,9 @@ type Encapsulation struct {
 
 func (e *Encapsulation) String() string {
 	switch e.DSR {
-	case conntrack.DSRNames[datapath.DSRIPIP]:
+	case conntrack.DSRNames[bpf.DSRIPIP]:
 		return fmt.Sprintf("IPIP, %s > %s", e.Source, e.Destination)
-	case conntrack.DSRNames[datapath.DSRGeneve]:
+	case conntrack.DSRNames[bpf.DSRGeneve]:
 		return fmt.Sprintf("Geneve, %s > %s", e.Source, e.Destination)
 	}
 	return "with the original destination in an IP option"
@@ -103,11 +103,11 @@ type Hop struct {
 //
 // It returns an *inspect.RequestError if the question itself is wrong.
 func Explain(bpffs string, q Question) (*Answer, error) {
-	raw, err := datapath.OpenTables(bpffs)
+	raw, err := bpf.OpenTables(bpffs)
 	if err != nil {
 		return nil, err
 	}
-	other, err := datapath.OtherNamespace(bpffs)
+	other, err := bpf.OtherNamespace(bpffs)
 	if err != nil {
 		return nil, err
 	}
@@ -149,7 +149,7 @@ func (x *explainer) packetOrOffload() error {
 
 type explainer struct {
 	bpffs    string
-	raw      *datapath.Tables
+	raw      *bpf.Tables
 	tables   *inspect.Tables
 	question Question
 	answer   Answer
@@ -162,7 +162,7 @@ func (x *explainer) note(format string, args ...any) {
 }
 
 // frontend returns the frontend of a key and its Service.
-func (x *explainer) frontend(key datapath.FrontendKey) (*inspect.Service, *inspect.Frontend) {
+func (x *explainer) frontend(key bpf.FrontendKey) (*inspect.Service, *inspect.Frontend) {
 	for i := range x.tables.Services {
 		s := &x.tables.Services[i]
 		for j := range s.Frontends {
@@ -183,11 +183,11 @@ func (x *explainer) setFrontend(s *inspect.Service, f *inspect.Frontend, class s
 }
 
 // remembered returns the backend of a client's valid session affinity entry, or 0.
-func (x *explainer) remembered(f *inspect.Frontend, d inspect.Decision, client datapath.Address) (uint32, error) {
+func (x *explainer) remembered(f *inspect.Frontend, d inspect.Decision, client bpf.Address) (uint32, error) {
 	if f.AffinitySeconds == 0 {
 		return 0, nil
 	}
-	entry, err := x.raw.Affinity.Get(datapath.AffinityKey{Client: client, Service: f.ServiceID})
+	entry, err := x.raw.Affinity.Get(bpf.AffinityKey{Client: client, Service: f.ServiceID})
 	if err != nil {
 		return 0, err
 	}

@@ -37,11 +37,11 @@ func (x *explainer) packet() error {
 	if xdp != nil {
 		x.answer.Entry = "xdp"
 		x.noteOthers(xdp.Chain)
-		e, err := x.run(datapath.EdgeXDP, device, device.Index)
+		e, err := x.run(bpf.EdgeXDP, device, device.Index)
 		if err != nil {
 			return err
 		}
-		if datapath.ReasonName(e.Reason) != "to_tc" {
+		if bpf.ReasonName(e.Reason) != "to_tc" {
 			return x.explained(e)
 		}
 		x.answer.EarlierPrograms = append(x.answer.EarlierPrograms, "xdp: "+inspect.Reasons["to_tc"])
@@ -52,23 +52,23 @@ func (x *explainer) packet() error {
 // throughTC runs the tc program of the input device and, if it passes the packet, that of the output device.
 func (x *explainer) throughTC(in *net.Interface) error {
 	x.answer.Entry = "tc"
-	e, err := x.run(datapath.EdgeIngress, in, in.Index)
+	e, err := x.run(bpf.EdgeIngress, in, in.Index)
 	if err != nil {
 		return err
 	}
-	if datapath.ReasonName(e.Reason) != "not_service" {
+	if bpf.ReasonName(e.Reason) != "not_service" {
 		return x.explained(e)
 	}
 	var out *net.Interface
 	if routes, err := netlink.RouteGet(x.question.Destination.Addr().AsSlice()); err == nil && len(routes) > 0 {
-		if out, err = x.attachedAt(datapath.EdgeEgress, routes[0].LinkIndex); err != nil {
+		if out, err = x.attachedAt(bpf.EdgeEgress, routes[0].LinkIndex); err != nil {
 			return err
 		}
 	}
 	if out == nil {
 		return x.explained(e)
 	}
-	leaving, err := x.run(datapath.EdgeEgress, out, in.Index)
+	leaving, err := x.run(bpf.EdgeEgress, out, in.Index)
 	if err != nil {
 		return err
 	}
@@ -81,8 +81,8 @@ func (x *explainer) throughTC(in *net.Interface) error {
 }
 
 // run test-runs the program of a hook on the packet.
-func (x *explainer) run(hook datapath.EdgeHook, device *net.Interface, from int) (*datapath.Explanation, error) {
-	dry, err := datapath.OpenDryRun(x.bpffs, hook)
+func (x *explainer) run(hook bpf.EdgeHook, device *net.Interface, from int) (*bpf.Explanation, error) {
+	dry, err := bpf.OpenDryRun(x.bpffs, hook)
 	if err != nil {
 		return nil, err
 	}
@@ -115,22 +115,22 @@ func (x *explainer) noteOthers(chain []xdpdispatch.ChainProgram) {
 }
 
 // device returns the device that receives the packet, and its XDP program if it has one.
-func (x *explainer) device() (device *net.Interface, xdp *datapath.EdgeAttachment, err error) {
-	attached, err := datapath.EdgeAttachments(x.bpffs)
+func (x *explainer) device() (device *net.Interface, xdp *bpf.EdgeAttachment, err error) {
+	attached, err := bpf.EdgeAttachments(x.bpffs)
 	if err != nil {
 		return nil, nil, err
 	}
-	byXDP := map[int]*datapath.EdgeAttachment{}
+	byXDP := map[int]*bpf.EdgeAttachment{}
 	var names []string
 	var devices []*net.Interface
 	for _, a := range attached {
 		if a.Detached {
 			continue
 		}
-		if a.Hook == datapath.EdgeXDP {
+		if a.Hook == bpf.EdgeXDP {
 			byXDP[a.Device] = &a
 		}
-		if a.Hook != datapath.EdgeIngress {
+		if a.Hook != bpf.EdgeIngress {
 			continue
 		}
 		if d, err := net.InterfaceByIndex(a.Device); err == nil {
@@ -165,13 +165,13 @@ func (x *explainer) device() (device *net.Interface, xdp *datapath.EdgeAttachmen
 }
 
 // explained converts the result of the test run.
-func (x *explainer) explained(e *datapath.Explanation) error {
+func (x *explainer) explained(e *bpf.Explanation) error {
 	a := &x.answer
 	if e.Done == 0 {
 		a.Verdict, a.Why = service.Pass.String(), "passed unchanged without a look-up"
 		return nil
 	}
-	a.Reason = datapath.ReasonName(e.Reason)
+	a.Reason = bpf.ReasonName(e.Reason)
 	a.Why, a.Verdict = inspect.Reasons[a.Reason], verdictOf(a.Reason)
 	class := service.SourceClass(e.Class)
 	var d inspect.Decision
@@ -188,7 +188,7 @@ func (x *explainer) explained(e *datapath.Explanation) error {
 		return nil
 	}
 	a.Rewritten = &Ends{e.Xlate.From(), e.Xlate.To(), a.Original.Protocol}
-	local := e.Known != 0 && e.Flags&uint8(datapath.ConntrackLocal) != 0
+	local := e.Known != 0 && e.Flags&uint8(bpf.ConntrackLocal) != 0
 	a.Backend = &inspect.Member{ID: e.Backend, Address: a.Rewritten.Destination.String()}
 	for _, m := range a.Backends {
 		if m.ID == e.Backend {
@@ -207,27 +207,27 @@ func (x *explainer) explained(e *datapath.Explanation) error {
 		return nil
 	}
 	a.Affinity = "new"
-	kept, err := x.remembered(f, d, datapath.AddressFrom(a.Original.Source.Addr()))
+	kept, err := x.remembered(f, d, bpf.AddressFrom(a.Original.Source.Addr()))
 	if kept == e.Backend && kept != 0 {
 		a.Affinity = "kept"
 	}
 	return err
 }
 
-func encapsulation(e *datapath.Explanation) *Encapsulation {
-	how, direct := conntrack.DSRNames[datapath.DSR(e.Dsr)]
+func encapsulation(e *bpf.Explanation) *Encapsulation {
+	how, direct := conntrack.DSRNames[bpf.DSR(e.Dsr)]
 	if !direct {
 		return nil
 	}
 	c := &Encapsulation{DSR: how}
-	if datapath.DSR(e.Dsr) != datapath.DSROpt {
-		c.Source, c.Destination = datapath.Address(e.OuterSource).Addr(), datapath.Address(e.OuterDestination).Addr()
+	if bpf.DSR(e.Dsr) != bpf.DSROpt {
+		c.Source, c.Destination = bpf.Address(e.OuterSource).Addr(), bpf.Address(e.OuterDestination).Addr()
 	}
 	return c
 }
 
 // known explains a packet of a flow with conntrack entries, which take precedence over the Services' tables.
-func (x *explainer) known(e *datapath.Explanation) {
+func (x *explainer) known(e *bpf.Explanation) {
 	x.answer.Flow = conntrack.StateNames[conntrack.State(e.State)]
 	for i := range x.tables.Services {
 		s := &x.tables.Services[i]

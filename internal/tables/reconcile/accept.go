@@ -29,25 +29,25 @@ func (s *Syncer) Accepted() (tunnels, option bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	accepted := s.tables.UntrackedFrontends.Load(0).Accepted
-	return accepted&datapath.AcceptTunnels != 0, accepted&datapath.AcceptOption != 0
+	return accepted&bpf.AcceptTunnels != 0, accepted&bpf.AcceptOption != 0
 }
 
 // accepts returns the kinds that a frontend needs, including those of flows from before its last change.
-func (e *entry) accepts() (kinds datapath.Accepted) {
+func (e *entry) accepts() (kinds bpf.Accepted) {
 	p := e.slotHistory()
-	if e.content.DSR() != datapath.DSRNone || p != nil && p.dsr != datapath.DSRNone {
-		kinds = datapath.AcceptTunnels
+	if e.content.DSR() != bpf.DSRNone || p != nil && p.dsr != bpf.DSRNone {
+		kinds = bpf.AcceptTunnels
 	}
-	if e.content.DSR() == datapath.DSROpt {
-		kinds |= datapath.AcceptOption
+	if e.content.DSR() == bpf.DSROpt {
+		kinds |= bpf.AcceptOption
 	}
 	return kinds
 }
 
 // wantedAccepted returns the kinds that are in use.
-func (s *Syncer) wantedAccepted() (kinds datapath.Accepted) {
+func (s *Syncer) wantedAccepted() (kinds bpf.Accepted) {
 	if s.acceptTunnels {
-		kinds = datapath.AcceptTunnels
+		kinds = bpf.AcceptTunnels
 	}
 	for _, e := range s.applied {
 		kinds |= e.accepts()
@@ -56,7 +56,7 @@ func (s *Syncer) wantedAccepted() (kinds datapath.Accepted) {
 }
 
 // startAccepting makes programs accept more kinds.
-func (s *Syncer) startAccepting(kinds datapath.Accepted) error {
+func (s *Syncer) startAccepting(kinds bpf.Accepted) error {
 	ends := s.tables.UntrackedFrontends.Load(0)
 	if ends.Accepted|kinds == ends.Accepted {
 		return nil
@@ -66,7 +66,7 @@ func (s *Syncer) startAccepting(kinds datapath.Accepted) error {
 }
 
 // unusedAccepted returns the kinds that are accepted and not in use.
-func (s *Syncer) unusedAccepted() datapath.Accepted {
+func (s *Syncer) unusedAccepted() bpf.Accepted {
 	accepted := s.tables.UntrackedFrontends.Load(0).Accepted
 	if accepted == 0 {
 		return 0
@@ -75,7 +75,7 @@ func (s *Syncer) unusedAccepted() datapath.Accepted {
 }
 
 // stopAccepting makes programs reject those of the kinds that are not in use.
-func (s *Syncer) stopAccepting(kinds datapath.Accepted) error {
+func (s *Syncer) stopAccepting(kinds bpf.Accepted) error {
 	if kinds &= s.unusedAccepted(); kinds == 0 {
 		return nil
 	}
@@ -104,11 +104,11 @@ func (s *Syncer) SetOwn(addresses []netip.Addr) {
 
 // wantedBalancerTable returns what the table of balancers should hold: their networks, and the node's own
 // addresses within these.
-func (s *Syncer) wantedBalancerTable() map[netip.Prefix]datapath.Balancer {
-	want := map[netip.Prefix]datapath.Balancer{}
+func (s *Syncer) wantedBalancerTable() map[netip.Prefix]bpf.Balancer {
+	want := map[netip.Prefix]bpf.Balancer{}
 	var networks []netip.Prefix
 	for _, p := range s.wantedBalancers {
-		want[p] = datapath.IsBalancer
+		want[p] = bpf.IsBalancer
 		if !p.IsSingleIP() {
 			networks = append(networks, p)
 		}
@@ -120,7 +120,7 @@ func (s *Syncer) wantedBalancerTable() map[netip.Prefix]datapath.Balancer {
 			named = named || p.Contains(a)
 		}
 		if named {
-			want[one] = datapath.IsOwn
+			want[one] = bpf.IsOwn
 		}
 	}
 	return want

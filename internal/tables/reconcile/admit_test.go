@@ -80,30 +80,30 @@ func TestAdmission(t *testing.T) {
 		want  map[string]string // the others are applied
 	}
 	for name, test := range map[string]struct {
-		limits  datapath.Limits
+		limits  bpf.Limits
 		shares  Shares
 		steps   []step
 		restart bool // between any two steps
 	}{
-		"fresh node, one object is larger than the table": {datapath.Limits{Frontends: 64}, Shares{}, []step{
+		"fresh node, one object is larger than the table": {bpf.Limits{Frontends: 64}, Shares{}, []step{
 			{plans{a: wide(a, 1, 4, 2), hostile: wide(hostile, 9, 100, 1), b: wide(b, 2, 4, 3)}, map[string]string{"h/hostile": "left out: it needs 100 entries of table frontends"}},
 		}, false},
-		"fresh node, the oldest first": {datapath.Limits{Frontends: 64}, Shares{}, []step{
+		"fresh node, the oldest first": {bpf.Limits{Frontends: 64}, Shares{}, []step{
 			{plans{a: wide(a, 1, 30, 3), b: wide(b, 2, 30, 2), c: wide(c, 3, 30, 1)}, map[string]string{"a/web": "left out: it needs 30 entries of table frontends, and 2 of 64"}},
 		}, false},
-		"what is served goes before what is older, after a restart too": {datapath.Limits{Frontends: 64}, Shares{}, []step{
+		"what is served goes before what is older, after a restart too": {bpf.Limits{Frontends: 64}, Shares{}, []step{
 			{plans{a: wide(a, 1, 30, 3), b: wide(b, 2, 20, 3)}, nil},
 			{plans{a: wide(a, 1, 30, 3), b: wide(b, 2, 20, 3), c: wide(c, 3, 30, 1)}, map[string]string{"c/web": "left out"}},
 			{plans{b: wide(b, 2, 20, 3), c: wide(c, 3, 30, 1)}, nil},
 		}, true},
-		"one Service's share": {datapath.Limits{Frontends: 100}, Shares{Service: 25}, []step{
+		"one Service's share": {bpf.Limits{Frontends: 100}, Shares{Service: 25}, []step{
 			{plans{a: wide(a, 1, 25, 2), hostile: wide(hostile, 9, 26, 1)}, map[string]string{"h/hostile": "one Service may have 25: make it smaller, or raise --service-share or --max-frontends"}},
 		}, false},
-		"one namespace's share": {datapath.Limits{Frontends: 100}, Shares{Namespace: 50}, []step{
+		"one namespace's share": {bpf.Limits{Frontends: 100}, Shares{Namespace: 50}, []step{
 			{plans{a: wide(a, 1, 30, 2), in("a", "x"): wide(in("a", "x"), 2, 30, 1), b: wide(b, 3, 30, 3)},
 				map[string]string{"a/web": "all of namespace a may have 50: make it smaller, or raise --namespace-share"}},
 		}, false},
-		"served, and new addresses are too many: the others stay, with their new endpoints": {datapath.Limits{Frontends: 100}, Shares{Service: 25}, []step{
+		"served, and new addresses are too many: the others stay, with their new endpoints": {bpf.Limits{Frontends: 100}, Shares{Service: 25}, []step{
 			{plans{a: wide(a, 1, 20, 1)}, nil},
 			{plans{a: func() *service.Plan {
 				p := wide(a, 1, 30, 1)
@@ -112,16 +112,16 @@ func TestAdmission(t *testing.T) {
 			}()}, map[string]string{"a/web": "failed: its additions are left out: it needs 30"}},
 			{plans{a: wide(a, 1, 20, 1)}, nil},
 		}, true},
-		"a share that is smaller than what is served takes nothing away": {datapath.Limits{Frontends: 100}, Shares{}, []step{
+		"a share that is smaller than what is served takes nothing away": {bpf.Limits{Frontends: 100}, Shares{}, []step{
 			{plans{a: wide(a, 1, 60, 1)}, nil},
 			{plans{a: wide(a, 1, 60, 1), b: wide(b, 2, 20, 1)}, nil},
 		}, true},
-		"Maglev tables leave room for changes": {datapath.Limits{Slots: 1080}, Shares{}, []step{
+		"Maglev tables leave room for changes": {bpf.Limits{Slots: 1080}, Shares{}, []step{
 			{plans{a: tabled(a, 1, 2, 1), b: tabled(b, 2, 2, 2), c: tabled(c, 3, 2, 3), hostile: tabled(hostile, 4, 2, 4)},
 				map[string]string{"h/hostile": "left out: it needs 260 entries of table slots, and 40 of 1080 are free for it: raise --max-slots"}},
 			{plans{a: tabled(a, 1, 3, 1), b: tabled(b, 2, 3, 2), c: tabled(c, 3, 3, 3)}, nil},
 		}, false},
-		"a Service that is served cannot take a share of slots": {datapath.Limits{Slots: 1024}, Shares{Service: 25}, []step{
+		"a Service that is served cannot take a share of slots": {bpf.Limits{Slots: 1024}, Shares{Service: 25}, []step{
 			{plans{hostile: simplePlan(hostile, 1, 3)}, nil},
 			{plans{hostile: func() *service.Plan {
 				p := simplePlan(hostile, 1, 3)
@@ -129,7 +129,7 @@ func TestAdmission(t *testing.T) {
 				return p
 			}()}, map[string]string{"h/hostile": "failed: its changes are left out, and its previous state stays in effect: it needs 520 entries of table slots, and one Service may have 256"}},
 		}, true},
-		"endpoints": {datapath.Limits{Backends: 100}, Shares{Service: 25}, []step{
+		"endpoints": {bpf.Limits{Backends: 100}, Shares{Service: 25}, []step{
 			{plans{hostile: simplePlan(hostile, 1, 26), a: simplePlan(a, 2, 25)}, map[string]string{"h/hostile": "needs 26 entries of table backends"}},
 		}, false},
 	} {
@@ -194,7 +194,7 @@ func wantServed(t *testing.T, k *fakeKernel, all plans, not map[string]string) {
 // change, also in Maglev tables and weighted sets: the new ones are served after each change.
 func TestUpdatesAreNotFrozen(t *testing.T) {
 	const slots = 64 * 1024
-	k := newFakeKernel(t, datapath.Limits{Slots: slots, Frontends: 4096})
+	k := newFakeKernel(t, bpf.Limits{Slots: slots, Frontends: 4096})
 	k.trusts = true
 	s := newSyncer(t, k)
 	r := rand.New(rand.NewPCG(1, 2))
@@ -260,7 +260,7 @@ func TestUpdatesAreNotFrozen(t *testing.T) {
 // TestLeftOutInFewWords: the error of a change names ten objects that are left out and counts the others.
 // It is reported once.
 func TestLeftOutInFewWords(t *testing.T) {
-	k := newFakeKernel(t, datapath.Limits{Frontends: 64})
+	k := newFakeKernel(t, bpf.Limits{Frontends: 64})
 	s := newSyncer(t, k)
 	all := plans{}
 	for n := range 100 {

@@ -52,7 +52,7 @@ func (a *auditor) repaired(err error) {
 	a.errs = append(a.errs, err)
 }
 
-func auditHash[K comparable, V comparable](a *auditor, table datapath.Hash[K, V], want map[K]V) {
+func auditHash[K comparable, V comparable](a *auditor, table bpf.Hash[K, V], want map[K]V) {
 	have, err := table.All()
 	if err != nil {
 		a.errs = append(a.errs, err)
@@ -73,7 +73,7 @@ func auditHash[K comparable, V comparable](a *auditor, table datapath.Hash[K, V]
 // names audits service names. Ports that wait to be freed keep their names; ports of which only the id is
 // known have none.
 func (a *auditor) names() {
-	want := map[uint32]datapath.ServiceName{}
+	want := map[uint32]bpf.ServiceName{}
 	for key, p := range a.ports {
 		name, err := codec.ServiceName(key)
 		if err != nil {
@@ -91,7 +91,7 @@ func (a *auditor) names() {
 }
 
 func (a *auditor) sourceRanges() {
-	want := map[datapath.SourceRangeKey]uint32{}
+	want := map[bpf.SourceRangeKey]uint32{}
 	add := func(x *source) {
 		for _, p := range x.prefixes {
 			want[codec.SourceRangeKey(x.id, p)] = 1

@@ -15,49 +15,49 @@ var podNetwork = netip.MustParsePrefix("10.10.1.0/24")
 // TestAuditRepairsDamage: changes by other programs are found, counted and repaired.
 func TestAuditRepairsDamage(t *testing.T) {
 	r := newRand(t)
-	for name, damage := range map[string]func(k *fakeKernel, key datapath.FrontendKey, row uint32){
-		"index entry removed":    func(k *fakeKernel, key datapath.FrontendKey, _ uint32) { delete(k.index.entries, key) },
-		"index entry led astray": func(k *fakeKernel, key datapath.FrontendKey, row uint32) { k.index.entries[key] = row + 1 },
-		"row changed":            func(k *fakeKernel, _ datapath.FrontendKey, row uint32) { k.rows.rows[row].AffinitySeconds++ },
-		"kind of DSR changed":    func(k *fakeKernel, _ datapath.FrontendKey, row uint32) { k.rows.rows[row].Dsr ^= 1 },
-		"node of a backend changed": func(k *fakeKernel, _ datapath.FrontendKey, row uint32) {
+	for name, damage := range map[string]func(k *fakeKernel, key bpf.FrontendKey, row uint32){
+		"index entry removed":    func(k *fakeKernel, key bpf.FrontendKey, _ uint32) { delete(k.index.entries, key) },
+		"index entry led astray": func(k *fakeKernel, key bpf.FrontendKey, row uint32) { k.index.entries[key] = row + 1 },
+		"row changed":            func(k *fakeKernel, _ bpf.FrontendKey, row uint32) { k.rows.rows[row].AffinitySeconds++ },
+		"kind of DSR changed":    func(k *fakeKernel, _ bpf.FrontendKey, row uint32) { k.rows.rows[row].Dsr ^= 1 },
+		"node of a backend changed": func(k *fakeKernel, _ bpf.FrontendKey, row uint32) {
 			k.backends.rows[k.slots.rows[k.rows.rows[row].Decisions[0].First]].Node.Bytes[15]++
 		},
-		"foreign balancer": func(k *fakeKernel, _ datapath.FrontendKey, _ uint32) {
-			k.balancers.entries[datapath.NetworkKey{Prefixlen: 8}] = 1
+		"foreign balancer": func(k *fakeKernel, _ bpf.FrontendKey, _ uint32) {
+			k.balancers.entries[bpf.NetworkKey{Prefixlen: 8}] = 1
 		},
-		"balancer removed": func(k *fakeKernel, _ datapath.FrontendKey, _ uint32) {
+		"balancer removed": func(k *fakeKernel, _ bpf.FrontendKey, _ uint32) {
 			delete(k.balancers.entries, codec.NetworkKey(podNetwork))
 		},
-		"slot changed": func(k *fakeKernel, _ datapath.FrontendKey, row uint32) {
+		"slot changed": func(k *fakeKernel, _ bpf.FrontendKey, row uint32) {
 			k.slots.rows[k.rows.rows[row].Decisions[0].First] = 0
 		},
-		"backend changed": func(k *fakeKernel, _ datapath.FrontendKey, row uint32) {
+		"backend changed": func(k *fakeKernel, _ bpf.FrontendKey, row uint32) {
 			k.backends.rows[k.slots.rows[k.rows.rows[row].Decisions[0].First]].Port = 9
 		},
-		"service name removed": func(k *fakeKernel, _ datapath.FrontendKey, row uint32) {
+		"service name removed": func(k *fakeKernel, _ bpf.FrontendKey, row uint32) {
 			delete(k.services.entries, k.rows.rows[row].Service)
 		},
-		"foreign network": func(k *fakeKernel, _ datapath.FrontendKey, _ uint32) {
-			k.networks.entries[datapath.NetworkKey{Prefixlen: 8}] = datapath.NetworkService
+		"foreign network": func(k *fakeKernel, _ bpf.FrontendKey, _ uint32) {
+			k.networks.entries[bpf.NetworkKey{Prefixlen: 8}] = bpf.NetworkService
 		},
-		"network of pods taken for a ServiceCIDR": func(k *fakeKernel, _ datapath.FrontendKey, _ uint32) {
-			k.networks.entries[codec.NetworkKey(podNetwork)] = datapath.NetworkService
+		"network of pods taken for a ServiceCIDR": func(k *fakeKernel, _ bpf.FrontendKey, _ uint32) {
+			k.networks.entries[codec.NetworkKey(podNetwork)] = bpf.NetworkService
 		},
-		"foreign frontend": func(k *fakeKernel, _ datapath.FrontendKey, row uint32) {
-			k.index.entries[datapath.FrontendKey{Port: 1}] = row
+		"foreign frontend": func(k *fakeKernel, _ bpf.FrontendKey, row uint32) {
+			k.index.entries[bpf.FrontendKey{Port: 1}] = row
 		},
-		"foreign source range": func(k *fakeKernel, _ datapath.FrontendKey, _ uint32) {
-			k.ranges.entries[datapath.SourceRangeKey{SourceSet: 99, Prefixlen: 32 + 96}] = 1
+		"foreign source range": func(k *fakeKernel, _ bpf.FrontendKey, _ uint32) {
+			k.ranges.entries[bpf.SourceRangeKey{SourceSet: 99, Prefixlen: 32 + 96}] = 1
 		},
-		"reserved port removed": func(k *fakeKernel, _ datapath.FrontendKey, _ uint32) {
+		"reserved port removed": func(k *fakeKernel, _ bpf.FrontendKey, _ uint32) {
 			delete(k.reserved.entries, reservedHere)
 		},
-		"foreign reserved port": func(k *fakeKernel, _ datapath.FrontendKey, _ uint32) {
-			k.reserved.entries[datapath.ReservedPort{Port: 7, Protocol: 6, IpVersion: 4}] = 1
+		"foreign reserved port": func(k *fakeKernel, _ bpf.FrontendKey, _ uint32) {
+			k.reserved.entries[bpf.ReservedPort{Port: 7, Protocol: 6, IpVersion: 4}] = 1
 		},
-		"foreign service": func(k *fakeKernel, _ datapath.FrontendKey, _ uint32) {
-			k.services.entries[4711] = datapath.ServiceName{}
+		"foreign service": func(k *fakeKernel, _ bpf.FrontendKey, _ uint32) {
+			k.services.entries[4711] = bpf.ServiceName{}
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -18,12 +18,12 @@ func (s *Syncer) ensureBackend(key codec.Backend) (*backend, error) {
 	if b := s.backends[key]; b != nil {
 		return b, nil
 	}
-	if err := s.spare(datapath.SockMapBackends, uint32(len(s.backends)), s.tables.Backends.Len()-1); err != nil {
+	if err := s.spare(bpf.SockMapBackends, uint32(len(s.backends)), s.tables.Backends.Len()-1); err != nil {
 		return nil, err
 	}
 	id, ok := s.backendIDs.take()
 	if !ok {
-		return nil, datapath.NewFullError(datapath.SockMapBackends, s.tables.Backends.Len()-1)
+		return nil, bpf.NewFullError(bpf.SockMapBackends, s.tables.Backends.Len()-1)
 	}
 	if err := s.tables.Backends.Store(id, key.Row()); err != nil {
 		s.backendIDs.put(id)

@@ -44,7 +44,7 @@ func (k *fakeKernel) meets(key service.FrontendKey) (b behaviour, ok bool) {
 			b.decisions[class] = fmt.Sprint(service.Verdict(d.First))
 			continue
 		}
-		if content.Flags&uint16(datapath.FlagMaglev) == 0 {
+		if content.Flags&uint16(bpf.FlagMaglev) == 0 {
 			b.decisions[class] = k.members(d.First, d.Count)
 			continue
 		}
@@ -59,7 +59,7 @@ func (k *fakeKernel) meets(key service.FrontendKey) (b behaviour, ok bool) {
 		k.t.Errorf("frontend %s names service id %d, which has no name", key, content.Service)
 	}
 	b.kind, b.service, b.affinity, b.sources = service.FrontendKind(content.Kind), codec.PortOf(name), content.AffinitySeconds, k.admitted(content.SourceSet)
-	b.dsr, b.untracked = codec.DSROf(datapath.DSR(content.Dsr)), content.Flags&uint16(datapath.FlagUntracked) != 0
+	b.dsr, b.untracked = codec.DSROf(bpf.DSR(content.Dsr)), content.Flags&uint16(bpf.FlagUntracked) != 0
 	return b, true
 }
 
@@ -80,7 +80,7 @@ func (k *fakeKernel) members(first, count uint32) string {
 }
 
 // table returns the backends in the slots of a Maglev table, in order.
-func (k *fakeKernel) table(d datapath.Decision) (addresses []netip.AddrPort) {
+func (k *fakeKernel) table(d bpf.Decision) (addresses []netip.AddrPort) {
 	for n := range d.Count {
 		addresses = append(addresses, k.backends.rows[k.slots.rows[d.First+n]].AddrPort())
 	}
@@ -192,7 +192,7 @@ func stateOf(plans map[service.Ref]*service.Plan) state {
 func (k *fakeKernel) state() state {
 	all := state{}
 	for key := range k.index.entries {
-		name := service.FrontendKey{Addr: key.Address.Addr(), Port: datapath.NetworkOrder(key.Port), Protocol: service.Protocol(key.Protocol)}
+		name := service.FrontendKey{Addr: key.Address.Addr(), Port: bpf.NetworkOrder(key.Port), Protocol: service.Protocol(key.Protocol)}
 		all[name], _ = k.meets(name)
 	}
 	return all

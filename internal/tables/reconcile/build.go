@@ -126,7 +126,7 @@ func (s *Syncer) ensurePort(key service.Port) (*port, error) {
 	}
 	id, ok := s.portIDs.take()
 	if !ok {
-		return nil, datapath.NewFullError(datapath.SockMapServices, s.tables.Services.Max())
+		return nil, bpf.NewFullError(bpf.SockMapServices, s.tables.Services.Max())
 	}
 	if err := s.tables.Services.Put(id, name); err != nil {
 		s.portIDs.put(id)
@@ -173,7 +173,7 @@ func (s *Syncer) writeSet(x *set) (*set, error) {
 		at, ok = s.slots.take(n)
 	}
 	if !ok {
-		return nil, datapath.NewFullError(datapath.SockMapSlots, length)
+		return nil, bpf.NewFullError(bpf.SockMapSlots, length)
 	}
 	for i, id := range content {
 		if err := s.tables.Slots.Store(at.first+uint32(i), id); err != nil {
@@ -225,12 +225,12 @@ func (s *Syncer) ensureSource(prefixes []netip.Prefix) (*source, error) {
 	if known := s.sources[sourceName(prefixes)]; known != nil {
 		return known, nil
 	}
-	if err := s.spare(datapath.SockMapSourceRanges, s.ranges+uint32(len(prefixes)), s.tables.SourceRanges.Max()); err != nil {
+	if err := s.spare(bpf.SockMapSourceRanges, s.ranges+uint32(len(prefixes)), s.tables.SourceRanges.Max()); err != nil {
 		return nil, err
 	}
 	id, ok := s.sourceIDs.take()
 	if !ok {
-		return nil, datapath.NewFullError(datapath.SockMapSourceRanges, s.tables.SourceRanges.Max())
+		return nil, bpf.NewFullError(bpf.SockMapSourceRanges, s.tables.SourceRanges.Max())
 	}
 	made := &source{id: id, prefixes: prefixes}
 	s.ranges += uint32(len(prefixes))

@@ -28,7 +28,7 @@ const (
 )
 
 var costNames = [costTables]string{
-	datapath.SockMapFrontends, datapath.SockMapServices, datapath.SockMapSlots, datapath.SockMapBackends, datapath.SockMapSourceRanges,
+	bpf.SockMapFrontends, bpf.SockMapServices, bpf.SockMapSlots, bpf.SockMapBackends, bpf.SockMapSourceRanges,
 }
 
 // shared reports whether plans share entries of a table: equal endpoints and equal lists of source ranges

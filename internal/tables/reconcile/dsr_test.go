@@ -30,7 +30,7 @@ func withDSR(plan *service.Plan, kind service.DSR) *service.Plan {
 // A change of the kind of DSR fills another row and changes the index: sets and backends stay, no flow is
 // checked, and the next agent finds the row unchanged.
 func TestDSRIsInTheRow(t *testing.T) {
-	k := newFakeKernel(t, datapath.Limits{})
+	k := newFakeKernel(t, bpf.Limits{})
 	s := newSyncer(t, k)
 	owner := ref("web")
 	plan := simplePlan(owner, 1, 3)
@@ -41,12 +41,12 @@ func TestDSRIsInTheRow(t *testing.T) {
 	apply("")
 	s.TakeRemoved()
 	backends, slots := slices.Clone(k.backends.rows), slices.Clone(k.slots.rows)
-	for kind, want := range map[service.DSR]datapath.DSR{
-		service.DSRIPIP: datapath.DSRIPIP, service.DSRGeneve: datapath.DSRGeneve, service.DSROpt: datapath.DSROpt, "": datapath.DSRNone,
+	for kind, want := range map[service.DSR]bpf.DSR{
+		service.DSRIPIP: bpf.DSRIPIP, service.DSRGeneve: bpf.DSRGeneve, service.DSROpt: bpf.DSROpt, "": bpf.DSRNone,
 	} {
 		apply(kind)
 		row := k.rows.rows[k.index.entries[codec.FrontendKey(plan.Frontends[0].Key)]]
-		if datapath.DSR(row.Dsr) != want || codec.DSROf(datapath.DSR(row.Dsr)) != kind {
+		if bpf.DSR(row.Dsr) != want || codec.DSROf(bpf.DSR(row.Dsr)) != kind {
 			t.Errorf("%q: the row has %d", kind, row.Dsr)
 		}
 		if !slices.Equal(backends, k.backends.rows) || !slices.Equal(slots, k.slots.rows) {
@@ -69,7 +69,7 @@ func TestDSRIsInTheRow(t *testing.T) {
 // A backend whose node gets another address is another backend: a row changes only when nothing leads to
 // it. A backend without a node has its own address there.
 func TestNodeOfBackend(t *testing.T) {
-	k := newFakeKernel(t, datapath.Limits{})
+	k := newFakeKernel(t, bpf.Limits{})
 	s := newSyncer(t, k)
 	owner := ref("web")
 	for _, node := range []string{"", "192.0.2.9", "192.0.2.10", ""} {
@@ -122,21 +122,21 @@ func networksOf(texts ...string) *[]netip.Prefix {
 // The table of balancers follows what is wanted, adding new ones before removing old ones; a starting agent
 // leaves it alone until it knows them; damage is repaired.
 func TestBalancers(t *testing.T) {
-	k := newFakeKernel(t, datapath.Limits{})
+	k := newFakeKernel(t, bpf.Limits{})
 	s := newSyncer(t, k)
 	for _, networks := range [][]string{{"192.0.2.1/32", "2001:db8::1/128"}, {"192.0.2.0/24", "192.0.2.2/32"}, {"192.0.2.0/24"}, {"10.0.0.0/8", "fd00::/64"}} {
 		before := maps.Clone(k.balancers.entries)
 		added := 0
 		k.before = func(operation string) error {
 			switch {
-			case strings.HasPrefix(operation, "put "+datapath.EdgeTCMapBalancers):
+			case strings.HasPrefix(operation, "put "+bpf.EdgeTCMapBalancers):
 				added++
 				for key := range before {
 					if k.balancers.entries[key] != 1 {
 						t.Errorf("%s is removed before all others are added", key.Prefix())
 					}
 				}
-			case strings.HasPrefix(operation, "delete "+datapath.EdgeTCMapBalancers) && added == 0 && len(before) < len(networks):
+			case strings.HasPrefix(operation, "delete "+bpf.EdgeTCMapBalancers) && added == 0 && len(before) < len(networks):
 				t.Error("balancers are removed before others are added")
 			}
 			return nil
@@ -173,14 +173,14 @@ func TestBalancers(t *testing.T) {
 // Balancers that do not fit are named, those that fit are in the table, and the rest is added when there is
 // room; likewise after a failed operation.
 func TestBalancersThatDoNotFit(t *testing.T) {
-	k := newFakeKernel(t, datapath.Limits{})
+	k := newFakeKernel(t, bpf.Limits{})
 	s := newSyncer(t, k)
 	var many []string
 	for i := range k.balancers.max + 1 {
 		many = append(many, fmt.Sprintf("192.0.2.%d/32", i))
 	}
 	err := s.Apply(service.Delta{Balancers: networksOf(many...)})
-	var full *datapath.FullError
+	var full *bpf.FullError
 	if !errors.As(err, &full) || !strings.Contains(err.Error(), "balancer 192.0.2.") || !strings.Contains(err.Error(), "set --dsr-balancers to the nodes' networks") {
 		t.Errorf("the error is %v", err)
 	}
@@ -196,7 +196,7 @@ func TestBalancersThatDoNotFit(t *testing.T) {
 		t.Errorf("with room: %s, status %q", got, s.Stats().Balancers)
 	}
 	k.before = func(operation string) error {
-		if strings.Contains(operation, " "+datapath.EdgeTCMapBalancers+" ") {
+		if strings.Contains(operation, " "+bpf.EdgeTCMapBalancers+" ") {
 			return errFault
 		}
 		return nil
@@ -214,7 +214,7 @@ func TestBalancersThatDoNotFit(t *testing.T) {
 // Packets of DSR are sent to backends on other nodes, or with Geneve to their nodes; each kind has its own
 // list, only of frontends that use it.
 func TestDSRDestinations(t *testing.T) {
-	k := newFakeKernel(t, datapath.Limits{})
+	k := newFakeKernel(t, bpf.Limits{})
 	s := newSyncer(t, k)
 	want := func(want string) {
 		t.Helper()
@@ -249,7 +249,7 @@ func TestDSRDestinations(t *testing.T) {
 
 // Without an edge the table does not exist, and this is no error.
 func TestNoBalancersWithoutEdge(t *testing.T) {
-	k := newFakeKernel(t, datapath.Limits{})
+	k := newFakeKernel(t, bpf.Limits{})
 	k.tables.Balancers = nil
 	s := newSyncer(t, k)
 	mustApply(t, s, service.Delta{Balancers: networksOf("10.0.0.0/8")})

@@ -17,26 +17,26 @@ import (
 // test can make it fail, count it, or inspect the tables between two operations.
 type fakeKernel struct {
 	t       *testing.T
-	tables  *datapath.Tables
+	tables  *bpf.Tables
 	before  func(operation string) error
 	after   func()
 	reading []use // what programs may still be reading: reachable since the last grace period
 	known   []use // what they may have cached: reachable since the epoch was last bumped
 	trusts  bool  // do not check whether what is overwritten can be read: for millions of slots
 
-	index    *fakeHash[datapath.FrontendKey, uint32]
-	rows     *fakeArray[datapath.Frontend]
-	lists    *fakeArray[datapath.FrontendLists]
+	index    *fakeHash[bpf.FrontendKey, uint32]
+	rows     *fakeArray[bpf.Frontend]
+	lists    *fakeArray[bpf.FrontendLists]
 	slots    *fakeArray[uint32]
-	backends *fakeArray[datapath.Backend]
-	services *fakeHash[uint32, datapath.ServiceName]
-	ranges   *fakeHash[datapath.SourceRangeKey, uint32]
-	networks *fakeHash[datapath.NetworkKey, datapath.Network]
+	backends *fakeArray[bpf.Backend]
+	services *fakeHash[uint32, bpf.ServiceName]
+	ranges   *fakeHash[bpf.SourceRangeKey, uint32]
+	networks *fakeHash[bpf.NetworkKey, bpf.Network]
 	affinity *fakeAffinity
-	reserved *fakeHash[datapath.ReservedPort, uint32]
+	reserved *fakeHash[bpf.ReservedPort, uint32]
 
-	balancers *fakeHash[datapath.NetworkKey, datapath.Balancer]
-	untracked *fakeArray[datapath.UntrackedEnds]
+	balancers *fakeHash[bpf.NetworkKey, bpf.Balancer]
+	untracked *fakeArray[bpf.UntrackedEnds]
 }
 
 // use is a resource that a program can reach: a row, a slot or a backend.
@@ -45,22 +45,22 @@ type use struct {
 	number uint32
 }
 
-func newFakeKernel(t *testing.T, limits datapath.Limits) *fakeKernel {
+func newFakeKernel(t *testing.T, limits bpf.Limits) *fakeKernel {
 	l := limits.WithDefaults()
 	k := &fakeKernel{t: t}
-	k.index = newFakeHash[datapath.FrontendKey, uint32](k, datapath.SockMapFrontends, l.Frontends)
-	k.rows = newFakeArray[datapath.Frontend](k, datapath.SockMapFrontendRows, l.Frontends+l.Frontends/8+64)
-	k.lists = newFakeArray[datapath.FrontendLists](k, datapath.SockMapFrontendListRows, k.rows.Len())
-	k.slots = newFakeArray[uint32](k, datapath.SockMapSlots, l.Slots)
-	k.backends = newFakeArray[datapath.Backend](k, datapath.SockMapBackends, l.Backends+1)
-	k.services = newFakeHash[uint32, datapath.ServiceName](k, datapath.SockMapServices, l.Services)
-	k.ranges = newFakeHash[datapath.SourceRangeKey, uint32](k, datapath.SockMapSourceRanges, l.SourceRanges)
-	k.networks = newFakeHash[datapath.NetworkKey, datapath.Network](k, datapath.SockMapNetworks, 64)
-	k.affinity = &fakeAffinity{newFakeHash[datapath.AffinityKey, datapath.AffinityEntry](k, datapath.SockMapAffinity, l.Affinity)}
-	k.reserved = newFakeHash[datapath.ReservedPort, uint32](k, datapath.SockMapReservedPorts, 64)
-	k.balancers = newFakeHash[datapath.NetworkKey, datapath.Balancer](k, datapath.EdgeTCMapBalancers, 8)
-	k.untracked = newFakeArray[datapath.UntrackedEnds](k, datapath.SockMapUntrackedFrontends, 1)
-	k.tables = &datapath.Tables{
+	k.index = newFakeHash[bpf.FrontendKey, uint32](k, bpf.SockMapFrontends, l.Frontends)
+	k.rows = newFakeArray[bpf.Frontend](k, bpf.SockMapFrontendRows, l.Frontends+l.Frontends/8+64)
+	k.lists = newFakeArray[bpf.FrontendLists](k, bpf.SockMapFrontendListRows, k.rows.Len())
+	k.slots = newFakeArray[uint32](k, bpf.SockMapSlots, l.Slots)
+	k.backends = newFakeArray[bpf.Backend](k, bpf.SockMapBackends, l.Backends+1)
+	k.services = newFakeHash[uint32, bpf.ServiceName](k, bpf.SockMapServices, l.Services)
+	k.ranges = newFakeHash[bpf.SourceRangeKey, uint32](k, bpf.SockMapSourceRanges, l.SourceRanges)
+	k.networks = newFakeHash[bpf.NetworkKey, bpf.Network](k, bpf.SockMapNetworks, 64)
+	k.affinity = &fakeAffinity{newFakeHash[bpf.AffinityKey, bpf.AffinityEntry](k, bpf.SockMapAffinity, l.Affinity)}
+	k.reserved = newFakeHash[bpf.ReservedPort, uint32](k, bpf.SockMapReservedPorts, 64)
+	k.balancers = newFakeHash[bpf.NetworkKey, bpf.Balancer](k, bpf.EdgeTCMapBalancers, 8)
+	k.untracked = newFakeArray[bpf.UntrackedEnds](k, bpf.SockMapUntrackedFrontends, 1)
+	k.tables = &bpf.Tables{
 		Frontends: k.index, FrontendRows: k.rows, FrontendLists: k.lists, Slots: k.slots, Backends: k.backends,
 		Services: k.services, SourceRanges: k.ranges, Networks: k.networks, Affinity: k.affinity,
 		ReservedPorts: k.reserved, Balancers: k.balancers, UntrackedFrontends: k.untracked,
@@ -68,13 +68,13 @@ func newFakeKernel(t *testing.T, limits datapath.Limits) *fakeKernel {
 			return k.do("wait for readers", func() { k.reading = nil })
 		},
 	}
-	k.tables.Prefilter = datapath.NewPrefilter(new(datapath.EdgeTCPrefilter), func() error { return nil })
+	k.tables.Prefilter = bpf.NewPrefilter(new(bpf.EdgeTCPrefilter), func() error { return nil })
 	return k
 }
 
 // smallKernel has room for a few random plans.
 func smallKernel(t *testing.T) *fakeKernel {
-	return newFakeKernel(t, datapath.Limits{Frontends: 64, Slots: 600, Backends: 64})
+	return newFakeKernel(t, bpf.Limits{Frontends: 64, Slots: 600, Backends: 64})
 }
 
 // do runs one operation, or makes it fail without effect.
@@ -92,7 +92,7 @@ func (k *fakeKernel) do(operation string, change func()) error {
 }
 
 // reachable lists what a program reaches by one index entry.
-func (k *fakeKernel) reachable(key datapath.FrontendKey) (uses []use) {
+func (k *fakeKernel) reachable(key bpf.FrontendKey) (uses []use) {
 	row, ok := k.index.entries[key]
 	if !ok || row >= k.rows.Len() {
 		return nil
@@ -128,7 +128,7 @@ func (k *fakeKernel) remembered(history codec.Range) (uses []use) {
 			break
 		}
 		uses = append(uses, use{k.slots.name, slot})
-		if id := k.slots.rows[slot] & uint32(datapath.HistoryBackend); id != 0 {
+		if id := k.slots.rows[slot] & uint32(bpf.HistoryBackend); id != 0 {
 			uses = append(uses, use{k.backends.name, id})
 		}
 	}
@@ -170,16 +170,16 @@ func newFakeHash[K comparable, V any](k *fakeKernel, name string, limit uint32) 
 func (h *fakeHash[K, V]) Max() uint32 { return h.max }
 
 func (h *fakeHash[K, V]) Put(key K, v V) error {
-	if asked, ok := any(key).(datapath.FrontendKey); ok && !h.kernel.tables.Prefilter.Contains(asked) {
+	if asked, ok := any(key).(bpf.FrontendKey); ok && !h.kernel.tables.Prefilter.Contains(asked) {
 		h.kernel.t.Errorf("frontend %v is published, and the prefilter does not pass packets to it", asked)
 	}
-	if row, ok := any(v).(uint32); ok && h.name == datapath.SockMapFrontends {
+	if row, ok := any(v).(uint32); ok && h.name == bpf.SockMapFrontends {
 		if need := acceptedBy(h.kernel.rows.rows[row]); h.kernel.untracked.rows[0].Accepted&need != need {
 			h.kernel.t.Errorf("frontend %v is published, and packets of balancers for it are not decapsulated", key)
 		}
 	}
 	if _, ok := h.entries[key]; !ok && len(h.entries) >= int(h.max) {
-		return datapath.NewFullError(h.name, h.max)
+		return bpf.NewFullError(h.name, h.max)
 	}
 	return h.kernel.do(fmt.Sprintf("put %s %v", h.name, key), func() { h.left(key); h.entries[key] = v })
 }
@@ -190,7 +190,7 @@ func (h *fakeHash[K, V]) Delete(key K) error {
 
 // left notes what programs that came by an index entry may be reading.
 func (h *fakeHash[K, V]) left(key K) {
-	if key, ok := any(key).(datapath.FrontendKey); ok && !h.kernel.trusts {
+	if key, ok := any(key).(bpf.FrontendKey); ok && !h.kernel.trusts {
 		h.kernel.known = append(h.kernel.known, h.kernel.reachable(key)...)
 	}
 }
@@ -199,12 +199,12 @@ func (h *fakeHash[K, V]) All() (map[K]V, error) { return maps.Clone(h.entries), 
 
 // fakeAffinity has the entries that a test inserts.
 type fakeAffinity struct {
-	*fakeHash[datapath.AffinityKey, datapath.AffinityEntry]
+	*fakeHash[bpf.AffinityKey, bpf.AffinityEntry]
 }
 
 func (a *fakeAffinity) Live() (uint32, error) { return uint32(len(a.entries)), nil }
 
-func (a *fakeAffinity) Walk(f func(*datapath.AffinityEntry) bool) error {
+func (a *fakeAffinity) Walk(f func(*bpf.AffinityEntry) bool) error {
 	for key, e := range a.entries {
 		e.Key = key
 		if !f(&e) {
@@ -214,7 +214,7 @@ func (a *fakeAffinity) Walk(f func(*datapath.AffinityEntry) bool) error {
 	return nil
 }
 
-func (a *fakeAffinity) Get(key datapath.AffinityKey) (*datapath.AffinityEntry, error) {
+func (a *fakeAffinity) Get(key bpf.AffinityKey) (*bpf.AffinityEntry, error) {
 	if e, ok := a.entries[key]; ok {
 		return &e, nil
 	}
@@ -251,7 +251,7 @@ func (a *fakeArray[V]) Store(i uint32, v V) error {
 		if a.rows[i] != v && !a.kernel.trusts {
 			a.kernel.mustBeFree(a.name, i)
 		}
-		if now, ok := any(v).(datapath.UntrackedEnds); ok && now.Epoch != a.kernel.untracked.rows[i].Epoch {
+		if now, ok := any(v).(bpf.UntrackedEnds); ok && now.Epoch != a.kernel.untracked.rows[i].Epoch {
 			a.kernel.reading, a.kernel.known = append(a.kernel.reading, a.kernel.known...), nil
 		}
 		a.rows[i] = v

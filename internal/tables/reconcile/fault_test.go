@@ -24,8 +24,8 @@ func TestConvergesUnderFaults(t *testing.T) {
 		k := smallKernel(t)
 		s := newSyncer(t, k)
 		stuck := service.FrontendKey{Addr: netip.MustParseAddr("10.96.0.1"), Port: 80, Protocol: service.TCP}
-		broken := fmt.Sprintf("put %s %v", datapath.SockMapFrontends, codec.FrontendKey(stuck))
-		removal := fmt.Sprintf("delete %s %v", datapath.SockMapFrontends, codec.FrontendKey(stuck))
+		broken := fmt.Sprintf("put %s %v", bpf.SockMapFrontends, codec.FrontendKey(stuck))
+		removal := fmt.Sprintf("delete %s %v", bpf.SockMapFrontends, codec.FrontendKey(stuck))
 		k.before = func(operation string) error {
 			if operation == broken || operation == removal || r.IntN(10) == 0 {
 				return fmt.Errorf("%s: %w", operation, errFault)
@@ -65,13 +65,13 @@ func TestConvergesUnderFaults(t *testing.T) {
 // stays in effect, and the change is applied as soon as there is room.
 func TestFullTableNamesTheFlag(t *testing.T) {
 	for _, test := range []struct {
-		limits datapath.Limits
+		limits bpf.Limits
 		flag   string
 	}{
-		{datapath.Limits{Frontends: 2}, "--max-frontends"},
-		{datapath.Limits{Backends: 4}, "--max-backends"},
-		{datapath.Limits{Slots: 6}, "--max-slots"},
-		{datapath.Limits{Services: 2}, "--max-services"},
+		{bpf.Limits{Frontends: 2}, "--max-frontends"},
+		{bpf.Limits{Backends: 4}, "--max-backends"},
+		{bpf.Limits{Slots: 6}, "--max-slots"},
+		{bpf.Limits{Services: 2}, "--max-services"},
 	} {
 		t.Run(test.flag, func(t *testing.T) {
 			k := newFakeKernel(t, test.limits)
@@ -112,18 +112,18 @@ func mustConverge(t *testing.T, s *Syncer) {
 // TestIDRestsWhileAffinityNamesIt (R27): a client that was bound to a removed backend never reaches another
 // one with the same id.
 func TestIDRestsWhileAffinityNamesIt(t *testing.T) {
-	k := newFakeKernel(t, datapath.Limits{Backends: 1})
+	k := newFakeKernel(t, bpf.Limits{Backends: 1})
 	s := newSyncer(t, k)
 	owner := ref("sticky")
 	one := map[service.Ref]*service.Plan{owner: simplePlan(owner, 0, 1)}
 	mustApply(t, s, difference(nil, one))
 	services, backends := k.ids()
-	client := datapath.AffinityKey{Service: services[service.Port{Owner: owner, Protocol: service.TCP}]}
-	k.affinity.entries[client] = datapath.AffinityEntry{Backend: backends["10.10.0.1:8080 6 0 10.10.0.1"]}
+	client := bpf.AffinityKey{Service: services[service.Port{Owner: owner, Protocol: service.TCP}]}
+	k.affinity.entries[client] = bpf.AffinityEntry{Backend: backends["10.10.0.1:8080 6 0 10.10.0.1"]}
 
 	other := map[service.Ref]*service.Plan{owner: simplePlan(owner, 1, 1)}
 	k.before = func(operation string) error {
-		if strings.HasPrefix(operation, "delete "+datapath.SockMapAffinity) {
+		if strings.HasPrefix(operation, "delete "+bpf.SockMapAffinity) {
 			return errFault
 		}
 		return nil
@@ -150,7 +150,7 @@ func TestIDRestsWhileAffinityNamesIt(t *testing.T) {
 // TestAffinityOfRemovedBackend (R27): the Service stays, and one of its backends is removed: affinity to that ends when
 // the id is freed, and affinity to the other stays.
 func TestAffinityOfRemovedBackend(t *testing.T) {
-	k := newFakeKernel(t, datapath.Limits{Backends: 8})
+	k := newFakeKernel(t, bpf.Limits{Backends: 8})
 	s := newSyncer(t, k)
 	owner := ref("sticky")
 	two := map[service.Ref]*service.Plan{owner: simplePlan(owner, 0, 2)}
@@ -158,10 +158,10 @@ func TestAffinityOfRemovedBackend(t *testing.T) {
 	mustApply(t, s, difference(nil, two))
 	services, backends := k.ids()
 	id := services[service.Port{Owner: owner, Protocol: service.TCP}]
-	stays := datapath.AffinityKey{Service: id, Client: datapath.SockAddress{Bytes: [16]byte{1}}}
-	leaves := datapath.AffinityKey{Service: id, Client: datapath.SockAddress{Bytes: [16]byte{2}}}
-	k.affinity.entries[stays] = datapath.AffinityEntry{Key: stays, Backend: backends["10.10.0.1:8080 6 0 10.10.0.1"]}
-	k.affinity.entries[leaves] = datapath.AffinityEntry{Key: leaves, Backend: backends["10.10.0.2:8080 6 0 10.10.0.2"]}
+	stays := bpf.AffinityKey{Service: id, Client: bpf.SockAddress{Bytes: [16]byte{1}}}
+	leaves := bpf.AffinityKey{Service: id, Client: bpf.SockAddress{Bytes: [16]byte{2}}}
+	k.affinity.entries[stays] = bpf.AffinityEntry{Key: stays, Backend: backends["10.10.0.1:8080 6 0 10.10.0.1"]}
+	k.affinity.entries[leaves] = bpf.AffinityEntry{Key: leaves, Backend: backends["10.10.0.2:8080 6 0 10.10.0.2"]}
 	mustApply(t, s, difference(two, one))
 	mustCollect(t, s)
 	if _, ok := k.affinity.entries[leaves]; ok {

@@ -184,8 +184,8 @@ func (s *Syncer) gcAffinity(dead map[releasable]bool) error {
 	if len(ports) == 0 && len(backends) == 0 {
 		return nil
 	}
-	var named []datapath.AffinityKey
-	err := s.tables.Affinity.Walk(func(e *datapath.AffinityEntry) bool {
+	var named []bpf.AffinityKey
+	err := s.tables.Affinity.Walk(func(e *bpf.AffinityEntry) bool {
 		if ports[e.Key.Service] || backends[e.Backend] {
 			named = append(named, e.Key)
 		}
@@ -211,7 +211,7 @@ func (p *port) free(s *Syncer) error {
 }
 
 func (b *backend) free(s *Syncer) error {
-	if err := s.tables.Backends.Store(b.id, datapath.Backend{}); err != nil {
+	if err := s.tables.Backends.Store(b.id, bpf.Backend{}); err != nil {
 		return err
 	}
 	s.backendIDs.put(b.id)

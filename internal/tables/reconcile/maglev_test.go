@@ -33,7 +33,7 @@ func TestAuditRepairsMaglevTable(t *testing.T) {
 			"no lists":          func(k *fakeKernel, row uint32) { k.rows.rows[row].Lists = 0 },
 			"lists of another":  func(k *fakeKernel, row uint32) { k.rows.rows[row].Lists++ },
 		} {
-			k := newFakeKernel(t, datapath.Limits{Slots: 1000})
+			k := newFakeKernel(t, bpf.Limits{Slots: 1000})
 			s := newSyncer(t, k)
 			owner := ref("web")
 			plans := map[service.Ref]*service.Plan{owner: maglevPlan(owner, 1, 3, 251)}
@@ -81,13 +81,13 @@ func TestMaglevRestart(t *testing.T) {
 		{"another size", other, 1},
 		{"another algorithm", random, 1},
 	} {
-		k := newFakeKernel(t, datapath.Limits{Slots: 1000})
+		k := newFakeKernel(t, bpf.Limits{Slots: 1000})
 		mustApply(t, newSyncer(t, k), difference(nil, map[service.Ref]*service.Plan{owner: weighted(1, 2, 3)}))
 		_, ids := k.ids()
 		s := newSyncer(t, k)
 		stores := 0
 		k.before = func(operation string) error {
-			if strings.HasPrefix(operation, "store "+datapath.SockMapSlots) {
+			if strings.HasPrefix(operation, "store "+bpf.SockMapSlots) {
 				stores++
 			}
 			return nil
@@ -109,7 +109,7 @@ func TestMaglevRestart(t *testing.T) {
 // TestMaglevDoesNotFit: what does not fit names the flag, and the previous state stays in effect.
 func TestMaglevDoesNotFit(t *testing.T) {
 	owner, second := ref("web"), ref("second")
-	k := newFakeKernel(t, datapath.Limits{Slots: 600})
+	k := newFakeKernel(t, bpf.Limits{Slots: 600})
 	s := newSyncer(t, k)
 	before := map[service.Ref]*service.Plan{owner: maglevPlan(owner, 1, 3, 251)}
 	mustApply(t, s, difference(nil, before))
@@ -144,7 +144,7 @@ func TestMaglevSameOnNodes(t *testing.T) {
 	}
 	var tables [2][]netip.AddrPort
 	for node := range tables {
-		k := newFakeKernel(t, datapath.Limits{Slots: 1000})
+		k := newFakeKernel(t, bpf.Limits{Slots: 1000})
 		s := newSyncer(t, k)
 		if node == 1 {
 			mustApply(t, s, difference(nil, map[service.Ref]*service.Plan{other: simplePlan(other, 9, 7)}))

@@ -29,7 +29,7 @@ const (
 var untrackedOwner = ref("web")
 
 func newMemory(t *testing.T, slots uint32) *memory {
-	m := &memory{t: t, k: newFakeKernel(t, datapath.Limits{Slots: slots}), now: 1000}
+	m := &memory{t: t, k: newFakeKernel(t, bpf.Limits{Slots: slots}), now: 1000}
 	m.restart()
 	return m
 }
@@ -65,14 +65,14 @@ func (m *memory) rowNumber() uint32 {
 	return m.k.index.entries[codec.FrontendKey(untrackedPlan(0).Frontends[0].Key)]
 }
 
-func (m *memory) row() datapath.Frontend { return m.k.rows.rows[m.rowNumber()] }
+func (m *memory) row() bpf.Frontend { return m.k.rows.rows[m.rowNumber()] }
 
 func (m *memory) lists() codec.Lists { return m.k.listsOf(m.rowNumber()) }
 
 // words returns the words of the frontend's history, nil for none.
 func (m *memory) words() []uint32 {
 	history := m.lists().History
-	if (history.Count > 0) != (m.row().Flags&uint16(datapath.FlagHistory) != 0) {
+	if (history.Count > 0) != (m.row().Flags&uint16(bpf.FlagHistory) != 0) {
 		m.t.Fatalf("%d words are remembered, and the flags are %#x", history.Count, m.row().Flags)
 	}
 	if history.Count == 0 {
@@ -83,7 +83,7 @@ func (m *memory) words() []uint32 {
 
 // stable returns the last byte of the address of a word's backend; 0: none.
 func (m *memory) stable(word uint32) byte {
-	if word &= uint32(datapath.HistoryBackend); word != 0 {
+	if word &= uint32(bpf.HistoryBackend); word != 0 {
 		return m.k.backends.rows[word].Address.Bytes[15]
 	}
 	return 0
@@ -115,13 +115,13 @@ func (m *memory) note(w *slotPass, records map[uint32]byte) {
 }
 
 // entryOf returns a conntrack entry of a slot that leads to a backend by DSR.
-func (m *memory) entryOf(slot uint32, backend byte) (key datapath.Tuple, track datapath.ConntrackEntry) {
+func (m *memory) entryOf(slot uint32, backend byte) (key bpf.Tuple, track bpf.ConntrackEntry) {
 	row := m.row()
 	size := uint64(row.Decisions[service.FromOutside].Count)
 	key.Destination.Bytes, key.DestinationPort, key.Protocol = row.Key.Address.Bytes, row.Key.Port, row.Key.Protocol
-	track = datapath.ConntrackEntry{Tag: uint32((uint64(slot)<<32 + size - 1) / size), Dsr: uint8(datapath.DSRIPIP)}
-	track.Xlate.Destination.Bytes = datapath.AddressFrom(backendOf(backend).Addr.Addr()).Bytes
-	track.Xlate.DestinationPort = datapath.NetworkOrder(8080)
+	track = bpf.ConntrackEntry{Tag: uint32((uint64(slot)<<32 + size - 1) / size), Dsr: uint8(bpf.DSRIPIP)}
+	track.Xlate.Destination.Bytes = bpf.AddressFrom(backendOf(backend).Addr.Addr()).Bytes
+	track.Xlate.DestinationPort = bpf.NetworkOrder(8080)
 	return key, track
 }
 
@@ -129,7 +129,7 @@ func (m *memory) entryOf(slot uint32, backend byte) (key datapath.Tuple, track d
 func settledMemory(t *testing.T, slots uint32, backends ...byte) *memory {
 	m := newMemory(t, slots)
 	m.apply(untrackedPlan(slotsOfTable, backends...))
-	if w := m.words(); len(w) != 1 || w[0] != uint32(datapath.HistoryContested) {
+	if w := m.words(); len(w) != 1 || w[0] != uint32(bpf.HistoryContested) {
 		t.Fatalf("a new frontend remembers %#x: conntrack entries of an earlier one may lead anywhere", w)
 	}
 	m.now += 2

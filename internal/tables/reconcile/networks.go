@@ -17,7 +17,7 @@ import (
 // networkTable is a table of networks and its content. A nil table stays empty, without error: the datapath
 // has no such table.
 type networkTable[V comparable] struct {
-	table   datapath.Hash[datapath.NetworkKey, V]
+	table   bpf.Hash[bpf.NetworkKey, V]
 	applied map[netip.Prefix]V
 	err     error // why it differs from what is wanted
 }
@@ -77,7 +77,7 @@ func auditNetworks[V comparable](a *auditor, n *networkTable[V]) {
 	if n.table == nil {
 		return
 	}
-	want := map[datapath.NetworkKey]V{}
+	want := map[bpf.NetworkKey]V{}
 	for p, v := range n.applied {
 		want[codec.NetworkKey(p)] = v
 	}
@@ -87,21 +87,21 @@ func auditNetworks[V comparable](a *auditor, n *networkTable[V]) {
 // wantedNetworks returns the ServiceCIDRs and the pod networks. A network that is both is a ServiceCIDR:
 // clients send to addresses of Services. An address of this node inside a ServiceCIDR is an exception:
 // packets to it are not dropped (R21).
-func (s *Syncer) wantedNetworks() (want map[netip.Prefix]datapath.Network, conflict []netip.Prefix) {
-	want = map[netip.Prefix]datapath.Network{}
+func (s *Syncer) wantedNetworks() (want map[netip.Prefix]bpf.Network, conflict []netip.Prefix) {
+	want = map[netip.Prefix]bpf.Network{}
 	for _, p := range s.cidrs {
-		want[p] = datapath.NetworkService
+		want[p] = bpf.NetworkService
 	}
 	for _, p := range s.pods {
-		if want[p] == datapath.NetworkService {
+		if want[p] == bpf.NetworkService {
 			conflict = append(conflict, p)
 			continue
 		}
-		want[p] = datapath.NetworkPod
+		want[p] = bpf.NetworkPod
 	}
 	for _, a := range s.own {
 		if s.inServiceCIDR(a) {
-			want[netip.PrefixFrom(a, a.BitLen())] = datapath.NetworkOwn
+			want[netip.PrefixFrom(a, a.BitLen())] = bpf.NetworkOwn
 		}
 	}
 	return want, conflict
@@ -136,10 +136,10 @@ func (s *Syncer) reconcileNetworks() {
 }
 
 // serviceNetworks returns the ServiceCIDRs that are wanted and those in the table.
-func (s *Syncer) serviceNetworks(want map[netip.Prefix]datapath.Network) (all []netip.Prefix) {
-	for _, networks := range []map[netip.Prefix]datapath.Network{want, s.networks.applied} {
+func (s *Syncer) serviceNetworks(want map[netip.Prefix]bpf.Network) (all []netip.Prefix) {
+	for _, networks := range []map[netip.Prefix]bpf.Network{want, s.networks.applied} {
 		for p, network := range networks {
-			if network == datapath.NetworkService && !slices.Contains(all, p) {
+			if network == bpf.NetworkService && !slices.Contains(all, p) {
 				all = append(all, p)
 			}
 		}
@@ -149,14 +149,14 @@ func (s *Syncer) serviceNetworks(want map[netip.Prefix]datapath.Network) (all []
 
 // reconcileClasses publishes ServiceCIDRs and pod networks. While the table changes, programs look up pods
 // in it instead of in the prefilter.
-func (s *Syncer) reconcileClasses(networks map[netip.Prefix]datapath.Network) error {
+func (s *Syncer) reconcileClasses(networks map[netip.Prefix]bpf.Network) error {
 	if !maps.Equal(networks, s.networks.applied) {
 		s.tables.Prefilter.LookUpPods()
 	}
 	s.networks.reconcile("network", networks)
 	var pods, services []netip.Prefix
 	for p, network := range s.networks.applied {
-		if network == datapath.NetworkPod {
+		if network == bpf.NetworkPod {
 			pods = append(pods, p)
 		} else {
 			services = append(services, p)
@@ -171,7 +171,7 @@ func (s *Syncer) ServiceCIDRs() []netip.Prefix {
 	defer s.mu.Unlock()
 	var all []netip.Prefix
 	for p, network := range s.networks.applied {
-		if network == datapath.NetworkService {
+		if network == bpf.NetworkService {
 			all = append(all, p)
 		}
 	}

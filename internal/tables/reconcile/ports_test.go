@@ -18,8 +18,8 @@ import (
 
 // shouldReserve returns the ports of the NodePorts and HostPorts that a program can reach, independently of
 // the Syncer.
-func (k *fakeKernel) shouldReserve() map[datapath.ReservedPort]bool {
-	ports := map[datapath.ReservedPort]bool{}
+func (k *fakeKernel) shouldReserve() map[bpf.ReservedPort]bool {
+	ports := map[bpf.ReservedPort]bool{}
 	for key, row := range k.index.entries {
 		switch service.FrontendKind(k.rows.rows[row].Kind) {
 		case service.NodePort, service.HostPort:
@@ -27,7 +27,7 @@ func (k *fakeKernel) shouldReserve() map[datapath.ReservedPort]bool {
 			if key.Address.Addr().Is4() {
 				version = 4
 			}
-			ports[datapath.ReservedPort{Port: key.Port, Protocol: key.Protocol, IpVersion: version}] = true
+			ports[bpf.ReservedPort{Port: key.Port, Protocol: key.Protocol, IpVersion: version}] = true
 		}
 	}
 	return ports
@@ -67,11 +67,11 @@ func publicPlan(owner service.Ref, number int, port uint16) *service.Plan {
 	return plan
 }
 
-var reservedHere = datapath.ReservedPort{Port: datapath.NetworkOrder(30080), Protocol: 6, IpVersion: 4}
+var reservedHere = bpf.ReservedPort{Port: bpf.NetworkOrder(30080), Protocol: 6, IpVersion: 4}
 
 // TestPortIsReservedUntilItsLastFrontendGoes: a NodePort has two addresses, and then one of them.
 func TestPortIsReservedUntilItsLastFrontendGoes(t *testing.T) {
-	k := newFakeKernel(t, datapath.Limits{})
+	k := newFakeKernel(t, bpf.Limits{})
 	s := newSyncer(t, k)
 	owner := ref("public")
 	both := publicPlan(owner, 0, 30080)
@@ -79,7 +79,7 @@ func TestPortIsReservedUntilItsLastFrontendGoes(t *testing.T) {
 	one.Frontends = one.Frontends[:2]
 	puts := 0
 	k.before = func(operation string) error {
-		if strings.HasPrefix(operation, "put "+datapath.SockMapReservedPorts) {
+		if strings.HasPrefix(operation, "put "+bpf.SockMapReservedPorts) {
 			puts++
 		}
 		return nil
@@ -100,7 +100,7 @@ func TestPortIsReservedUntilItsLastFrontendGoes(t *testing.T) {
 
 // TestPortOfBothFamilies: IPv4 and IPv6, TCP and UDP have four different ports.
 func TestPortOfBothFamilies(t *testing.T) {
-	k := newFakeKernel(t, datapath.Limits{})
+	k := newFakeKernel(t, bpf.Limits{})
 	s := newSyncer(t, k)
 	plan := publicPlan(ref("public"), 0, 30080)
 	node := plan.Frontends[1:]
@@ -114,10 +114,10 @@ func TestPortOfBothFamilies(t *testing.T) {
 		plan.Frontends = append(plan.Frontends, f)
 	}
 	mustApply(t, s, service.Delta{Plans: map[service.Ref]*service.Plan{ref("public"): plan}})
-	want := map[datapath.ReservedPort]uint32{}
+	want := map[bpf.ReservedPort]uint32{}
 	for _, version := range []uint8{4, 6} {
 		for _, protocol := range []uint8{6, 17} {
-			want[datapath.ReservedPort{Port: reservedHere.Port, Protocol: protocol, IpVersion: version}] = 1
+			want[bpf.ReservedPort{Port: reservedHere.Port, Protocol: protocol, IpVersion: version}] = 1
 		}
 	}
 	if diff := cmp.Diff(want, k.reserved.entries); diff != "" {
@@ -128,13 +128,13 @@ func TestPortOfBothFamilies(t *testing.T) {
 // TestReservedPortsFull: a NodePort whose port cannot be reserved is not served, reports that, and is
 // applied when there is room.
 func TestReservedPortsFull(t *testing.T) {
-	k := newFakeKernel(t, datapath.Limits{})
+	k := newFakeKernel(t, bpf.Limits{})
 	k.reserved.max = 1
 	s := newSyncer(t, k)
 	first, second := ref("s0"), ref("s1")
 	mustApply(t, s, service.Delta{Plans: map[service.Ref]*service.Plan{first: publicPlan(first, 0, 30080)}})
 	err := s.Apply(service.Delta{Plans: map[service.Ref]*service.Plan{second: publicPlan(second, 1, 30081)}})
-	if full := (*datapath.FullError)(nil); !errors.As(err, &full) || full.Table != datapath.SockMapReservedPorts {
+	if full := (*bpf.FullError)(nil); !errors.As(err, &full) || full.Table != bpf.SockMapReservedPorts {
 		t.Errorf("the error is %v", err)
 	}
 	k.mustReserveOnly(t)
@@ -156,12 +156,12 @@ func TestReservedPortsFull(t *testing.T) {
 
 // TestReservationThatCannotBeGivenBack: freeing a reservation is retried.
 func TestReservationThatCannotBeGivenBack(t *testing.T) {
-	k := newFakeKernel(t, datapath.Limits{})
+	k := newFakeKernel(t, bpf.Limits{})
 	s := newSyncer(t, k)
 	owner := ref("public")
 	mustApply(t, s, service.Delta{Plans: map[service.Ref]*service.Plan{owner: publicPlan(owner, 0, 30080)}})
 	k.before = func(operation string) error {
-		if strings.HasPrefix(operation, "delete "+datapath.SockMapReservedPorts) {
+		if strings.HasPrefix(operation, "delete "+bpf.SockMapReservedPorts) {
 			return fmt.Errorf("%s: %w", operation, errFault)
 		}
 		return nil

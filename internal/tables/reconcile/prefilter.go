@@ -10,7 +10,7 @@ import (
 // PrefilterRebuild rebuilds the prefilter in a walk of all conntrack entries (conntrack.Subscriber).
 type PrefilterRebuild struct {
 	syncer  *Syncer
-	rebuild *datapath.PrefilterRebuild // nil: the prefilter stays as it is
+	rebuild *bpf.PrefilterRebuild // nil: the prefilter stays as it is
 }
 
 // PrefilterRebuild returns a subscriber that rebuilds the prefilter.
@@ -20,7 +20,7 @@ func (s *Syncer) PrefilterRebuild() *PrefilterRebuild { return &PrefilterRebuild
 func (p *PrefilterRebuild) Begin() { p.rebuild = p.syncer.tables.Prefilter.BeginRebuild() }
 
 // Entry adds the flow of an entry.
-func (p *PrefilterRebuild) Entry(key datapath.Tuple, e *datapath.ConntrackEntry) {
+func (p *PrefilterRebuild) Entry(key bpf.Tuple, e *bpf.ConntrackEntry) {
 	if p.rebuild != nil {
 		p.rebuild.AddFlow(key, e)
 	}

@@ -28,7 +28,7 @@ func TestPrefilterRebuildInGC(t *testing.T) {
 		owner := ref("s")
 		s.Apply(service.Delta{Plans: map[service.Ref]*service.Plan{owner: randomPlan(r, owner, number)}}) // some plans have no frontend
 	}
-	now := datapath.Now()
+	now := bpf.Now()
 	const tcp = unix.IPPROTO_TCP
 	both := [2]int{conntracktest.Both, conntracktest.Both}
 	table, unreplied := conntracktest.Table{}, conntracktest.Table{}
@@ -50,7 +50,7 @@ func TestPrefilterRebuildInGC(t *testing.T) {
 	}
 	for _, flows := range []conntracktest.Table{table, unreplied} {
 		for key := range flows {
-			if !prefilter.Contains(datapath.FrontendKey{Address: datapath.Address(key.Destination), Port: key.DestinationPort, Protocol: key.Protocol}) {
+			if !prefilter.Contains(bpf.FrontendKey{Address: bpf.Address(key.Destination), Port: key.DestinationPort, Protocol: key.Protocol}) {
 				t.Errorf("the prefilter does not pass the packets of the entry %v", key)
 			}
 		}
@@ -61,7 +61,7 @@ func TestPrefilterRebuildInGC(t *testing.T) {
 		}
 	}
 	stranger := conntracktest.Tuple(tcp, "198.51.100.7:40000", "203.0.113.9:81")
-	if prefilter.Contains(datapath.FrontendKey{Address: datapath.Address(stranger.Destination), Port: stranger.DestinationPort, Protocol: tcp}) {
+	if prefilter.Contains(bpf.FrontendKey{Address: bpf.Address(stranger.Destination), Port: stranger.DestinationPort, Protocol: tcp}) {
 		t.Error("the prefilter passes packets of no flow and no frontend")
 	}
 }

@@ -74,7 +74,7 @@ func (s *Syncer) pass() (full []service.FrontendKey) {
 		}
 		s.failures[key] = err
 		s.stats.Failures++
-		var fullErr *datapath.FullError
+		var fullErr *bpf.FullError
 		if errors.As(err, &fullErr) {
 			full = append(full, key)
 		}
@@ -164,7 +164,7 @@ func (s *Syncer) reconcileFrontend(key service.FrontendKey) error {
 func (s *Syncer) publish(key service.FrontendKey, e *entry) error {
 	row, ok := s.rowNumbers.take()
 	if !ok {
-		return datapath.NewFullError(datapath.SockMapFrontendRows, s.tables.FrontendRows.Len())
+		return bpf.NewFullError(bpf.SockMapFrontendRows, s.tables.FrontendRows.Len())
 	}
 	e.row = row
 	if err := e.content.Store(s.tables, row); err != nil {

@@ -72,7 +72,7 @@ func TestTakeRemoved(t *testing.T) {
 // 127.0.0.0/8 counts as one address for a Service on all of it.
 func TestServesOnLoopback(t *testing.T) {
 	for _, one := range []bool{false, true} {
-		k := newFakeKernel(t, datapath.Limits{})
+		k := newFakeKernel(t, bpf.Limits{})
 		s := newSyncer(t, k)
 		plan := simplePlan(ref("web"), 1, 1)
 		plan.Frontends[0].Key.Addr, plan.Frontends[0].OneAddress = netip.MustParseAddr("127.0.0.1"), one

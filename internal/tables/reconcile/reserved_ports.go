@@ -7,7 +7,7 @@ import "beeline.io/beeline/internal/bpf"
 // A reservation is a port at which bind() is refused on the host. Each frontend with the port holds a
 // reference: from before programs can reach the frontend until none can.
 type reservation struct {
-	key    datapath.ReservedPort
+	key    bpf.ReservedPort
 	stored bool // the table has it
 	refs   int
 }
@@ -62,7 +62,7 @@ func (r *restorer) readReservedPorts() error {
 }
 
 func (a *auditor) reservedPorts() {
-	want := map[datapath.ReservedPort]uint32{}
+	want := map[bpf.ReservedPort]uint32{}
 	for key, x := range a.reserved {
 		if x.stored {
 			want[key] = 1

@@ -112,7 +112,7 @@ func (r *restorer) sourceOf(id uint32) *source {
 
 // readFrontend reads one entry of the index. A frontend whose row is invalid gets an empty content, so that
 // it is replaced or removed.
-func (r *restorer) readFrontend(key datapath.FrontendKey, row uint32) {
+func (r *restorer) readFrontend(key bpf.FrontendKey, row uint32) {
 	e := &entry{}
 	r.applied[codec.FrontendKeyOf(key)] = e
 	if row == 0 || row >= r.tables.FrontendRows.Len() || r.rows[row] {
@@ -173,7 +173,7 @@ func (r *restorer) readSets(content *codec.Frontend) (sets [retainedSet + 1]*set
 // layout is the location of the parts of a set.
 type layout struct {
 	members, table, history codec.Range
-	historyDSR              datapath.DSR
+	historyDSR              bpf.DSR
 }
 
 // readSet reads a set; nil if it is invalid.
@@ -244,7 +244,7 @@ func (r *restorer) readBackends() error {
 }
 
 func (r *restorer) readAffinity() error {
-	return r.tables.Affinity.Walk(func(e *datapath.AffinityEntry) bool {
+	return r.tables.Affinity.Walk(func(e *bpf.AffinityEntry) bool {
 		if r.portByID[e.Key.Service] == nil {
 			p := &port{id: e.Key.Service}
 			r.portByID[p.id] = p

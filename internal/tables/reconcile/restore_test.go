@@ -158,13 +158,13 @@ func TestGarbageAtStart(t *testing.T) {
 		for key := range k.reserved.entries {
 			if r.IntN(2) == 0 {
 				delete(k.reserved.entries, key)
-				k.reserved.entries[datapath.ReservedPort{Port: uint16(r.IntN(65536))}] = r.Uint32N(2)
+				k.reserved.entries[bpf.ReservedPort{Port: uint16(r.IntN(65536))}] = r.Uint32N(2)
 			}
 		}
 		for i := range 40 {
 			if r.IntN(4) == 0 {
 				k.slots.rows[i] = r.Uint32N(70)
-				k.rows.rows[i].Decisions[r.IntN(3)] = datapath.Decision{First: r.Uint32(), Count: r.Uint32N(5)}
+				k.rows.rows[i].Decisions[r.IntN(3)] = bpf.Decision{First: r.Uint32(), Count: r.Uint32N(5)}
 				k.rows.rows[i].Lists = r.Uint32N(3) * uint32(i)
 				k.lists.rows[i].Members[r.IntN(3)] = codec.Range{First: r.Uint32(), Count: r.Uint32N(5)}
 				k.lists.rows[i].Retained = codec.Range{First: r.Uint32N(90), Count: r.Uint32N(5)}

@@ -32,7 +32,7 @@ func (s *Syncer) SlotGC(timeout func(service.Protocol) time.Duration) *SlotGC {
 func (g *SlotGC) Begin() { g.pass = g.syncer.beginSlotPass() }
 
 // Entry notes an entry that keeps its slot contested.
-func (g *SlotGC) Entry(key datapath.Tuple, e *datapath.ConntrackEntry) { g.pass.note(key, e) }
+func (g *SlotGC) Entry(key bpf.Tuple, e *bpf.ConntrackEntry) { g.pass.note(key, e) }
 
 // End ends the contest of the slots whose flows all lead to the slot's backend.
 func (g *SlotGC) End() error { return g.syncer.endSlotPass(g.pass, g.timeout) }
@@ -44,10 +44,10 @@ func (g *SlotGC) End() error { return g.syncer.endSlotPass(g.pass, g.timeout) }
 type slotPass struct {
 	began     jet.Seconds
 	pods      []netip.Prefix // clients there are not external, and always have conntrack entries
-	frontends map[datapath.FrontendKey]*historyGroup
+	frontends map[bpf.FrontendKey]*historyGroup
 	histories map[*jet.History]*historyGroup
-	unused    datapath.Accepted // kinds of packets of balancers
-	balanced  bool              // a balancer sends the packets of a flow here
+	unused    bpf.Accepted // kinds of packets of balancers
+	balanced  bool         // a balancer sends the packets of a flow here
 }
 
 // A historyGroup is a history whose frontends are handled together.
@@ -56,7 +56,7 @@ type historyGroup struct {
 	untracked bool
 	protocol  service.Protocol
 	table     []uint32
-	backends  map[uint32]datapath.Backend
+	backends  map[uint32]bpf.Backend
 	busy      []bool // by slot of the table
 }
 
@@ -71,7 +71,7 @@ func (s *Syncer) beginSlotPass() *slotPass {
 	if !s.tables.UntrackedFrontends.Load(0).Any() && unused == 0 {
 		return nil
 	}
-	w := &slotPass{began: jet.Seconds(s.seconds()), pods: s.pods, frontends: map[datapath.FrontendKey]*historyGroup{},
+	w := &slotPass{began: jet.Seconds(s.seconds()), pods: s.pods, frontends: map[bpf.FrontendKey]*historyGroup{},
 		histories: map[*jet.History]*historyGroup{}, unused: unused}
 	for key, e := range s.applied {
 		p := e.slotHistory()
@@ -95,7 +95,7 @@ func (s *Syncer) beginSlotPass() *slotPass {
 
 func (s *Syncer) newHistoryGroup(key service.FrontendKey, e *entry) *historyGroup {
 	c := &historyGroup{outside: e.outside(), untracked: e.untracked(), protocol: key.Protocol, table: s.tableOf(e.outside(), nil),
-		backends: map[uint32]datapath.Backend{}}
+		backends: map[uint32]bpf.Backend{}}
 	c.busy = make([]bool, len(c.table))
 	if len(c.table) > 0 {
 		for _, b := range c.outside.members {
@@ -111,12 +111,12 @@ func (c *historyGroup) is(e *entry) bool {
 }
 
 // note handles a conntrack entry.
-func (w *slotPass) note(key datapath.Tuple, t *datapath.ConntrackEntry) {
+func (w *slotPass) note(key bpf.Tuple, t *bpf.ConntrackEntry) {
 	if w == nil {
 		return
 	}
-	w.balanced = w.balanced || t.Flags&uint8(datapath.ConntrackDSR) != 0
-	if t.Flags&uint8(datapath.ConntrackReply|datapath.ConntrackOutbound) != 0 {
+	w.balanced = w.balanced || t.Flags&uint8(bpf.ConntrackDSR) != 0
+	if t.Flags&uint8(bpf.ConntrackReply|bpf.ConntrackOutbound) != 0 {
 		return
 	}
 	c := w.frontends[codec.AskedFrontend(key)]
@@ -131,15 +131,15 @@ func (w *slotPass) note(key datapath.Tuple, t *datapath.ConntrackEntry) {
 
 // follows reports whether a conntrack entry leads to where a packet without one would be sent. Packets from
 // the backend's own node have conntrack entries in any case (bpf/dsr/forward.h).
-func follows(key datapath.Tuple, t *datapath.ConntrackEntry, b datapath.Backend) bool {
+func follows(key bpf.Tuple, t *bpf.ConntrackEntry, b bpf.Backend) bool {
 	local := b.Local != 0
 	return t.Xlate.Destination.Bytes == b.Address.Bytes && t.Xlate.DestinationPort == b.Port &&
 		t.IsLocal() == local && (local || t.Dsr != 0 || key.Source.Bytes == b.Node.Bytes)
 }
 
 // outside reports whether a client is external.
-func (w *slotPass) outside(key datapath.Tuple) bool {
-	client := datapath.Address{Bytes: key.Source.Bytes}.Addr()
+func (w *slotPass) outside(key bpf.Tuple) bool {
+	client := bpf.Address{Bytes: key.Source.Bytes}.Addr()
 	return !slices.ContainsFunc(w.pods, func(p netip.Prefix) bool { return p.Contains(client) })
 }
 

@@ -19,9 +19,9 @@ import (
 // The tables do not hold when a slot became contested: a new agent assumes that it has just happened.
 type slotHistory struct {
 	history  *jet.History
-	dsr      datapath.DSR // of the frontend while its flows needed no conntrack entries
-	words    []uint32     // of the history, without backends that do not serve
-	backends []*backend   // of the history, serving or not: it holds their ids
+	dsr      bpf.DSR    // of the frontend while its flows needed no conntrack entries
+	words    []uint32   // of the history, without backends that do not serve
+	backends []*backend // of the history, serving or not: it holds their ids
 }
 
 // length returns the number of words; 0 for nil.
@@ -158,7 +158,7 @@ func (s *Syncer) buildSlotHistory(e *entry, key service.SetKey, kept []service.B
 // mayBeTracked makes a frontend track all of its flows if there is no room for its history. That loses
 // nothing unless flows without conntrack entries exist already.
 func (e *entry) mayBeTracked(p *slotHistory, err error) bool {
-	var full *datapath.FullError
+	var full *bpf.FullError
 	if !errors.As(err, &full) || !e.untracked() || p.history.Known() {
 		return false
 	}

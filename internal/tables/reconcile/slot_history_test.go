@@ -26,7 +26,7 @@ func TestHistoryInTables(t *testing.T) {
 	m.apply(plan)
 	changed := -1
 	for slot, word := range m.words() {
-		contested := word&uint32(datapath.HistoryContested) != 0
+		contested := word&uint32(bpf.HistoryContested) != 0
 		if contested != (m.table()[slot] != before[slot]) {
 			t.Fatalf("slot %d went from %d to %d; contested: %v", slot, before[slot], m.table()[slot], contested)
 		}
@@ -73,7 +73,7 @@ func TestStableThatServesNoMore(t *testing.T) {
 	m := settledMemory(t, 3000, 1, 2)
 	slot := slices.Index(m.table(), 2)
 	m.apply(untrackedPlan(slotsOfTable, 1))
-	if w := m.words()[slot]; w != uint32(datapath.HistoryContested) {
+	if w := m.words()[slot]; w != uint32(bpf.HistoryContested) {
 		t.Fatalf("word %#x, want contested and no backend", w)
 	}
 	for range 3 {
@@ -120,22 +120,22 @@ func TestHistoryAfterRestart(t *testing.T) {
 // would go: to another backend or port, or to the same one by NAT instead of DSR, or as if it were on this node.
 func TestWhatKeepsASlotContested(t *testing.T) {
 	const slot = 7
-	address := func(text string) [16]byte { return datapath.AddressFrom(netip.MustParseAddr(text)).Bytes }
+	address := func(text string) [16]byte { return bpf.AddressFrom(netip.MustParseAddr(text)).Bytes }
 	client, pod, node := address("198.51.100.7"), address("10.244.1.9"), address("192.0.2.12")
 	for _, c := range []struct {
 		name   string
 		source [16]byte
-		change func(e *datapath.ConntrackEntry)
+		change func(e *bpf.ConntrackEntry)
 		stays  bool
 	}{
-		{"DSR to the slot's backend", client, func(*datapath.ConntrackEntry) {}, false},
-		{"another backend", client, func(e *datapath.ConntrackEntry) { e.Xlate.Destination.Bytes[15]++ }, true},
-		{"another port", client, func(e *datapath.ConntrackEntry) { e.Xlate.DestinationPort++ }, true},
-		{"NAT to the slot's backend", client, func(e *datapath.ConntrackEntry) { e.Dsr = 0 }, true},
-		{"NAT for a client that is the backend's node", node, func(e *datapath.ConntrackEntry) { e.Dsr = 0 }, false},
-		{"as if the backend were on this node", client, func(e *datapath.ConntrackEntry) { e.Flags = uint8(datapath.ConntrackLocal) }, true},
-		{"the entry of replies", client, func(e *datapath.ConntrackEntry) { e.Dsr, e.Flags = 0, uint8(datapath.ConntrackReply) }, false},
-		{"NAT for a pod, which is not outside", pod, func(e *datapath.ConntrackEntry) { e.Dsr = 0 }, false},
+		{"DSR to the slot's backend", client, func(*bpf.ConntrackEntry) {}, false},
+		{"another backend", client, func(e *bpf.ConntrackEntry) { e.Xlate.Destination.Bytes[15]++ }, true},
+		{"another port", client, func(e *bpf.ConntrackEntry) { e.Xlate.DestinationPort++ }, true},
+		{"NAT to the slot's backend", client, func(e *bpf.ConntrackEntry) { e.Dsr = 0 }, true},
+		{"NAT for a client that is the backend's node", node, func(e *bpf.ConntrackEntry) { e.Dsr = 0 }, false},
+		{"as if the backend were on this node", client, func(e *bpf.ConntrackEntry) { e.Flags = uint8(bpf.ConntrackLocal) }, true},
+		{"the entry of replies", client, func(e *bpf.ConntrackEntry) { e.Dsr, e.Flags = 0, uint8(bpf.ConntrackReply) }, false},
+		{"NAT for a pod, which is not outside", pod, func(e *bpf.ConntrackEntry) { e.Dsr = 0 }, false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			m := settledMemory(t, 2000, 1, 2)
@@ -214,11 +214,11 @@ func TestOtherSizeAndRandom(t *testing.T) {
 			t.Fatalf("%s: %d words, want the %d of the old table", name, len(words), len(before))
 		}
 		for slot, word := range words {
-			if m.stable(word) != before[slot] || word&uint32(datapath.HistoryContested) == 0 {
+			if m.stable(word) != before[slot] || word&uint32(bpf.HistoryContested) == 0 {
 				t.Fatalf("%s: slot %d had %d; word %#x leads to %d", name, slot, before[slot], word, m.stable(word))
 			}
 		}
-		if kind := m.lists().HistoryDSR; kind != datapath.DSRIPIP {
+		if kind := m.lists().HistoryDSR; kind != bpf.DSRIPIP {
 			t.Errorf("%s: packets of flows without conntrack entries are sent by DSR kind %d, want IPIP", name, kind)
 		}
 		m.now += 50
@@ -355,7 +355,7 @@ func TestHistoryDoesNotFit(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "--max-slots") || !strings.Contains(err.Error(), "every flow is tracked") {
 		t.Errorf("want an error that names --max-slots and says what happens: %v", err)
 	}
-	if flags := m.row().Flags; m.row().Decisions[service.FromOutside].Count != slotsOfTable || flags&uint16(datapath.FlagUntracked) != 0 {
+	if flags := m.row().Flags; m.row().Decisions[service.FromOutside].Count != slotsOfTable || flags&uint16(bpf.FlagUntracked) != 0 {
 		t.Errorf("the frontend should be served and tracked; its flags are %#x", flags)
 	}
 	mustApply(t, m.s, service.Delta{Plans: map[service.Ref]*service.Plan{other: nil, untrackedOwner: plan}})
@@ -363,7 +363,7 @@ func TestHistoryDoesNotFit(t *testing.T) {
 	if _, err := m.s.Retry(time.Now().Add(time.Hour)); err != nil {
 		t.Error(err)
 	}
-	if m.row().Flags&uint16(datapath.FlagUntracked) == 0 {
+	if m.row().Flags&uint16(bpf.FlagUntracked) == 0 {
 		t.Error("the frontend is still tracked, though there is room")
 	}
 }

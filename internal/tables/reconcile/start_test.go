@@ -38,7 +38,7 @@ func both(n byte, backends ...byte) *service.Plan {
 // second table, and a change is served both immediately and after the first GC pass.
 func TestFreshStart(t *testing.T) {
 	const ports = 40
-	m := &memory{t: t, k: newFakeKernel(t, datapath.Limits{}), now: 1000}
+	m := &memory{t: t, k: newFakeKernel(t, bpf.Limits{}), now: 1000}
 	m.k.trusts = true
 	m.restart()
 	all := service.Delta{Plans: map[service.Ref]*service.Plan{}}
@@ -46,7 +46,7 @@ func TestFreshStart(t *testing.T) {
 		all.Plans[ref(fmt.Sprint("web", n))] = both(n, 1, 2)
 	}
 	mustApply(t, m.s, all)
-	rows := func(count int, flags datapath.SockFrontendFlag) {
+	rows := func(count int, flags bpf.SockFrontendFlag) {
 		t.Helper()
 		for _, number := range m.k.index.entries {
 			if m.k.rows.rows[number].Flags&uint16(flags) == uint16(flags) {
@@ -57,7 +57,7 @@ func TestFreshStart(t *testing.T) {
 			t.Errorf("%d frontends too few have flags %#x", count, flags)
 		}
 	}
-	rows(2*ports, datapath.FlagUntracked|datapath.FlagHistory)
+	rows(2*ports, bpf.FlagUntracked|bpf.FlagHistory)
 	table := maglev.DefaultSize + 3 // the members, and their number
 	if used, most := m.s.slots.used(m.k.slots.Len()), 2*ports*(roundSlots(uint32(table))+4); used > most {
 		t.Errorf("%d slots are in use, want at most %d: a table for each port and family, and next to no history", used, most)
@@ -79,12 +79,12 @@ func TestFreshStart(t *testing.T) {
 		}
 	}
 	change(1, 2, 3)
-	rows(2*ports, datapath.FlagUntracked|datapath.FlagHistory)
+	rows(2*ports, bpf.FlagUntracked|bpf.FlagHistory)
 	m.now += 2
 	m.gc(nil)
-	rows(0, datapath.FlagHistory)
-	rows(2*ports, datapath.FlagUntracked)
+	rows(0, bpf.FlagHistory)
+	rows(2*ports, bpf.FlagUntracked)
 	mustCollect(t, m.s)
 	change(1, 2)
-	rows(2, datapath.FlagUntracked|datapath.FlagHistory)
+	rows(2, bpf.FlagUntracked|bpf.FlagHistory)
 }

@@ -226,24 +226,24 @@ func (s *Syncer) UsageWith(clients uint32) []Usage {
 	defer s.mu.Unlock()
 	t := s.tables
 	usage := []Usage{
-		usageOf(datapath.SockMapFrontends, uint32(len(s.applied)), t.Frontends.Max()),
-		usageOf(datapath.SockMapSlots, s.slots.used(t.Slots.Len()), t.Slots.Len()),
-		usageOf(datapath.SockMapBackends, uint32(len(s.backends)), t.Backends.Len()-1),
-		usageOf(datapath.SockMapServices, uint32(len(s.ports)), t.Services.Max()),
-		usageOf(datapath.SockMapSourceRanges, s.ranges, t.SourceRanges.Max()),
-		usageOf(datapath.SockMapNetworks, uint32(len(s.networks.applied)), t.Networks.Max()),
-		usageOf(datapath.SockMapAffinity, clients, t.Affinity.Max()),
-		usageOf(datapath.SockMapReservedPorts, uint32(len(s.reserved)), t.ReservedPorts.Max()),
+		usageOf(bpf.SockMapFrontends, uint32(len(s.applied)), t.Frontends.Max()),
+		usageOf(bpf.SockMapSlots, s.slots.used(t.Slots.Len()), t.Slots.Len()),
+		usageOf(bpf.SockMapBackends, uint32(len(s.backends)), t.Backends.Len()-1),
+		usageOf(bpf.SockMapServices, uint32(len(s.ports)), t.Services.Max()),
+		usageOf(bpf.SockMapSourceRanges, s.ranges, t.SourceRanges.Max()),
+		usageOf(bpf.SockMapNetworks, uint32(len(s.networks.applied)), t.Networks.Max()),
+		usageOf(bpf.SockMapAffinity, clients, t.Affinity.Max()),
+		usageOf(bpf.SockMapReservedPorts, uint32(len(s.reserved)), t.ReservedPorts.Max()),
 	}
 	if t.Balancers != nil {
-		usage = append(usage, usageOf(datapath.EdgeTCMapBalancers, uint32(len(s.balancers.applied)), t.Balancers.Max()))
+		usage = append(usage, usageOf(bpf.EdgeTCMapBalancers, uint32(len(s.balancers.applied)), t.Balancers.Max()))
 	}
 	return usage
 }
 
 // usageOf returns the usage of a table, with its flag from the registry.
 func usageOf(table string, used, limit uint32) Usage {
-	return Usage{table, used, limit, datapath.LimitFlag(table)}
+	return Usage{table, used, limit, bpf.LimitFlag(table)}
 }
 
 // Stuck reports whether changes of a family's frontends, or of networks, cannot be written to the tables
@@ -263,7 +263,7 @@ func (s *Syncer) Stuck(family service.Family) bool {
 }
 
 func broken(err error) bool {
-	var full *datapath.FullError
+	var full *bpf.FullError
 	return err != nil && !errors.As(err, &full)
 }
 

@@ -32,7 +32,7 @@ const (
 // Syncer keeps the tables in agreement with the plans. It is the only writer of the tables. All methods may
 // be called from any goroutine.
 type Syncer struct {
-	tables *datapath.Tables
+	tables *bpf.Tables
 	// writer is held throughout any change, mu while a field is accessed. A long change unlocks mu now
 	// and then, so that Status shows its progress.
 	writer sync.Mutex
@@ -57,14 +57,14 @@ type Syncer struct {
 
 	// What the tables hold.
 	applied       map[service.FrontendKey]*entry
-	networks      networkTable[datapath.Network]
-	balancers     networkTable[datapath.Balancer]
+	networks      networkTable[bpf.Network]
+	balancers     networkTable[bpf.Balancer]
 	ports         map[service.Port]*port
 	sets          map[service.SetKey]*set
 	slotHistories map[service.SetKey][]*set // sets with a history
 	backends      map[codec.Backend]*backend
 	sources       map[string]*source
-	reserved      map[datapath.ReservedPort]*reservation
+	reserved      map[bpf.ReservedPort]*reservation
 	ranges        uint32 // source ranges of all sources
 
 	// stable are the results of a GC pass by the history they replace, while they are written to the
@@ -111,10 +111,10 @@ type want struct {
 }
 
 // New restores the state of the tables. It does not change what they mean.
-func New(tables *datapath.Tables) (*Syncer, error) { return NewAt(tables, datapath.Now) }
+func New(tables *bpf.Tables) (*Syncer, error) { return NewAt(tables, bpf.Now) }
 
 // NewAt is New with a clock for the age of flows: in seconds, like last_seen of conntrack entries.
-func NewAt(tables *datapath.Tables, seconds func() uint32) (*Syncer, error) {
+func NewAt(tables *bpf.Tables, seconds func() uint32) (*Syncer, error) {
 	s := &Syncer{
 		tables:        tables,
 		admission:     newAdmission(),
@@ -128,7 +128,7 @@ func NewAt(tables *datapath.Tables, seconds func() uint32) (*Syncer, error) {
 		slotHistories: map[service.SetKey][]*set{},
 		backends:      map[codec.Backend]*backend{},
 		sources:       map[string]*source{},
-		reserved:      map[datapath.ReservedPort]*reservation{},
+		reserved:      map[bpf.ReservedPort]*reservation{},
 		removed:       map[service.Protocol]bool{},
 		removedUDP:    map[netip.AddrPort]bool{},
 		triggers:      map[service.Ref][]service.Trigger{},

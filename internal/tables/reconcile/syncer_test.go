@@ -67,7 +67,7 @@ func TestTablesHoldThePlan(t *testing.T) {
 			t.Fatalf("not removed: %v %v %v %v", k.index.entries, k.services.entries, k.ranges.entries, k.reserved.entries)
 		}
 		for id, b := range k.backends.rows {
-			if b != (datapath.Backend{}) {
+			if b != (bpf.Backend{}) {
 				t.Fatalf("backend %d not removed: %v", id, b)
 			}
 		}
@@ -79,7 +79,7 @@ func TestTablesHoldThePlan(t *testing.T) {
 
 // TestStatusDuringChange: Status during a large change shows what is applied and what is still pending.
 func TestStatusDuringChange(t *testing.T) {
-	k := newFakeKernel(t, datapath.Limits{Frontends: 1024, Slots: 1024, Backends: 1024})
+	k := newFakeKernel(t, bpf.Limits{Frontends: 1024, Slots: 1024, Backends: 1024})
 	s := newSyncer(t, k)
 	seen := map[State]int{}
 	asked, answered := make(chan bool, 1), make(chan bool)
@@ -111,7 +111,7 @@ func TestStatusDuringChange(t *testing.T) {
 
 // TestServiceCIDRs: ServiceCIDRs follow the plan, also after a restart.
 func TestServiceCIDRs(t *testing.T) {
-	k := newFakeKernel(t, datapath.Limits{})
+	k := newFakeKernel(t, bpf.Limits{})
 	s := newSyncer(t, k)
 	for _, cidrs := range [][]string{{"10.96.0.0/16", "fd00:96::/112"}, {"10.97.0.0/16"}, {}} {
 		prefixes := []netip.Prefix{}
@@ -127,7 +127,7 @@ func TestServiceCIDRs(t *testing.T) {
 			t.Errorf("want %v, have %v", cidrs, got)
 		}
 		for _, c := range cidrs {
-			if k.networks.entries[codec.NetworkKey(netip.MustParsePrefix(c))] != datapath.NetworkService {
+			if k.networks.entries[codec.NetworkKey(netip.MustParsePrefix(c))] != bpf.NetworkService {
 				t.Errorf("%s is not there: %v", c, got)
 			}
 		}
@@ -139,7 +139,7 @@ func TestServiceCIDRs(t *testing.T) {
 // ServiceCIDR while it is one, and is reported. A node's own address inside a ServiceCIDR counts as neither
 // (R21).
 func TestPodNetworks(t *testing.T) {
-	k := newFakeKernel(t, datapath.Limits{})
+	k := newFakeKernel(t, bpf.Limits{})
 	s := newSyncer(t, k)
 	prefixes := func(texts ...string) *[]netip.Prefix {
 		all := []netip.Prefix{}
@@ -165,7 +165,7 @@ func TestPodNetworks(t *testing.T) {
 		mustApply(t, s, service.Delta{ServiceCIDRs: step.services, PodNetworks: step.pods})
 		var got []string
 		for key, network := range k.networks.entries {
-			got = append(got, key.Prefix().String()+map[datapath.Network]string{datapath.NetworkPod: " pod", datapath.NetworkService: " service", datapath.NetworkOwn: " own"}[network])
+			got = append(got, key.Prefix().String()+map[bpf.Network]string{bpf.NetworkPod: " pod", bpf.NetworkService: " service", bpf.NetworkOwn: " own"}[network])
 		}
 		slices.Sort(got)
 		if got := strings.Join(got, ", "); got != step.want {

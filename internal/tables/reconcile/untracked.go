@@ -29,7 +29,7 @@ func (s *Syncer) forgetUntracked() error {
 		return nil
 	}
 	had := s.tables.UntrackedFrontends.Load(0)
-	ends := datapath.UntrackedEnds{}
+	ends := bpf.UntrackedEnds{}
 	ends.Epoch, ends.Accepted = had.Epoch, had.Accepted
 	for key, e := range s.applied {
 		if e.concernsUntracked() {
@@ -72,7 +72,7 @@ func (a *auditor) untrackedFrontends() {
 // readSlotHistory reads the history in front of a list of retained backends, and reports whether it is
 // valid. Unknown backends count as none.
 func (r *restorer) readSlotHistory(x *set, l layout) bool {
-	if codec.End(l.history) != l.members.First || !codec.Valid(l.history, r.tables.Slots.Len()) || l.historyDSR > datapath.DSROpt {
+	if codec.End(l.history) != l.members.First || !codec.Valid(l.history, r.tables.Slots.Len()) || l.historyDSR > bpf.DSROpt {
 		return false
 	}
 	n := l.history.Count
