@@ -7,7 +7,7 @@ import (
 	"errors"
 	"fmt"
 
-	"beeline.io/beeline/internal/agent"
+	"beeline.io/beeline/internal/api"
 )
 
 // A question is what a command asks a running agent. Its fields say what to do if there is no answer.
@@ -23,7 +23,7 @@ type question struct {
 
 // get reads a path of the agent into value. It returns within two seconds if no agent answers at all.
 func (q question) get(ctx context.Context, path string, value any) error {
-	client := agent.NewClient(q.socket)
+	client := api.NewClient(q.socket)
 	defer client.CloseIdleConnections()
 	err := client.Alive(ctx)
 	if err == nil {
@@ -35,21 +35,21 @@ func (q question) get(ctx context.Context, path string, value any) error {
 // explained says what to do about an agent that gives no answer.
 func (q question) explained(err error) error {
 	switch {
-	case errors.Is(err, agent.ErrNotRunning):
+	case errors.Is(err, api.ErrNotRunning):
 		return fmt.Errorf("no agent answers on %s: start one%s", q.socket, alternatives(fmt.Sprintf("give its socket with --%s", socketFlag), q.without))
-	case errors.Is(err, agent.ErrNoAnswer):
+	case errors.Is(err, api.ErrNoAnswer):
 		what := q.withoutHung
 		if what == "" {
 			what = "`beeline status` shows what is known of it; ask again, or restart it"
 		}
 		return fmt.Errorf("the agent on %s does not answer: %s", q.socket, what)
-	case errors.Is(err, agent.ErrUnknownPath) && q.enable != "":
+	case errors.Is(err, api.ErrUnknownPath) && q.enable != "":
 		return fmt.Errorf("the agent on %s has no answer to this: %s; if it is set, the agent is of an earlier version: restart it with this one (%s)", q.socket, q.enable, version)
-	case errors.Is(err, agent.ErrUnknownPath):
+	case errors.Is(err, api.ErrUnknownPath):
 		return fmt.Errorf("the agent on %s has no answer to this, because it is of another version than this command (%s): use the command of its version, or restart it with this one%s", q.socket, version, alternatives(q.without))
-	case errors.Is(err, agent.ErrNotAgent):
+	case errors.Is(err, api.ErrNotAgent):
 		return fmt.Errorf("what answers on %s is no agent: give the agent's socket with --%s%s", q.socket, socketFlag, alternatives(q.without))
-	case errors.Is(err, agent.ErrEnded):
+	case errors.Is(err, api.ErrEnded):
 		return fmt.Errorf("the agent on %s ended before it had answered: ask again; `beeline status` says whether it runs", q.socket)
 	}
 	return err

@@ -18,7 +18,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"beeline.io/beeline/internal/agent"
+	"beeline.io/beeline/internal/api"
 )
 
 // arguments are those of commands that need some.
@@ -165,7 +165,7 @@ func TestMonitorNotesSilence(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
 	hung.Lock()
-	go (&monitor{notes: write}).noteSilence(ctx, agent.NewClient(socket), time.Millisecond)
+	go (&monitor{notes: write}).noteSilence(ctx, api.NewClient(socket), time.Millisecond)
 	for _, want := range []string{"the agent does not answer", "the agent answers again"} {
 		if !lines.Scan() || !strings.HasPrefix(lines.Text(), want) {
 			t.Fatalf("%q, want %q", lines.Text(), want)

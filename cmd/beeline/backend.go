@@ -11,8 +11,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"beeline.io/beeline/internal/agent"
-	"beeline.io/beeline/internal/inspect"
+	"beeline.io/beeline/internal/api"
+	"beeline.io/beeline/internal/offline"
 	"beeline.io/beeline/internal/util/printable"
 )
 
@@ -23,7 +23,7 @@ func newBackendCommand() *cobra.Command {
 		Args: usage(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return l.show(cmd, func() (any, func(io.Writer), error) {
-				tables, err := l.read(cmd.Context(), agent.BackendsPath, inspect.Scope{Outline: true, Owners: true})
+				tables, err := l.read(cmd.Context(), api.BackendsPath, offline.Scope{Outline: true, Owners: true})
 				if err != nil {
 					return nil, nil, err
 				}
@@ -45,17 +45,17 @@ func newBackendCommand() *cobra.Command {
 
 // listedBackend is a backend in the tables, or a draining one, which has no ID there.
 type listedBackend struct {
-	inspect.Backend
-	Draining *inspect.Draining `json:"draining,omitempty"`
+	api.Backend
+	Draining *api.Draining `json:"draining,omitempty"`
 }
 
-func backendList(tables *inspect.Tables) []listedBackend {
+func backendList(tables *api.Tables) []listedBackend {
 	all := make([]listedBackend, 0, len(tables.Backends)+len(tables.Draining))
 	for _, b := range tables.Backends {
 		all = append(all, listedBackend{Backend: b})
 	}
 	for _, b := range tables.Draining {
-		all = append(all, listedBackend{inspect.Backend{Address: b.Address.String(), Protocol: b.Protocol, Services: []string{}}, &b})
+		all = append(all, listedBackend{api.Backend{Address: b.Address.String(), Protocol: b.Protocol, Services: []string{}}, &b})
 	}
 	return all
 }
@@ -85,7 +85,7 @@ func backendTable(w io.Writer, backends []listedBackend, v *view) {
 }
 
 // onThisNode returns text for a backend on this node, or with its node if it gets encapsulated packets.
-func onThisNode(b inspect.Member) string {
+func onThisNode(b api.Member) string {
 	switch {
 	case b.Local:
 		return ", on this node"

@@ -8,22 +8,22 @@ import (
 	"fmt"
 	"time"
 
-	"beeline.io/beeline/internal/agent"
+	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/conntrack"
-	"beeline.io/beeline/internal/inspect"
+	"beeline.io/beeline/internal/offline"
 	"beeline.io/beeline/internal/util/plural"
 )
 
 // countedTables returns the tables, with the edge's counters of each Service if the output format shows them.
-func (l *lookup) countedTables(ctx context.Context) (*inspect.Tables, error) {
+func (l *lookup) countedTables(ctx context.Context) (*api.Tables, error) {
 	if l.output == "table" {
 		return l.tables(ctx)
 	}
 	if !l.fromPins {
-		var tables inspect.Tables
-		return &tables, l.ask(ctx, agent.CountedTablesPath, &tables)
+		var tables api.Tables
+		return &tables, l.ask(ctx, api.CountedTablesPath, &tables)
 	}
 	tables, err := l.tables(ctx)
 	if err != nil {
@@ -37,24 +37,24 @@ func (l *lookup) countedTables(ctx context.Context) (*inspect.Tables, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := tables.AddConnections(l.pins, names); err != nil {
+	if err := offline.AddConnections(tables, l.pins, names); err != nil {
 		return nil, err
 	}
-	return tables, tables.AddCounters(l.pins, names)
+	return tables, offline.AddCounters(tables, l.pins, names)
 }
 
 // addConnections adds the statistics of sockets that are pinned in a directory.
-func addConnections(tables *inspect.Tables, raw *bpf.Tables, pins string) error {
+func addConnections(tables *api.Tables, raw *bpf.Tables, pins string) error {
 	names, err := raw.Services.All()
 	if err != nil {
 		return err
 	}
-	return tables.AddConnections(pins, names)
+	return offline.AddConnections(tables, pins, names)
 }
 
 // wideCells returns the cells that -o wide adds for a frontend. Counters are per port, so only the first
 // frontend of each port shows them; counted holds the ports already shown.
-func wideCells(s *inspect.Service, f inspect.Frontend, counted map[string]bool) []string {
+func wideCells(s *api.Service, f api.Frontend, counted map[string]bool) []string {
 	affinity := "-"
 	if f.AffinitySeconds > 0 {
 		affinity = (time.Duration(f.AffinitySeconds) * time.Second).String()
@@ -68,7 +68,7 @@ func wideCells(s *inspect.Service, f inspect.Frontend, counted map[string]bool) 
 	return append(append(cells, edgeCells(s, f)...), connectionCells(s, f)...)
 }
 
-func edgeCells(s *inspect.Service, f inspect.Frontend) []string {
+func edgeCells(s *api.Service, f api.Frontend) []string {
 	for _, c := range s.Counters {
 		if c.Port == f.Port && c.Protocol == f.Protocol {
 			return []string{fmt.Sprint(c.Flows), fmt.Sprint(c.Refused), fmt.Sprint(c.Dropped), trafficText(c.Sent), trafficText(c.Received)}
@@ -77,7 +77,7 @@ func edgeCells(s *inspect.Service, f inspect.Frontend) []string {
 	return []string{"-", "-", "-", "-", "-"}
 }
 
-func connectionCells(s *inspect.Service, f inspect.Frontend) []string {
+func connectionCells(s *api.Service, f api.Frontend) []string {
 	for _, c := range s.Connections {
 		if c.Port == f.Port && c.Protocol == f.Protocol {
 			return []string{fmt.Sprint(c.Started), fmt.Sprint(c.Failed), fmt.Sprint(c.Open)}
@@ -87,7 +87,7 @@ func connectionCells(s *inspect.Service, f inspect.Frontend) []string {
 }
 
 // connectionsText is the statistics of connections on one line.
-func connectionsText(c *inspect.Connections) string {
+func connectionsText(c *api.Connections) string {
 	text := fmt.Sprintf("%d new, %d open, %d failed", c.Started, c.Open, c.Failed)
 	if c.Connecting > 0 {
 		text += fmt.Sprintf(", %d connecting", c.Connecting)

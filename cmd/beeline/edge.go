@@ -11,13 +11,13 @@ import (
 	"strings"
 	"text/tabwriter"
 
+	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/internal/edge"
-	"beeline.io/beeline/internal/inspect"
 	"beeline.io/beeline/internal/util/plural"
 )
 
 // statusEdge prints the state of the edge.
-func statusEdge(w io.Writer, s *inspect.Status) {
+func statusEdge(w io.Writer, s *api.Status) {
 	e := s.Edge
 	if e == nil {
 		return

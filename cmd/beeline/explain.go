@@ -11,8 +11,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"beeline.io/beeline/internal/agent"
+	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/internal/cluster/service"
-	"beeline.io/beeline/internal/inspect"
 	"beeline.io/beeline/internal/report/explain"
 )
 
@@ -80,7 +80,7 @@ func (e *explainCommand) run(cmd *cobra.Command, args []string) error {
 	}
 	question.Device, question.Socket = e.device, e.connect
 	answer, err := explain.Explain(e.pins, question)
-	if wrong := (*inspect.RequestError)(nil); errors.As(err, &wrong) {
+	if wrong := (*api.RequestError)(nil); errors.As(err, &wrong) {
 		return exitError{exitUsage, err}
 	}
 	if err != nil {

@@ -15,9 +15,10 @@ import (
 	"github.com/spf13/cobra"
 
 	"beeline.io/beeline/internal/agent"
+	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/conntrack"
-	"beeline.io/beeline/internal/inspect"
+	"beeline.io/beeline/internal/offline"
 	"beeline.io/beeline/internal/util/plural"
 	"beeline.io/beeline/internal/util/suggest"
 )
@@ -62,9 +63,9 @@ func (s *flowSource) open() (*conntrack.Tables, map[uint32]bpf.ServiceName, erro
 	}
 	names, err := tables.Services.All()
 	if err == nil && s.service != "" {
-		s.service, err = inspect.FindService(names, s.service)
+		s.service, err = offline.FindService(names, s.service)
 	}
-	if wrong := (*inspect.RequestError)(nil); errors.As(err, &wrong) {
+	if wrong := (*api.RequestError)(nil); errors.As(err, &wrong) {
 		err = exitError{exitUsage, err}
 	}
 	return flows, names, err
@@ -118,7 +119,7 @@ the Service's address, the backend, and the source address that the backend sees
 				if err != nil {
 					return nil, nil, err
 				}
-				all, err := conntrack.List(flows, inspect.PortNames(names))
+				all, err := conntrack.List(flows, offline.PortNames(names))
 				if err != nil {
 					return nil, nil, err
 				}
@@ -166,7 +167,7 @@ Select flows by --service, --backend or both; --all selects all flows.`,
 			if err != nil {
 				return err
 			}
-			n, err := conntrack.Flush(flows, inspect.NamedService(names, s.service), backend)
+			n, err := conntrack.Flush(flows, offline.NamedService(names, s.service), backend)
 			if err != nil {
 				return err
 			}

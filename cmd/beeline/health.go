@@ -7,13 +7,13 @@ import (
 	"io"
 	"text/tabwriter"
 
-	"beeline.io/beeline/internal/inspect"
+	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/internal/util/plural"
 	"beeline.io/beeline/internal/util/printable"
 )
 
 // serviceHealth prints the results of a Service's health check.
-func serviceHealth(w io.Writer, h *inspect.Health) {
+func serviceHealth(w io.Writer, h *api.Health) {
 	if h == nil {
 		return
 	}
@@ -25,7 +25,7 @@ func serviceHealth(w io.Writer, h *inspect.Health) {
 	t.Flush()
 }
 
-func endpointText(b inspect.BackendHealth) string {
+func endpointText(b api.BackendHealth) string {
 	text := fmt.Sprintf("%s/%s", b.Address, b.Protocol)
 	if b.Through != "" {
 		text += fmt.Sprintf(" (%s)", b.Through)
@@ -37,7 +37,7 @@ func endpointText(b inspect.BackendHealth) string {
 }
 
 // statusHealth prints the health checks' totals and the backends that are down.
-func statusHealth(w io.Writer, h *inspect.HealthStatus) {
+func statusHealth(w io.Writer, h *api.HealthStatus) {
 	if h == nil {
 		return
 	}

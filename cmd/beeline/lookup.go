@@ -11,8 +11,10 @@ import (
 	"github.com/spf13/cobra"
 
 	"beeline.io/beeline/internal/agent"
+	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/internal/bpf"
-	"beeline.io/beeline/internal/inspect"
+	"beeline.io/beeline/internal/offline"
+	"beeline.io/beeline/internal/report/assess"
 )
 
 // Flags that select an agent. They mean the same in all commands.
@@ -45,45 +47,45 @@ func (l *lookup) addSourceFlags(cmd *cobra.Command) {
 	})
 }
 
-func (l *lookup) tables(ctx context.Context) (*inspect.Tables, error) {
-	return l.read(ctx, agent.TablesPath, inspect.Scope{})
+func (l *lookup) tables(ctx context.Context) (*api.Tables, error) {
+	return l.read(ctx, api.TablesPath, offline.Scope{})
 }
 
 // read returns the part of the tables that scope selects; path is its path on the agent's socket.
-func (l *lookup) read(ctx context.Context, path string, scope inspect.Scope) (*inspect.Tables, error) {
+func (l *lookup) read(ctx context.Context, path string, scope offline.Scope) (*api.Tables, error) {
 	if l.fromPins {
 		tables, err := bpf.OpenTables(l.pins)
 		if err != nil {
 			return nil, err
 		}
-		read, err := inspect.ReadScope(ctx, tables, scope)
+		read, err := offline.ReadScope(ctx, tables, scope)
 		if err == nil {
 			read.OutsideServed = bpf.HasEdge(l.pins)
 		}
 		if err == nil && (scope.Service != "" || scope.Owners) {
-			err = read.AddDraining(l.pins, scope)
+			err = offline.AddDraining(read, l.pins, scope)
 		}
 		if err == nil && scope.Service != "" {
 			err = addConnections(read, tables, l.pins)
 		}
 		return read, err
 	}
-	var tables inspect.Tables
+	var tables api.Tables
 	return &tables, l.ask(ctx, path, &tables)
 }
 
 // status asks the agent. The pins say what is known of an agent that does not answer.
-func (l *lookup) status(ctx context.Context) (*inspect.Status, error) {
+func (l *lookup) status(ctx context.Context) (*api.Status, error) {
 	if l.fromPins {
 		return pinnedStatus(ctx, l.pins)
 	}
-	silent := agent.NewClient(l.socket).Alive(ctx)
+	silent := api.NewClient(l.socket).Alive(ctx)
 	if silent == nil {
-		var status inspect.Status
-		return &status, l.ask(ctx, agent.StatusPath, &status)
+		var status api.Status
+		return &status, l.ask(ctx, api.StatusPath, &status)
 	}
 	pins := agent.PinsOf(l.socket)
-	if pins == "" || errors.Is(silent, agent.ErrNotRunning) && !bpf.HasPins(pins) {
+	if pins == "" || errors.Is(silent, api.ErrNotRunning) && !bpf.HasPins(pins) {
 		return nil, l.question().explained(silent)
 	}
 	status, err := pinnedStatus(ctx, pins)
@@ -91,20 +93,20 @@ func (l *lookup) status(ctx context.Context) (*inspect.Status, error) {
 		return nil, errors.Join(l.question().explained(silent), err)
 	}
 	status.Silent = fmt.Sprintf("nobody listens on %s", l.socket)
-	if errors.Is(silent, agent.ErrNoAnswer) {
+	if errors.Is(silent, api.ErrNoAnswer) {
 		status.Silent = fmt.Sprintf("no answer on %s for a second", l.socket)
 	}
-	status.Assess()
+	assess.Status(status)
 	return status, nil
 }
 
-func pinnedStatus(ctx context.Context, pins string) (*inspect.Status, error) {
+func pinnedStatus(ctx context.Context, pins string) (*api.Status, error) {
 	from := lookup{pins: pins, fromPins: true}
-	tables, err := from.read(ctx, "", inspect.Scope{Outline: true})
+	tables, err := from.read(ctx, "", offline.Scope{Outline: true})
 	if err != nil {
 		return nil, err
 	}
-	return inspect.ReadStatus(pins, version, tables), nil
+	return offline.ReadStatus(pins, version, tables), nil
 }
 
 func (l *lookup) ask(ctx context.Context, path string, value any) error {

@@ -13,8 +13,9 @@ import (
 	"github.com/spf13/cobra"
 
 	"beeline.io/beeline/internal/agent"
+	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/internal/bpf"
-	"beeline.io/beeline/internal/inspect"
+	"beeline.io/beeline/internal/offline"
 	"beeline.io/beeline/internal/util/plural"
 )
 
@@ -23,7 +24,7 @@ import (
 type monitor struct {
 	socket, pins, output string
 	view                 view // --no-headers and --namespace
-	filter               inspect.Filter
+	filter               api.Filter
 	out, notes           io.Writer
 }
 
@@ -47,7 +48,7 @@ If no agent is running, give --pins.`,
 				read = m.fromPins
 			}
 			err := read(cmd.Context())
-			if wrong := (*inspect.RequestError)(nil); errors.As(err, &wrong) {
+			if wrong := (*api.RequestError)(nil); errors.As(err, &wrong) {
 				return exitError{exitUsage, err}
 			}
 			return err
@@ -70,7 +71,7 @@ func (m *monitor) fromAgent(ctx context.Context) error {
 	pins := cmp.Or(agent.PinsOf(m.socket), agent.DefaultBPFFS)
 	q := question{socket: m.socket, without: fmt.Sprintf("watch without an agent with --%s %s", pinsFlag, pins),
 		withoutHung: "it alone may read the events as long as it runs; `beeline status` shows what is known of it; ask again, or restart it"}
-	client := agent.NewClient(m.socket)
+	client := api.NewClient(m.socket)
 	err := client.Alive(ctx)
 	if err == nil {
 		watching, stop := context.WithCancel(ctx)
@@ -85,10 +86,10 @@ func (m *monitor) fromAgent(ctx context.Context) error {
 const silenceInterval = 5 * time.Second
 
 // noteSilence reports when the agent no longer answers, and when it does again: there are no events in between.
-func (m *monitor) noteSilence(ctx context.Context, client *agent.Client, interval time.Duration) {
+func (m *monitor) noteSilence(ctx context.Context, client *api.Client, interval time.Duration) {
 	for silent := false; wait(ctx, interval); {
 		was := silent
-		silent = errors.Is(client.Alive(ctx), agent.ErrNoAnswer)
+		silent = errors.Is(client.Alive(ctx), api.ErrNoAnswer)
 		switch {
 		case silent && !was:
 			fmt.Fprintln(m.notes, "the agent does not answer, and reports no events until it does: see `beeline status`")
@@ -115,7 +116,7 @@ func (m *monitor) fromPins(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := m.filter.CheckNames(tables.Services); err != nil {
+	if err := offline.CheckNames(&m.filter, tables.Services); err != nil {
 		return err
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
@@ -133,17 +134,17 @@ func (m *monitor) fromPins(ctx context.Context) error {
 			}
 		}
 	}()
-	reader := inspect.NewEventReader(tables.Services)
-	print := func(n inspect.EventMessage) {
+	reader := offline.NewEventReader(tables.Services)
+	print := func(n api.EventMessage) {
 		if err := m.print(n); err != nil {
 			cancel(err)
 		}
 	}
 	err = events.Read(ctx, m.begin, func(e *bpf.EdgeEvent) {
 		if event := reader.Event(e); m.filter.Wants(event) {
-			print(inspect.EventMessage{Event: event})
+			print(api.EventMessage{Event: event})
 		}
-	}, func(lost uint64) { print(inspect.EventMessage{Lost: lost}) })
+	}, func(lost uint64) { print(api.EventMessage{Lost: lost}) })
 	if cause := context.Cause(ctx); err == nil && cause != nil && !errors.Is(cause, context.Canceled) {
 		return cause
 	}
@@ -168,7 +169,7 @@ func (m *monitor) begin() {
 	}
 }
 
-func (m *monitor) print(n inspect.EventMessage) error {
+func (m *monitor) print(n api.EventMessage) error {
 	if n.Event != nil && !m.view.of(n.Event.Service) {
 		return nil
 	}

@@ -15,8 +15,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"beeline.io/beeline/internal/agent"
+	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/internal/conntrack"
-	"beeline.io/beeline/internal/inspect"
 	"beeline.io/beeline/internal/offload"
 	"beeline.io/beeline/internal/util/printable"
 )
@@ -35,8 +35,8 @@ why flows have left it, and why others stay on the stack.`,
 		Args: usage(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return v.show(cmd, func() (any, func(io.Writer), error) {
-				var s inspect.Status
-				if err := (question{socket: socket}).get(cmd.Context(), agent.StatusPath, &s); err != nil {
+				var s api.Status
+				if err := (question{socket: socket}).get(cmd.Context(), api.StatusPath, &s); err != nil {
 					return nil, nil, err
 				}
 				if s.Offload == nil {

@@ -8,7 +8,7 @@ import (
 	"text/tabwriter"
 	"time"
 
-	"beeline.io/beeline/internal/inspect"
+	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/internal/util/printable"
 )
 
@@ -17,7 +17,7 @@ var optOutWords = map[string]string{
 	"pod": "its own annotation", "namespace": "that of its namespace", "runtimeClass": "that of its RuntimeClass",
 }
 
-func statusOptedOut(w io.Writer, s *inspect.Status) {
+func statusOptedOut(w io.Writer, s *api.Status) {
 	if len(s.OptedOut.Pods) == 0 {
 		return
 	}

@@ -19,9 +19,9 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/conntrack"
-	"beeline.io/beeline/internal/inspect"
 	"beeline.io/beeline/internal/mesh/hoststack"
 )
 
@@ -76,16 +76,16 @@ func TestProgramsOfHostStack(t *testing.T) {
 	}
 }
 
-func webTables() *inspect.Tables {
-	backends := []inspect.Member{{ID: 1, Address: "10.0.0.1:8080", Slots: 1}}
-	decision := inspect.Decision{Verdict: service.Balance.String(), Backends: backends}
-	frontend := func(address, port string, kind service.FrontendKind) inspect.Frontend {
-		return inspect.Frontend{Address: address, Protocol: service.TCP, Kind: kind, Port: port, Pod: decision, Node: decision, Outside: decision}
+func webTables() *api.Tables {
+	backends := []api.Member{{ID: 1, Address: "10.0.0.1:8080", Slots: 1}}
+	decision := api.Decision{Verdict: service.Balance.String(), Backends: backends}
+	frontend := func(address, port string, kind service.FrontendKind) api.Frontend {
+		return api.Frontend{Address: address, Protocol: service.TCP, Kind: kind, Port: port, Pod: decision, Node: decision, Outside: decision}
 	}
-	return &inspect.Tables{OutsideServed: true, Services: []inspect.Service{{
+	return &api.Tables{OutsideServed: true, Services: []api.Service{{
 		Kind: service.KindService, Namespace: "default", Name: "web", State: "applied", Algorithm: service.Random,
-		Frontends: []inspect.Frontend{frontend("10.96.0.1:80", "http", service.ClusterIP), frontend("192.0.2.1:30080", "http", service.NodePort)},
-		Counters:  []inspect.PortCounters{{Port: "http", Protocol: service.TCP, Flows: 5, Sent: conntrack.Traffic{Packets: 6, Bytes: 360}}},
+		Frontends: []api.Frontend{frontend("10.96.0.1:80", "http", service.ClusterIP), frontend("192.0.2.1:30080", "http", service.NodePort)},
+		Counters:  []api.PortCounters{{Port: "http", Protocol: service.TCP, Flows: 5, Sent: conntrack.Traffic{Packets: 6, Bytes: 360}}},
 	}, {Kind: service.KindService, Namespace: "shop", Name: "late", State: "pending"}}}
 }
 
@@ -132,11 +132,11 @@ func TestMonitorOfANamespace(t *testing.T) {
 	var out bytes.Buffer
 	m := monitor{output: "json", view: view{namespace: "shop"}, out: &out}
 	for _, name := range []string{"shop/web", "default/web", ""} {
-		if err := m.print(inspect.EventMessage{Event: &inspect.Event{Service: name}}); err != nil {
+		if err := m.print(api.EventMessage{Event: &api.Event{Service: name}}); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if err := m.print(inspect.EventMessage{Lost: 5}); err != nil || strings.Count(out.String(), "\n") != 2 || !strings.Contains(out.String(), "shop/web") {
+	if err := m.print(api.EventMessage{Lost: 5}); err != nil || strings.Count(out.String(), "\n") != 2 || !strings.Contains(out.String(), "shop/web") {
 		t.Errorf("%v, printed\n%s", err, &out)
 	}
 }

@@ -12,9 +12,10 @@ import (
 	"time"
 
 	"beeline.io/beeline/internal/agent"
+	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/cluster/source"
-	"beeline.io/beeline/internal/inspect"
+	"beeline.io/beeline/internal/report/assess"
 	"beeline.io/beeline/internal/report/condition"
 	"beeline.io/beeline/internal/tables/reconcile"
 )
@@ -62,18 +63,18 @@ func wantHarmless(t *testing.T, what, text string) {
 func TestNothingReachesTheTerminal(t *testing.T) {
 	now := time.Now()
 	ref := service.Ref{Kind: service.KindService, Namespace: "default", Name: "web"}
-	down := inspect.BackendHealth{Service: "default/web", Why: "certificate of " + escape, Since: now, Last: now}
+	down := api.BackendHealth{Service: "default/web", Why: "certificate of " + escape, Since: now, Last: now}
 	problems := condition.List{condition.AddressTaken.New("%s", escape).Do("%s", escape)}
-	status := &inspect.Status{
+	status := &api.Status{
 		Running: true, Answered: true, NoEdge: escape, Unreadable: escape,
-		Source:        inspect.Source{Problems: condition.List{condition.SourceError.New("%s", escape).At(escape)}, Connection: &source.Connection{Error: escape}},
+		Source:        api.Source{Problems: condition.List{condition.SourceError.New("%s", escape).At(escape)}, Connection: &source.Connection{Error: escape}},
 		Objects:       []reconcile.Status{{Owner: ref, State: reconcile.Failed, Reasons: []string{escape}, Problems: problems}},
-		PortConflicts: []inspect.PortConflict{{PID: 1, Process: escape}}, PortConflictsUnknown: "evil",
-		Health: &inspect.HealthStatus{Down: []inspect.BackendHealth{down}},
+		PortConflicts: []api.PortConflict{{PID: 1, Process: escape}}, PortConflictsUnknown: "evil",
+		Health: &api.HealthStatus{Down: []api.BackendHealth{down}},
 	}
-	s := &inspect.Service{Name: "web", Reasons: []string{escape}, Problems: problems,
-		Health: &inspect.Health{Check: "tcp", Backends: []inspect.BackendHealth{down}}}
-	status.Assess()
+	s := &api.Service{Name: "web", Reasons: []string{escape}, Problems: problems,
+		Health: &api.Health{Check: "tcp", Backends: []api.BackendHealth{down}}}
+	assess.Status(status)
 	for what, print := range map[string]func(io.Writer){
 		"status":       func(w io.Writer) { statusText(w, status, false) },
 		"status -v":    func(w io.Writer) { statusText(w, status, true) },
@@ -97,7 +98,7 @@ func TestNothingReachesTheTerminal(t *testing.T) {
 		}
 	})
 	wantHarmless(t, "JSON", text)
-	var got inspect.Status
+	var got api.Status
 	if err := json.NewDecoder(bytes.NewBufferString(text)).Decode(&got); err != nil || got.PortConflicts[0].Process != strings.ToValidUTF8(escape, "\ufffd") {
 		t.Errorf("JSON decodes to %q, %v", got.PortConflicts, err)
 	}

@@ -11,9 +11,9 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"beeline.io/beeline/internal/agent"
+	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/internal/cluster/service"
-	"beeline.io/beeline/internal/inspect"
+	"beeline.io/beeline/internal/offline"
 	"beeline.io/beeline/internal/util/printable"
 )
 
@@ -38,7 +38,7 @@ over the port's addresses.`,
 				if err != nil {
 					return nil, nil, err
 				}
-				tables.Services = slices.DeleteFunc(tables.Services, func(s inspect.Service) bool { return !l.names(s.Namespace) })
+				tables.Services = slices.DeleteFunc(tables.Services, func(s api.Service) bool { return !l.names(s.Namespace) })
 				l.nothing(cmd, len(tables.Services), "Services")
 				return tables.Services, func(w io.Writer) { serviceTable(w, tables, &l.view) }, nil
 			})
@@ -60,7 +60,7 @@ func newServiceShowCommand() *cobra.Command {
 				return exitError{exitUsage, fmt.Errorf("%s is not in the namespace of --namespace %s: remove one of them", name, l.namespace)}
 			}
 			return l.show(cmd, func() (any, func(io.Writer), error) {
-				tables, err := l.read(cmd.Context(), agent.ServicePath(name), inspect.Scope{Service: name})
+				tables, err := l.read(cmd.Context(), api.ServicePath(name), offline.Scope{Service: name})
 				if err != nil {
 					return nil, nil, err
 				}
@@ -82,7 +82,7 @@ var (
 		"NEW CONNECTIONS", "FAILED", "OPEN"}
 )
 
-func serviceTable(w io.Writer, tables *inspect.Tables, v *view) {
+func serviceTable(w io.Writer, tables *api.Tables, v *view) {
 	columns := serviceColumns
 	if v.output == "wide" {
 		columns = slices.Concat(serviceColumns, wideServiceColumns)
@@ -109,7 +109,7 @@ func serviceTable(w io.Writer, tables *inspect.Tables, v *view) {
 	t.Flush()
 }
 
-func addressText(f inspect.Frontend) string {
+func addressText(f api.Frontend) string {
 	if f.Kind == service.ClusterIPOther {
 		return f.Address + " (other ports)"
 	}
@@ -121,11 +121,11 @@ func addressText(f inspect.Frontend) string {
 // translated.
 const notServed = "not served"
 
-func served(f inspect.Frontend, d inspect.Decision, class service.SourceClass, outside bool) string {
+func served(f api.Frontend, d api.Decision, class service.SourceClass, outside bool) string {
 	if !outside && (class == service.FromOutside || f.Protocol == service.SCTP || f.Kind == service.Echo) {
 		return notServed
 	}
-	if f.Protocol == service.SCTP && len(d.Backends) > 0 && !slices.ContainsFunc(d.Backends, func(b inspect.Member) bool { return portOf(b.Address) == portOf(f.Address) }) {
+	if f.Protocol == service.SCTP && len(d.Backends) > 0 && !slices.ContainsFunc(d.Backends, func(b api.Member) bool { return portOf(b.Address) == portOf(f.Address) }) {
 		return notServed
 	}
 	return d.String()
@@ -140,7 +140,7 @@ func shortKind(k service.FrontendKind) string {
 	return k.String()
 }
 
-func serviceDetails(w io.Writer, s *inspect.Service, outside bool) {
+func serviceDetails(w io.Writer, s *api.Service, outside bool) {
 	fmt.Fprintf(w, "%s\n", s.Ref())
 	if s.State != "" {
 		fmt.Fprintf(w, "  state: %s\n", s.State)
@@ -187,7 +187,7 @@ func serviceDetails(w io.Writer, s *inspect.Service, outside bool) {
 }
 
 // printConnections prints the connections of programs on this node to a port, and to its backends.
-func printConnections(w io.Writer, c *inspect.PortConnections) {
+func printConnections(w io.Writer, c *api.PortConnections) {
 	port := ""
 	if c.Port != "" {
 		port = " to port " + c.Port
@@ -198,7 +198,7 @@ func printConnections(w io.Writer, c *inspect.PortConnections) {
 	}
 }
 
-func algorithmText(s *inspect.Service) string {
+func algorithmText(s *api.Service) string {
 	if s.Algorithm != service.Maglev {
 		return string(s.Algorithm)
 	}
@@ -206,12 +206,12 @@ func algorithmText(s *inspect.Service) string {
 }
 
 // decisions prints the decisions, with client classes that get the same one on one line.
-func decisions(w io.Writer, f inspect.Frontend, outside bool) {
+func decisions(w io.Writer, f api.Frontend, outside bool) {
 	classes := map[string][]string{}
 	var order []string
 	for _, d := range []struct {
 		class    service.SourceClass
-		decision inspect.Decision
+		decision api.Decision
 	}{{service.FromPod, f.Pod}, {service.FromNode, f.Node}, {service.FromOutside, f.Outside}} {
 		note := ""
 		if served(f, d.decision, d.class, outside) == notServed {
@@ -228,7 +228,7 @@ func decisions(w io.Writer, f inspect.Frontend, outside bool) {
 	}
 }
 
-func decisionText(d inspect.Decision, note string) string {
+func decisionText(d api.Decision, note string) string {
 	slots := 0
 	for _, b := range d.Backends {
 		slots += b.Slots

@@ -11,9 +11,9 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/cluster/source"
-	"beeline.io/beeline/internal/inspect"
 	"beeline.io/beeline/internal/sockgc"
 	"beeline.io/beeline/internal/util/plural"
 	"beeline.io/beeline/internal/util/printable"
@@ -36,7 +36,7 @@ Exit code 3 if there is an error, 4 if there are only warnings, 1 if there are n
 agent nor pins, or they cannot be read.`,
 		Args: usage(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			var status *inspect.Status
+			var status *api.Status
 			err := l.show(cmd, func() (any, func(io.Writer), error) {
 				var err error
 				status, err = l.status(cmd.Context())
@@ -55,7 +55,7 @@ agent nor pins, or they cannot be read.`,
 }
 
 // statusText prints a status as text, problems first.
-func statusText(w io.Writer, s *inspect.Status, verbose bool) {
+func statusText(w io.Writer, s *api.Status, verbose bool) {
 	most := fewConditions
 	if verbose {
 		most = mostConditions
@@ -105,7 +105,7 @@ func statusText(w io.Writer, s *inspect.Status, verbose bool) {
 }
 
 // statusHeadline is headline, but claims nothing for an agent that was not asked: it may hang.
-func statusHeadline(s *inspect.Status) string {
+func statusHeadline(s *api.Status) string {
 	if s.Answered || judged(s.Conditions) != nil {
 		return headline(s.Conditions)
 	}
@@ -113,7 +113,7 @@ func statusHeadline(s *inspect.Status) string {
 }
 
 // dsrText prints the DSR settings and how many Services use DSR.
-func dsrText(w io.Writer, s *inspect.Status) {
+func dsrText(w io.Writer, s *api.Status) {
 	if s.DSR == "" || s.DSR == service.DSROff && s.Counts.DSR == 0 {
 		return
 	}
@@ -161,7 +161,7 @@ func connectionText(w io.Writer, c *source.Connection) {
 	}
 }
 
-func sourceState(s inspect.Source) string {
+func sourceState(s api.Source) string {
 	switch {
 	case !s.Synced && s.Connection != nil:
 		return "not complete yet"
@@ -173,7 +173,7 @@ func sourceState(s inspect.Source) string {
 	return "last change " + ago(s.LastGood)
 }
 
-func statusAttachments(w io.Writer, s *inspect.Status) {
+func statusAttachments(w io.Writer, s *api.Status) {
 	fmt.Fprintln(w, "\nAttached:")
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	for _, a := range s.Attachments {
@@ -201,7 +201,7 @@ func statusAttachments(w io.Writer, s *inspect.Status) {
 	}
 }
 
-func statusTables(w io.Writer, s *inspect.Status) {
+func statusTables(w io.Writer, s *api.Status) {
 	if len(s.Tables) == 0 {
 		return
 	}
@@ -217,7 +217,7 @@ func statusTables(w io.Writer, s *inspect.Status) {
 	t.Flush()
 }
 
-func statusFeatures(w io.Writer, s *inspect.Status) {
+func statusFeatures(w io.Writer, s *api.Status) {
 	fmt.Fprintln(w, "\nKernel:")
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	for _, f := range s.Features {

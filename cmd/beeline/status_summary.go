@@ -10,14 +10,14 @@ import (
 	"text/tabwriter"
 	"time"
 
+	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/internal/edge"
-	"beeline.io/beeline/internal/inspect"
 	"beeline.io/beeline/internal/tables/reconcile"
 	"beeline.io/beeline/internal/util/plural"
 )
 
 // statusSummary prints one line per part of the agent, so that everything fits on one screen.
-func statusSummary(w io.Writer, s *inspect.Status) {
+func statusSummary(w io.Writer, s *api.Status) {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	line := func(name, format string, args ...any) {
 		fmt.Fprintf(t, "%s:\t%s\n", name, fmt.Sprintf(format, args...))
@@ -63,13 +63,13 @@ func statusSummary(w io.Writer, s *inspect.Status) {
 }
 
 // componentsText prints a line for each component with a state.
-func componentsText(w io.Writer, s *inspect.Status) {
+func componentsText(w io.Writer, s *api.Status) {
 	for _, c := range s.Components {
 		fmt.Fprintf(w, "Component %s:\t%s\n", c.Name, c.State)
 	}
 }
 
-func servicesText(s *inspect.Status) string {
+func servicesText(s *api.Status) string {
 	text := fmt.Sprintf("%d, with %s and %s", s.Counts.Services, plural.Of(s.Counts.Frontends, "frontend"), plural.Of(s.Counts.Backends, "backend"))
 	if s.Counts.Maglev > 0 {
 		text += fmt.Sprintf("; with Maglev: %d", s.Counts.Maglev)
@@ -81,7 +81,7 @@ func servicesText(s *inspect.Status) string {
 }
 
 // fullest returns the usage of the table with the largest fraction in use.
-func fullest(s *inspect.Status) (fullest reconcile.Usage, ok bool) {
+func fullest(s *api.Status) (fullest reconcile.Usage, ok bool) {
 	part := func(f reconcile.Usage) float64 { return float64(f.Used) / float64(max(f.Limit, 1)) }
 	for _, f := range s.Tables {
 		if !ok || part(f) > part(fullest) {
@@ -92,7 +92,7 @@ func fullest(s *inspect.Status) (fullest reconcile.Usage, ok bool) {
 }
 
 // hooksText prints how many socket programs are attached, and to which cgroup.
-func hooksText(s *inspect.Status) string {
+func hooksText(s *api.Status) string {
 	if len(s.Attachments) == 0 {
 		return "no program is attached"
 	}
@@ -124,7 +124,7 @@ func devicesText(e *edge.Status) string {
 }
 
 // kernelText counts kernel features and names the missing ones.
-func kernelText(s *inspect.Status) string {
+func kernelText(s *api.Status) string {
 	var missing []string
 	for _, f := range s.Features {
 		if !f.Present {

@@ -10,23 +10,24 @@ import (
 	"testing"
 	"time"
 
+	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/conntrack"
 	"beeline.io/beeline/internal/edge"
-	"beeline.io/beeline/internal/inspect"
 	"beeline.io/beeline/internal/part/optout"
+	"beeline.io/beeline/internal/report/assess"
 	"beeline.io/beeline/internal/report/condition"
 	"beeline.io/beeline/internal/tables/reconcile"
 )
 
 // largeNode is a node without problems, with more of everything than a screen has lines.
-func largeNode() *inspect.Status {
-	s := &inspect.Status{
+func largeNode() *api.Status {
+	s := &api.Status{
 		Running: true, Answered: true, Version: "v1", PID: 1, Started: time.Now(), Node: "node-a", BPFFS: "/sys/fs/bpf/beeline",
 		Sync: reconcile.Stats{Synced: true}, Counters: &bpf.SocketCounters{ConnectBalance: 7},
 		Edge:   &edge.Status{Mode: edge.Auto, Flows: conntrack.Status{Entries: 2, Limit: 100}},
-		Health: &inspect.HealthStatus{Backends: 3},
-		Counts: inspect.Counts{Services: 10000, Maglev: 5, DSR: 5},
+		Health: &api.HealthStatus{Backends: 3},
+		Counts: api.Counts{Services: 10000, Maglev: 5, DSR: 5},
 	}
 	for i := range 200 {
 		s.Edge.Devices = append(s.Edge.Devices, edge.DeviceStatus{Name: fmt.Sprintf("cali%d", i), Mode: "tc"})
@@ -35,7 +36,7 @@ func largeNode() *inspect.Status {
 		s.Tables = append(s.Tables, reconcile.Usage{Table: fmt.Sprintf("table%d", i), Used: uint32(i % 90), Limit: 100})
 		s.Source.Problems = append(s.Source.Problems, condition.SourceNote.New("file%d.yaml: a kind that no Service needs", i))
 	}
-	s.Assess()
+	assess.Status(s)
 	return s
 }
 
@@ -70,9 +71,9 @@ func TestStatusFitsOnAScreen(t *testing.T) {
 // A component's status line is shown with and without -v, and its conditions are among the others.
 func TestStatusOfComponents(t *testing.T) {
 	s := largeNode()
-	s.Components = []inspect.ComponentStatus{{Name: "counter", State: "packets 5"}}
+	s.Components = []api.ComponentStatus{{Name: "counter", State: "packets 5"}}
 	s.ComponentConditions = condition.List{condition.DeviceNotServed.New("packets are not counted").At("eth7")}
-	s.Assess()
+	assess.Status(s)
 	for _, verbose := range []bool{false, true} {
 		var text bytes.Buffer
 		statusText(&text, s, verbose)

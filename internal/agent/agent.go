@@ -16,11 +16,11 @@ import (
 
 	"github.com/coreos/go-systemd/v22/daemon"
 
+	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/cluster/source"
 	"beeline.io/beeline/internal/component"
-	"beeline.io/beeline/internal/inspect"
 	"beeline.io/beeline/internal/part/healthcheck"
 	"beeline.io/beeline/internal/part/kubeevent"
 	"beeline.io/beeline/internal/part/nodehealth"
@@ -65,13 +65,13 @@ type Agent struct {
 	synced bool // the complete state is in the tables and the programs are attached; only the loop uses it
 
 	mu          gosync.Mutex
-	source      inspect.Source // the source's state, as shown by the socket
+	source      api.Source // the source's state, as shown by the socket
 	unknownNode bool
 	// nodeDeleted reports that this node's Node object has been deleted (R39).
 	nodeDeleted bool
-	// unclassifiedPods is inspect.Status.UnclassifiedPods.
+	// unclassifiedPods is api.Status.UnclassifiedPods.
 	unclassifiedPods int
-	// noOwnAddress is inspect.Status.NoOwnAddress.
+	// noOwnAddress is api.Status.NoOwnAddress.
 	noOwnAddress bool
 	// orphanSlices are EndpointSlices in manifests whose Service does not exist, and unknownNames the objects whose
 	// annotations are.

@@ -10,12 +10,12 @@ import (
 
 	"github.com/coreos/go-systemd/v22/daemon"
 
+	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/bpf/pinfs"
 	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/cluster/source"
 	"beeline.io/beeline/internal/component"
-	"beeline.io/beeline/internal/inspect"
 	"beeline.io/beeline/internal/report/condition"
 )
 
@@ -181,7 +181,7 @@ func (a *Agent) noteProblems(known *[]service.ObjectProblem, now []service.Objec
 }
 
 // objectStatus adds the orphaned EndpointSlices and the unknown annotations to the status.
-func (a *Agent) objectStatus(s *inspect.Status) {
+func (a *Agent) objectStatus(s *api.Status) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for _, p := range slices.Concat(a.orphanSlices, a.unknownNames) {

@@ -14,7 +14,7 @@ import (
 	"beeline.io/beeline/internal/cluster/source"
 	"beeline.io/beeline/internal/cluster/source/kube"
 	"beeline.io/beeline/internal/cluster/source/manifest"
-	"beeline.io/beeline/internal/inspect"
+	"beeline.io/beeline/internal/report/assess"
 	"beeline.io/beeline/internal/report/condition"
 )
 
@@ -56,7 +56,7 @@ func Check(config Config) (*Checked, error) {
 			return nil, err
 		}
 	}
-	c.Conditions = inspect.Placed(c.Conditions)
+	c.Conditions = assess.Placed(c.Conditions)
 	return c, nil
 }
 
@@ -94,7 +94,7 @@ func (c *Checked) resolve(config Config, objects []service.Object) error {
 		}
 	}
 	if table.UnknownNode() {
-		c.Conditions = append(c.Conditions, inspect.NodeUnknown(config.NodeName))
+		c.Conditions = append(c.Conditions, assess.NodeUnknown(config.NodeName))
 	}
 	if uint32(c.Frontends) > config.Limits.Frontends {
 		c.Conditions = append(c.Conditions, condition.ObjectLeftOut.New("the objects have %d frontends, and %d fit", c.Frontends, config.Limits.Frontends).Do("raise --max-frontends"))

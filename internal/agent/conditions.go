@@ -7,9 +7,10 @@ import (
 	"sync"
 	"time"
 
+	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/conntrack"
-	"beeline.io/beeline/internal/inspect"
+	"beeline.io/beeline/internal/offline"
 	"beeline.io/beeline/internal/report/condition"
 	"beeline.io/beeline/internal/report/metrics"
 	"beeline.io/beeline/internal/tables/reconcile"
@@ -29,7 +30,7 @@ type conditions struct {
 	agent *Agent
 
 	determining sync.Mutex // held while they are determined
-	conflicts   aged[[]inspect.PortConflict]
+	conflicts   aged[[]api.PortConflict]
 	unknown     string // why conflicts is not known
 	clients     aged[uint32]
 
@@ -80,7 +81,7 @@ func (c *conditions) determine() {
 	a := c.agent
 	a.datapath.RestorePins() // an error is one of reading them, too
 	uncounted := func(*conntrack.Tables) (conntrack.Status, error) { return conntrack.Status{}, nil }
-	s := inspect.ReadStatusWith(a.config.BPFFS, a.version, &inspect.Tables{}, uncounted)
+	s := offline.ReadStatusWith(a.config.BPFFS, a.version, &api.Tables{}, uncounted)
 	err := c.readTables(s)
 	a.completeStatus(s)
 	c.mu.Lock()
@@ -89,7 +90,7 @@ func (c *conditions) determine() {
 }
 
 // readTables adds what needs a walk of tables, if it is too old.
-func (c *conditions) readTables(s *inspect.Status) error {
+func (c *conditions) readTables(s *api.Status) error {
 	a := c.agent
 	if c.clients.olderThan(affinityFresh) {
 		usage, err := a.syncer.Usage()
@@ -100,12 +101,12 @@ func (c *conditions) readTables(s *inspect.Status) error {
 	}
 	s.Tables = a.syncer.UsageWith(c.clients.value)
 	if c.conflicts.olderThan(conflictsFresh) {
-		tables, err := inspect.ReadScope(context.Background(), a.datapath.Tables, inspect.Scope{Outline: true})
+		tables, err := offline.ReadScope(context.Background(), a.datapath.Tables, offline.Scope{Outline: true})
 		if err != nil {
 			return err
 		}
 		c.conflicts.at, c.unknown = time.Now(), ""
-		if c.conflicts.value, err = inspect.PortConflicts(tables); err != nil {
+		if c.conflicts.value, err = offline.PortConflicts(tables); err != nil {
 			c.unknown = err.Error()
 		}
 	}
@@ -123,7 +124,7 @@ func affinityEntries(usage []reconcile.Usage) uint32 {
 }
 
 // metrics returns the number of conditions of each kind, and of each object if their number is bounded.
-func (c *conditions) metrics() ([]inspect.Metric, error) {
+func (c *conditions) metrics() ([]api.Metric, error) {
 	current, err := c.current()
 	type key struct {
 		code   condition.Code

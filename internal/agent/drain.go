@@ -12,7 +12,7 @@ import (
 	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/bpf/pinfs"
 	"beeline.io/beeline/internal/conntrack"
-	"beeline.io/beeline/internal/inspect"
+	"beeline.io/beeline/internal/offline"
 	"beeline.io/beeline/internal/util/plural"
 )
 
@@ -55,7 +55,7 @@ func Drain(ctx context.Context, bpffs string, limit time.Duration, report func(s
 	if err := tables.Withdraw(); err != nil || noFlows != nil {
 		return nil, err
 	}
-	return awaitFlows(ctx, flows, inspect.PortNames(names), end, report)
+	return awaitFlows(ctx, flows, offline.PortNames(names), end, report)
 }
 
 // awaitFlows waits until no flow is left that has not ended, or until the end of the drain.

@@ -8,10 +8,11 @@ import (
 	"slices"
 	"strings"
 
+	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/bpf/codec"
 	"beeline.io/beeline/internal/cluster/service"
-	"beeline.io/beeline/internal/inspect"
+	"beeline.io/beeline/internal/offline"
 	"beeline.io/beeline/internal/part/healthcheck"
 	"beeline.io/beeline/internal/report/condition"
 )
@@ -57,7 +58,7 @@ func (a *Agent) wantHealth(delta *service.Delta) {
 // earlierHealth reads from the tables which backends an earlier agent found healthy, so that a restart neither
 // removes nor restores a backend before its first probe.
 func (a *Agent) earlierHealth() func(service.Target) healthcheck.Start {
-	tables, err := inspect.ReadTables(a.datapath.Tables)
+	tables, err := offline.ReadTables(a.datapath.Tables)
 	if err != nil {
 		a.log.Error("cannot read from the tables which backends were healthy; all count as healthy until probed", "error", err)
 		return func(service.Target) healthcheck.Start { return healthcheck.Unknown }
@@ -70,7 +71,7 @@ func (a *Agent) earlierHealth() func(service.Target) healthcheck.Start {
 	for i := range tables.Services {
 		s := &tables.Services[i]
 		for _, f := range s.Frontends {
-			for _, d := range []inspect.Decision{f.Pod, f.Node, f.Outside, {Backends: f.Retained}} {
+			for _, d := range []api.Decision{f.Pod, f.Node, f.Outside, {Backends: f.Retained}} {
 				for _, b := range d.Backends {
 					served[member{s.Ref(), b.Address}] = true
 				}
@@ -128,14 +129,14 @@ func (a *Agent) logHealth(t service.Target, state healthcheck.State) {
 }
 
 // checks returns the health check results of one Service.
-func (a *Agent) checks(ref service.Ref) *inspect.Health {
+func (a *Agent) checks(ref service.Ref) *api.Health {
 	a.mu.Lock()
 	all := a.checked[ref]
 	a.mu.Unlock()
 	if len(all) == 0 {
 		return nil
 	}
-	h := &inspect.Health{Check: all[0].Target.Probe.String()}
+	h := &api.Health{Check: all[0].Target.Probe.String()}
 	for _, c := range all {
 		if state, ok := a.prober.State(c.Target); ok {
 			h.Backends = append(h.Backends, backendHealth(ref, c, state))
@@ -144,19 +145,19 @@ func (a *Agent) checks(ref service.Ref) *inspect.Health {
 	return h
 }
 
-func backendHealth(ref service.Ref, c service.CheckedEndpoint, state healthcheck.State) inspect.BackendHealth {
-	return inspect.BackendHealth{
+func backendHealth(ref service.Ref, c service.CheckedEndpoint, state healthcheck.State) api.BackendHealth {
+	return api.BackendHealth{
 		Service: ref.Namespace + "/" + ref.Name, Address: c.Endpoint, Protocol: c.Protocol, CheckAddress: c.Target.Addr, Through: c.Target.Via.String(),
 		Up: state.Up, CheckPending: !state.Probed, Since: state.Since, Last: state.Last, Why: state.Why,
 	}
 }
 
 // healthStatus returns the status of all probed backends; nil without health checks.
-func (a *Agent) healthStatus() *inspect.HealthStatus {
+func (a *Agent) healthStatus() *api.HealthStatus {
 	a.mu.Lock()
 	checked := a.checked
 	a.mu.Unlock()
-	h := &inspect.HealthStatus{Counters: a.prober.Counters(), Services: map[string]int{}}
+	h := &api.HealthStatus{Counters: a.prober.Counters(), Services: map[string]int{}}
 	if len(checked) == 0 && h.Counters.Probes == 0 {
 		return nil
 	}
@@ -175,7 +176,7 @@ func (a *Agent) healthStatus() *inspect.HealthStatus {
 		}
 	}
 	h.Targets = len(states)
-	slices.SortFunc(h.Down, func(x, y inspect.BackendHealth) int {
+	slices.SortFunc(h.Down, func(x, y api.BackendHealth) int {
 		return cmp.Or(strings.Compare(x.Service, y.Service), x.Address.Compare(y.Address), cmp.Compare(x.Protocol, y.Protocol))
 	})
 	return h

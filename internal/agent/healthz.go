@@ -11,9 +11,9 @@ import (
 	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/component"
-	"beeline.io/beeline/internal/inspect"
 	"beeline.io/beeline/internal/part/nodehealth"
 	"beeline.io/beeline/internal/part/selfprobe"
+	"beeline.io/beeline/internal/report/assess"
 	"beeline.io/beeline/internal/report/condition"
 	"beeline.io/beeline/internal/tables/reconcile"
 )
@@ -31,7 +31,7 @@ func (a *Agent) newHealth() error {
 	a.health = nodehealth.NewTracker(time.Now)
 	a.nodePorts = nodehealth.NewNodePorts(a.health.Healthy, openFiles()/2, maxConnections(), a.log)
 	if !bpf.Attached(a.config.BPFFS) {
-		a.health.SetFaults(faultsOfSource, condition.List{inspect.NotSynced("nothing is attached")})
+		a.health.SetFaults(faultsOfSource, condition.List{assess.NotSynced("nothing is attached")})
 	}
 	var err error
 	if a.config.SelfProbe {

@@ -5,10 +5,10 @@ package agent
 import (
 	"slices"
 
+	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/cluster/source"
-	"beeline.io/beeline/internal/inspect"
 	"beeline.io/beeline/internal/report/condition"
 	"beeline.io/beeline/internal/report/metrics"
 	"beeline.io/beeline/internal/tables/reconcile"
@@ -36,7 +36,7 @@ func (a *Agent) proxyState() metrics.State {
 
 // ownMetrics returns the metrics of the agent's state. It walks no table, and of the
 // objects only backends with health checks.
-func (a *Agent) ownMetrics() ([]inspect.Metric, error) {
+func (a *Agent) ownMetrics() ([]api.Metric, error) {
 	b := metrics.NewBatch()
 	for _, u := range a.syncer.UsageWith(a.conditions.affinity()) {
 		b.Add("beeline_table_entries", float64(u.Used), "table", u.Table)
@@ -76,7 +76,7 @@ func addSync(b *metrics.Batch, s reconcile.Stats) {
 }
 
 // addSource adds the state of the source of the objects.
-func addSource(b *metrics.Batch, s inspect.Source) {
+func addSource(b *metrics.Batch, s api.Source) {
 	b.Add("beeline_source_problems", float64(s.Errors), "severity", string(condition.Error))
 	b.Add("beeline_source_problems", float64(s.Warnings), "severity", string(condition.Warning))
 	if s.Connection != nil {

@@ -5,8 +5,8 @@ package agent
 import (
 	"testing"
 
+	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/internal/cluster/source"
-	"beeline.io/beeline/internal/inspect"
 	"beeline.io/beeline/internal/report/metrics"
 	"beeline.io/beeline/internal/report/metrics/metricstest"
 	"beeline.io/beeline/internal/tables/reconcile"
@@ -36,7 +36,7 @@ func TestSyncAndMetrics(t *testing.T) {
 // Each number of the source, and of its connection, moves its metric and no other.
 func TestSourceAndMetrics(t *testing.T) {
 	var s struct {
-		inspect.Source
+		api.Source
 		Server source.Connection
 	}
 	s.Connection = &s.Server

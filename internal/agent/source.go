@@ -8,29 +8,29 @@ import (
 	"slices"
 	"time"
 
+	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/internal/cluster/source"
 	"beeline.io/beeline/internal/cluster/source/kube"
 	"beeline.io/beeline/internal/cluster/source/manifest"
-	"beeline.io/beeline/internal/inspect"
 	"beeline.io/beeline/internal/report/condition"
 )
 
 // newSource returns the configured source.
 //
 // The API server need not be reachable yet. The source records its addresses in the given apiServer.
-func newSource(config Config, version string, server *apiServer, log *slog.Logger) (source.Source, inspect.Source, error) {
+func newSource(config Config, version string, server *apiServer, log *slog.Logger) (source.Source, api.Source, error) {
 	if config.Manifests == "" {
 		objects, err := kube.New(kube.Options{
 			Kubeconfig: config.Kubeconfig, Version: version, NodeName: config.NodeName,
 			ServiceProxyName: config.Service.ServiceProxyName, Dial: server.dial, Log: log,
 		})
 		if err != nil {
-			return nil, inspect.Source{}, err
+			return nil, api.Source{}, err
 		}
 		log.Info("waiting for the API server's objects", "server", objects.Server(), "node", config.NodeName)
-		return objects, inspect.Source{Kind: "kubernetes", Location: objects.Server()}, nil
+		return objects, api.Source{Kind: "kubernetes", Location: objects.Server()}, nil
 	}
-	return manifest.New(config.Manifests), inspect.Source{Kind: "manifests", Location: config.Manifests}, nil
+	return manifest.New(config.Manifests), api.Source{Kind: "manifests", Location: config.Manifests}, nil
 }
 
 // loadManifests reads manifests once, while the kernel verifies the programs. Its channel returns an error if
@@ -76,7 +76,7 @@ func (a *Agent) noteSource(ev source.Event) {
 }
 
 // sourceStatus returns the current state of the source.
-func (a *Agent) sourceStatus() inspect.Source {
+func (a *Agent) sourceStatus() api.Source {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	s := a.source

@@ -7,20 +7,22 @@ import (
 	"os"
 	"slices"
 
+	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/cluster/service"
-	"beeline.io/beeline/internal/inspect"
+	"beeline.io/beeline/internal/offline"
+	"beeline.io/beeline/internal/report/assess"
 )
 
 // tables reads the tables and adds the state of each object. Objects without table entries have no frontends.
-func (a *Agent) tables(ctx context.Context, scope inspect.Scope) (*inspect.Tables, error) {
-	tables, err := inspect.ReadScope(ctx, a.datapath.Tables, scope)
+func (a *Agent) tables(ctx context.Context, scope offline.Scope) (*api.Tables, error) {
+	tables, err := offline.ReadScope(ctx, a.datapath.Tables, scope)
 	if err != nil {
 		return nil, err
 	}
 	tables.OutsideServed = bpf.HasEdge(a.config.BPFFS)
 	if scope.Service != "" || scope.Owners {
-		if err := tables.AddDraining(a.config.BPFFS, scope); err != nil {
+		if err := offline.AddDraining(tables, a.config.BPFFS, scope); err != nil {
 			return nil, err
 		}
 	}
@@ -29,7 +31,7 @@ func (a *Agent) tables(ctx context.Context, scope inspect.Scope) (*inspect.Table
 		if err != nil {
 			return nil, err
 		}
-		if err := tables.AddConnections(a.config.BPFFS, names); err != nil {
+		if err := offline.AddConnections(tables, a.config.BPFFS, names); err != nil {
 			return nil, err
 		}
 	}
@@ -44,25 +46,25 @@ func (a *Agent) tables(ctx context.Context, scope inspect.Scope) (*inspect.Table
 		i, ok := at[st.Owner]
 		if !ok {
 			i = len(tables.Services)
-			tables.Services = append(tables.Services, inspect.Service{
-				Kind: st.Owner.Kind, Namespace: st.Owner.Namespace, Name: st.Owner.Name, Frontends: []inspect.Frontend{},
+			tables.Services = append(tables.Services, api.Service{
+				Kind: st.Owner.Kind, Namespace: st.Owner.Namespace, Name: st.Owner.Name, Frontends: []api.Frontend{},
 			})
 		}
 		s := &tables.Services[i]
 		s.State, s.Reasons, s.Problems, s.Refusals = st.State, st.Reasons, st.Problems, st.Refusals
 		s.Health = a.checks(st.Owner)
 		if scope.Service != "" {
-			s.AddDown(s.Health)
+			offline.AddServiceDown(s, s.Health)
 		}
 	}
 	if scope.Owners {
-		tables.AddDown(a.healthStatus())
+		offline.AddDown(tables, a.healthStatus())
 	}
 	return tables, nil
 }
 
-func (a *Agent) countedTables(ctx context.Context) (*inspect.Tables, error) {
-	tables, err := a.tables(ctx, inspect.Scope{})
+func (a *Agent) countedTables(ctx context.Context) (*api.Tables, error) {
+	tables, err := a.tables(ctx, offline.Scope{})
 	if err != nil {
 		return nil, err
 	}
@@ -70,23 +72,23 @@ func (a *Agent) countedTables(ctx context.Context) (*inspect.Tables, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := tables.AddConnections(a.config.BPFFS, names); err != nil {
+	if err := offline.AddConnections(tables, a.config.BPFFS, names); err != nil {
 		return nil, err
 	}
-	return tables, tables.AddCounters(a.config.BPFFS, names)
+	return tables, offline.AddCounters(tables, a.config.BPFFS, names)
 }
 
-func (a *Agent) status(ctx context.Context) (*inspect.Status, error) {
+func (a *Agent) status(ctx context.Context) (*api.Status, error) {
 	a.datapath.RestorePins() // an error is one of reading them, too
-	tables, err := inspect.ReadScope(ctx, a.datapath.Tables, inspect.Scope{Outline: true})
+	tables, err := offline.ReadScope(ctx, a.datapath.Tables, offline.Scope{Outline: true})
 	if err != nil {
 		return nil, err
 	}
-	s := inspect.ReadStatus(a.config.BPFFS, a.version, tables)
+	s := offline.ReadStatus(a.config.BPFFS, a.version, tables)
 	if s.Tables, err = a.syncer.Usage(); err != nil {
 		return nil, err
 	}
-	if s.PortConflicts, err = inspect.PortConflicts(tables); err != nil {
+	if s.PortConflicts, err = offline.PortConflicts(tables); err != nil {
 		s.PortConflictsUnknown = err.Error()
 	}
 	a.completeStatus(s)
@@ -94,7 +96,7 @@ func (a *Agent) status(ctx context.Context) (*inspect.Status, error) {
 }
 
 // completeStatus adds what only the agent knows, and the conditions.
-func (a *Agent) completeStatus(s *inspect.Status) {
+func (a *Agent) completeStatus(s *api.Status) {
 	var err error
 	s.Running, s.Answered, s.PID, s.Started = true, true, os.Getpid(), a.started
 	s.Node, s.Cgroup, s.Hooks = a.config.NodeName, a.datapath.CgroupPath(), a.datapath.Hooks()
@@ -114,5 +116,5 @@ func (a *Agent) completeStatus(s *inspect.Status) {
 	s.UnknownNode, s.NodeDeleted, s.NoOwnAddress = a.unknownNode, a.nodeDeleted, a.noOwnAddress
 	s.UnclassifiedPods = a.unclassifiedPods
 	a.mu.Unlock()
-	s.Assess()
+	assess.Status(s)
 }

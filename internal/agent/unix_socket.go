@@ -14,7 +14,8 @@ import (
 	"syscall"
 	"time"
 
-	"beeline.io/beeline/internal/inspect"
+	"beeline.io/beeline/internal/api"
+	"beeline.io/beeline/internal/offline"
 )
 
 // listen creates the unix socket, accessible only to root, and beside it the link that PinsOf reads. It replaces the
@@ -101,24 +102,24 @@ func RemoveSocket(path string) {
 // answer serves requests until ctx ends.
 func (a *Agent) answer(ctx context.Context, l net.Listener) error {
 	mux := http.NewServeMux()
-	mux.HandleFunc("GET "+alivePath, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) })
-	answer(mux, StatusPath, a.status)
-	answer(mux, CountedTablesPath, a.countedTables)
-	mux.HandleFunc("GET "+TablesPath, func(w http.ResponseWriter, r *http.Request) {
-		reply(w, r, func(ctx context.Context) (*inspect.Tables, error) {
-			return a.tables(ctx, inspect.Scope{Service: r.URL.Query().Get("service")})
+	mux.HandleFunc("GET "+api.AlivePath, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) })
+	answer(mux, api.StatusPath, a.status)
+	answer(mux, api.CountedTablesPath, a.countedTables)
+	mux.HandleFunc("GET "+api.TablesPath, func(w http.ResponseWriter, r *http.Request) {
+		reply(w, r, func(ctx context.Context) (*api.Tables, error) {
+			return a.tables(ctx, offline.Scope{Service: r.URL.Query().Get("service")})
 		})
 	})
-	answer(mux, BackendsPath, func(ctx context.Context) (*inspect.Tables, error) {
-		return a.tables(ctx, inspect.Scope{Outline: true, Owners: true})
+	answer(mux, api.BackendsPath, func(ctx context.Context) (*api.Tables, error) {
+		return a.tables(ctx, offline.Scope{Outline: true, Owners: true})
 	})
-	answer(mux, MetricsPath, func(context.Context) ([]inspect.Metric, error) { return a.components.Metrics() })
+	answer(mux, api.MetricsPath, func(context.Context) ([]api.Metric, error) { return a.components.Metrics() })
 	for path, ask := range a.components.Answers() {
 		answer(mux, path, ask)
 	}
 	watchers := newWatchers(a.datapath, a.log)
 	defer watchers.close()
-	mux.HandleFunc("GET "+EventsPath, watchers.stream)
+	mux.HandleFunc("GET "+api.EventsPath, watchers.stream)
 	server := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second, WriteTimeout: time.Minute}
 	stop := context.AfterFunc(ctx, func() { server.Close() })
 	defer stop()

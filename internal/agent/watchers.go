@@ -13,21 +13,17 @@ import (
 	"sync/atomic"
 	"time"
 
+	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/internal/bpf"
-	"beeline.io/beeline/internal/inspect"
+	"beeline.io/beeline/internal/offline"
 )
-
-// EventsPath answers a GET with a stream of inspect.EventMessage, one JSON object per line, until the client
-// disconnects. The first message is empty, and sent once events are being reported. The query is an
-// inspect.Filter.
-const EventsPath = "/v1/events"
 
 // watchers are the clients that watch the edge's events. The programs send events only while there is a
 // watcher; otherwise they only check whether to send.
 type watchers struct {
 	events   *bpf.Events // nil without an edge
 	services bpf.Hash[uint32, bpf.ServiceName]
-	reader   *inspect.EventReader
+	reader   *offline.EventReader
 	log      *slog.Logger
 
 	mu   gosync.Mutex
@@ -44,9 +40,9 @@ type reading struct {
 
 // watcher is one client. It loses events that it does not read in time.
 type watcher struct {
-	filter  inspect.Filter
+	filter  api.Filter
 	ready   chan struct{}
-	notices chan *inspect.Event
+	notices chan *api.Event
 	lost    atomic.Uint64
 	failed  chan error
 }
@@ -55,11 +51,11 @@ type watcher struct {
 const backlog = 8192
 
 func newWatchers(d *bpf.Datapath, log *slog.Logger) *watchers {
-	return &watchers{events: d.Events(), services: d.Tables.Services, reader: inspect.NewEventReader(d.Tables.Services), log: log, all: map[*watcher]bool{}}
+	return &watchers{events: d.Events(), services: d.Tables.Services, reader: offline.NewEventReader(d.Tables.Services), log: log, all: map[*watcher]bool{}}
 }
 
-func (w *watchers) add(f inspect.Filter) *watcher {
-	one := &watcher{filter: f, ready: make(chan struct{}), notices: make(chan *inspect.Event, backlog), failed: make(chan error, 1)}
+func (w *watchers) add(f api.Filter) *watcher {
+	one := &watcher{filter: f, ready: make(chan struct{}), notices: make(chan *api.Event, backlog), failed: make(chan error, 1)}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.all[one] = true
@@ -173,12 +169,12 @@ const (
 
 // stream serves a client that watches events.
 func (w *watchers) stream(to http.ResponseWriter, request *http.Request) {
-	filter := inspect.FilterFrom(request.URL.Query())
+	filter := api.FilterFrom(request.URL.Query())
 	if err := filter.Check(); err != nil {
 		http.Error(to, err.Error(), http.StatusBadRequest)
 		return
 	}
-	if err := filter.CheckNames(w.services); err != nil {
+	if err := offline.CheckNames(&filter, w.services); err != nil {
 		http.Error(to, err.Error(), http.StatusUnprocessableEntity)
 		return
 	}
@@ -205,7 +201,7 @@ func (w *watchers) stream(to http.ResponseWriter, request *http.Request) {
 
 func (one *watcher) send(ctx context.Context, to http.ResponseWriter) error {
 	out, encoder := http.NewResponseController(to), json.NewEncoder(to)
-	write := func(n inspect.EventMessage) error {
+	write := func(n api.EventMessage) error {
 		if err := out.SetWriteDeadline(time.Now().Add(sendTimeout)); err != nil {
 			return err
 		}
@@ -217,13 +213,13 @@ func (one *watcher) send(ctx context.Context, to http.ResponseWriter) error {
 		}
 		return out.Flush()
 	}
-	if err := write(inspect.EventMessage{}); err != nil {
+	if err := write(api.EventMessage{}); err != nil {
 		return err
 	}
 	losses := time.NewTicker(lossInterval)
 	defer losses.Stop()
 	for {
-		var n inspect.EventMessage
+		var n api.EventMessage
 		select {
 		case <-ctx.Done():
 			return nil
@@ -237,32 +233,6 @@ func (one *watcher) send(ctx context.Context, to http.ResponseWriter) error {
 			continue
 		}
 		if err := write(n); err != nil {
-			return err
-		}
-	}
-}
-
-// Watch calls ready once events are being reported, and f for each message, until ctx ends, f fails or the
-// agent stops. It returns an *inspect.RequestError for a filter with unknown names.
-func (c *Client) Watch(ctx context.Context, filter inspect.Filter, ready func(), f func(inspect.EventMessage) error) error {
-	endless := *c
-	endless.Timeout = 0
-	response, err := endless.request(ctx, EventsPath+"?"+filter.Query())
-	if err != nil {
-		return err
-	}
-	defer response.Body.Close()
-	notices := json.NewDecoder(response.Body)
-	for {
-		var n inspect.EventMessage
-		if err := notices.Decode(&n); ctx.Err() != nil {
-			return nil
-		} else if err != nil {
-			return failure(ctx, err)
-		}
-		if n == (inspect.EventMessage{}) {
-			ready()
-		} else if err := f(n); err != nil {
 			return err
 		}
 	}

@@ -12,9 +12,9 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/cluster/service"
-	"beeline.io/beeline/internal/inspect"
 	"beeline.io/beeline/internal/report/condition"
 	"beeline.io/beeline/internal/report/metrics"
 	"beeline.io/beeline/internal/tables/reconcile"
@@ -92,15 +92,15 @@ type Instance struct {
 	Close func()
 
 	// Status adds what only the running component knows.
-	Status func(*inspect.Status)
+	Status func(*api.Status)
 	// Conditions returns the component's conditions, except those that follow from the status
-	// (inspect.Status.Assess).
+	// (api.Status.Assess).
 	Conditions func() condition.List
 	// Faults returns the conditions under which the node does not serve what it should: /healthz answers 503.
 	// Called every second after Start.
 	Faults func() condition.List
 	// Metrics reads the component's metrics.
-	Metrics func() ([]inspect.Metric, error)
+	Metrics func() ([]api.Metric, error)
 	// Answers are the component's questions at the agent's socket, by their paths.
 	Answers map[string]Answer
 }

@@ -10,9 +10,9 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/cluster/service"
-	"beeline.io/beeline/internal/inspect"
 	"beeline.io/beeline/internal/report/condition"
 )
 
@@ -225,7 +225,7 @@ func (r Running) Close() {
 }
 
 // Status adds the components' parts of the status, and their conditions.
-func (r Running) Status(s *inspect.Status) {
+func (r Running) Status(s *api.Status) {
 	for _, c := range r {
 		if c.Status != nil {
 			c.Status(s)
@@ -237,7 +237,7 @@ func (r Running) Status(s *inspect.Status) {
 }
 
 // Metrics returns the metrics of all components.
-func (r Running) Metrics() (all []inspect.Metric, failed error) {
+func (r Running) Metrics() (all []api.Metric, failed error) {
 	for _, c := range r {
 		if c.Metrics == nil {
 			continue

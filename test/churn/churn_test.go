@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"beeline.io/beeline/internal/inspect"
+	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/test/lab"
 	"beeline.io/beeline/test/node"
 )
@@ -130,11 +130,11 @@ func (c *cluster) wantTables(t *testing.T, l *lab.Lab, a *node.Agent) {
 	want, err := fresh.Tables()
 	must(t, err)
 	wantSame(t, "frontend", node.Contents(got), node.Contents(want))
-	must(t, a.WaitFor("without entries that it does not need", func(s *inspect.Status) bool {
+	must(t, a.WaitFor("without entries that it does not need", func(s *api.Status) bool {
 		other, err := fresh.Status()
 		return err == nil && fills(s) == fills(other)
 	}))
-	must(t, a.WaitFor("audited", func(s *inspect.Status) bool { return s.Sync.LastAudit.After(quiet) }))
+	must(t, a.WaitFor("audited", func(s *api.Status) bool { return s.Sync.LastAudit.After(quiet) }))
 	status, err := a.Status()
 	must(t, err)
 	if status.Sync.Repairs != 0 || status.Sync.Failures != 0 || status.Sync.Failing != 0 {
@@ -144,10 +144,10 @@ func (c *cluster) wantTables(t *testing.T, l *lab.Lab, a *node.Agent) {
 }
 
 // fills is the number of entries in each table.
-func fills(s *inspect.Status) string { return fmt.Sprint(s.Tables) }
+func fills(s *api.Status) string { return fmt.Sprint(s.Tables) }
 
 // wantPlan checks each Service's backends against its endpoints.
-func (c *cluster) wantPlan(t *testing.T, tables *inspect.Tables) {
+func (c *cluster) wantPlan(t *testing.T, tables *api.Tables) {
 	t.Helper()
 	want, got := map[string]string{}, map[string]string{}
 	for _, s := range c.services {

@@ -20,8 +20,8 @@ import (
 	"k8s.io/client-go/util/retry"
 	kubeproxy "k8s.io/kube-proxy/config/v1alpha1"
 
+	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/internal/cluster/service"
-	"beeline.io/beeline/internal/inspect"
 	"beeline.io/beeline/internal/report/condition"
 	"beeline.io/beeline/test/lab"
 	"beeline.io/beeline/test/node"
@@ -187,7 +187,7 @@ func (h *healthTest) testNode(t *testing.T) {
 		}, 503, "is being deleted"},
 		{"gone", func() error {
 			err := h.updateNode(ctx, func(n *corev1.Node) { n.Finalizers = nil })
-			return errors.Join(err, h.agent.WaitFor("without its Node", func(s *inspect.Status) bool { return s.NodeDeleted }))
+			return errors.Join(err, h.agent.WaitFor("without its Node", func(s *api.Status) bool { return s.NodeDeleted }))
 		}, 503, "is being deleted"},
 	} {
 		must(t, step.change())

@@ -14,7 +14,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"beeline.io/beeline/internal/inspect"
+	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/test/controlplane"
 	"beeline.io/beeline/test/lab"
 	"beeline.io/beeline/test/node"
@@ -97,10 +97,10 @@ func (m Mark) AwaitAgent(a *node.Agent) error {
 	if err := a.WaitForTables(m.String(), m.inTables); err != nil {
 		return err
 	}
-	return a.WaitFor(fmt.Sprintf("done with %v", m), func(s *inspect.Status) bool { return s.Sync.Pending == 0 })
+	return a.WaitFor(fmt.Sprintf("done with %v", m), func(s *api.Status) bool { return s.Sync.Pending == 0 })
 }
 
-func (m Mark) inTables(t *inspect.Tables) bool {
+func (m Mark) inTables(t *api.Tables) bool {
 	found := 0
 	for _, backend := range t.Backends {
 		for _, addr := range m.backends() {

@@ -17,7 +17,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"beeline.io/beeline/internal/inspect"
+	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/test/node"
 )
 
@@ -139,14 +139,14 @@ func TestAPIServerAway(t *testing.T) {
 	calls := c.call(t, "a1", 20)
 	must(t, c.KillAPIServer()) // a graceful stop lasts until all watches have ended
 	stopped := time.Now()
-	must(t, a.WaitFor("aware that the API server is away", func(s *inspect.Status) bool { return !s.Source.Connection.Connected }))
+	must(t, a.WaitFor("aware that the API server is away", func(s *api.Status) bool { return !s.Source.Connection.Connected }))
 
 	c.wantHealth(t, "node-a", 200, 200)
 
 	// An agent that starts now takes over the attached programs.
 	must(t, a.Kill())
 	must(t, a.StartOnly())
-	must(t, a.WaitFor("waiting for all kinds", func(s *inspect.Status) bool {
+	must(t, a.WaitFor("waiting for all kinds", func(s *api.Status) bool {
 		return len(s.Source.Connection.WaitingFor) == 7 && s.Source.Connection.Error != "" && len(s.Attachments) == s.Hooks
 	}))
 	c.wantHealth(t, "node-a", 200, 200)
@@ -174,7 +174,7 @@ func (c *Cluster) wantWaitingLeavesNothing(t *testing.T, name string) {
 	a := c.NewAgent(beeline, c.Lab.Host(name))
 	must(t, a.StartOnly())
 	t.Cleanup(func() { _ = a.Kill() }) // if the test fails early
-	must(t, a.WaitFor("waiting", func(s *inspect.Status) bool { return s.Source.Connection.Error != "" }))
+	must(t, a.WaitFor("waiting", func(s *api.Status) bool { return s.Source.Connection.Error != "" }))
 	status, err := a.Status()
 	must(t, err)
 	if len(status.Attachments) > 0 {
@@ -212,7 +212,7 @@ func TestNodeCutOff(t *testing.T) {
 	}
 	tables, err := a.Tables()
 	must(t, err)
-	if !slices.ContainsFunc(tables.Services, func(s inspect.Service) bool { return s.Name == "b2" }) {
+	if !slices.ContainsFunc(tables.Services, func(s api.Service) bool { return s.Name == "b2" }) {
 		t.Error("the agent is not cut off")
 	}
 	c.wantAnswers(t, "a1", 21, "b2")

@@ -17,7 +17,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"beeline.io/beeline/internal/inspect"
+	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/test/node"
 )
 
@@ -66,7 +66,7 @@ func TestLargeCluster(t *testing.T) {
 	t.Logf("some time after that: %s", memory(t, a.PID()))
 
 	must(t, c.KillAPIServer())
-	must(t, a.WaitFor("aware that the API server is away", func(s *inspect.Status) bool { return !s.Source.Connection.Connected }))
+	must(t, a.WaitFor("aware that the API server is away", func(s *api.Status) bool { return !s.Source.Connection.Connected }))
 	must(t, c.StartAPIServer(t.Context()))
 	c.timeChange(t, 21)
 	t.Logf("after a restart of the API server: %s", memory(t, a.PID()))

@@ -15,10 +15,10 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/spf13/pflag"
 
+	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/component"
-	"beeline.io/beeline/internal/inspect"
 	"beeline.io/beeline/internal/report/condition"
 )
 
@@ -114,7 +114,7 @@ func (c *counter) counts() (map[netip.Addr]uint64, error) {
 	return counts, it.Err()
 }
 
-func (c *counter) status(s *inspect.Status) {
+func (c *counter) status(s *api.Status) {
 	counts, err := c.counts()
 	devices, devicesErr := c.env.Datapath.Devices(name)
 	state := "not readable"
@@ -125,7 +125,7 @@ func (c *counter) status(s *inspect.Status) {
 		}
 		state = fmt.Sprintf("packets %d, sources %d, devices %d", packets, len(counts), len(devices))
 	}
-	s.Components = append(s.Components, inspect.ComponentStatus{Name: name, State: state})
+	s.Components = append(s.Components, api.ComponentStatus{Name: name, State: state})
 }
 
 func (c *counter) conditions() (all condition.List) {
@@ -142,11 +142,11 @@ func (c *counter) conditions() (all condition.List) {
 	return all
 }
 
-func (c *counter) metrics() (all []inspect.Metric, err error) {
+func (c *counter) metrics() (all []api.Metric, err error) {
 	counts, err := c.counts()
 	for source, n := range counts {
-		all = append(all, inspect.Metric{
-			Name: "beeline_counter_packets_total", Kind: inspect.CounterMetric, Help: "Packets that arrived or left, by source.",
+		all = append(all, api.Metric{
+			Name: "beeline_counter_packets_total", Kind: api.CounterMetric, Help: "Packets that arrived or left, by source.",
 			Labels: map[string]string{"source": source.String()}, Value: float64(n),
 		})
 	}

@@ -24,9 +24,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"beeline.io/beeline/internal/agent"
+	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/component"
-	"beeline.io/beeline/internal/inspect"
 	"beeline.io/beeline/internal/report/condition"
 	"beeline.io/beeline/test/lab"
 	"beeline.io/beeline/test/node"
@@ -132,8 +132,8 @@ func (w *world) ping() {
 // wantState waits until status shows these numbers of packets, sources and devices.
 func (w *world) wantState(packets, sources, devices int) {
 	w.t.Helper()
-	want := inspect.ComponentStatus{Name: "counter", State: fmt.Sprintf("packets %d, sources %d, devices %d", packets, sources, devices)}
-	var last []inspect.ComponentStatus
+	want := api.ComponentStatus{Name: "counter", State: fmt.Sprintf("packets %d, sources %d, devices %d", packets, sources, devices)}
+	var last []api.ComponentStatus
 	for deadline := time.Now().Add(15 * time.Second); time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
 		s, err := w.agent.Status()
 		must(w.t, err)
@@ -352,8 +352,8 @@ func TestMissingDevice(t *testing.T) {
 // wantMetric checks the metric of a source, and that the product's metrics are there, too.
 func (w *world) wantMetric(source netip.Addr, want float64) {
 	w.t.Helper()
-	var metrics []inspect.Metric
-	must(w.t, agent.NewClient(w.agent.Socket()).Get(context.Background(), agent.MetricsPath, &metrics))
+	var metrics []api.Metric
+	must(w.t, api.NewClient(w.agent.Socket()).Get(context.Background(), api.MetricsPath, &metrics))
 	value, product := -1.0, false
 	for _, m := range metrics {
 		product = product || m.Name == "beeline_socket_calls_total"

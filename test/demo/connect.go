@@ -9,8 +9,8 @@ import (
 	"slices"
 	"time"
 
+	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/internal/cluster/service"
-	"beeline.io/beeline/internal/inspect"
 	"beeline.io/beeline/test/lab"
 )
 
@@ -72,7 +72,7 @@ func (d *demo) viewOf(name string, protocol service.Protocol) (serviceView, erro
 }
 
 // podsOf names the pods with the backends' addresses.
-func (d *demo) podsOf(backends []inspect.Member) []string {
+func (d *demo) podsOf(backends []api.Member) []string {
 	var pods []string
 	for _, b := range backends {
 		address, err := netip.ParseAddrPort(b.Address)

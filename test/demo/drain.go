@@ -10,7 +10,7 @@ import (
 	"slices"
 	"time"
 
-	"beeline.io/beeline/internal/inspect"
+	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/test/lab"
 )
 
@@ -136,12 +136,12 @@ func (d *demo) connectTo(ctx context.Context, pod string, address netip.AddrPort
 // awaitPods waits until the tables of both nodes have the wanted pods behind all addresses of a Service.
 func (d *demo) awaitPods(name string, wanted func([]string) bool) error {
 	for _, a := range d.agents {
-		err := a.WaitForTables("following the manifests", func(t *inspect.Tables) bool {
+		err := a.WaitForTables("following the manifests", func(t *api.Tables) bool {
 			s, err := t.Find(name)
 			if err != nil {
 				return false
 			}
-			return !slices.ContainsFunc(s.Frontends, func(f inspect.Frontend) bool {
+			return !slices.ContainsFunc(s.Frontends, func(f api.Frontend) bool {
 				return len(f.Pod.Backends) > 0 && !wanted(d.podsOf(f.Pod.Backends))
 			})
 		})

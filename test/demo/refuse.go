@@ -13,7 +13,7 @@ import (
 	"syscall"
 	"time"
 
-	"beeline.io/beeline/internal/inspect"
+	"beeline.io/beeline/internal/api"
 )
 
 // unused are addresses of the Services' range that no Service of the manifests has.
@@ -59,7 +59,7 @@ func (d *demo) endRefusal() error {
 		return fmt.Errorf("the demo needs %s in a file of its own: %w", emptyService, err)
 	}
 	for _, a := range d.agents {
-		if err := a.WaitFor("without "+emptyService+" all is well", func(s *inspect.Status) bool { return len(s.Conditions.Wrong()) == 0 }); err != nil {
+		if err := a.WaitFor("without "+emptyService+" all is well", func(s *api.Status) bool { return len(s.Conditions.Wrong()) == 0 }); err != nil {
 			return err
 		}
 	}

@@ -10,7 +10,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
-	"beeline.io/beeline/internal/inspect"
+	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/internal/report/condition"
 	"beeline.io/beeline/test/controlplane"
 )
@@ -25,7 +25,7 @@ func (n *labNode) migrates(t *testing.T) {
 	n.wantAnswer("a1", clusterIP(30), "b1")
 
 	must(t, n.start())
-	must(t, n.agent.WaitFor("without its ports", func(s *inspect.Status) bool { return notServed(s) == 2 }))
+	must(t, n.agent.WaitFor("without its ports", func(s *api.Status) bool { return notServed(s) == 2 }))
 	n.wantAnswer("a1", clusterIP(30), "b1")
 	n.wantAnswer("client", n.nodePort(30), "b1")
 	n.answersItsProbes(t)
@@ -44,7 +44,7 @@ func (n *labNode) migrates(t *testing.T) {
 	}
 	n.wantAnswer("a1", clusterIP(30), "b1")
 	n.wantAnswer("client", n.nodePort(30), "b1")
-	must(t, n.agent.WaitFor("serving at its ports", func(s *inspect.Status) bool { return notServed(s) == 0 }))
+	must(t, n.agent.WaitFor("serving at its ports", func(s *api.Status) bool { return notServed(s) == 0 }))
 	if errs := severe(n); len(errs) > 0 {
 		t.Errorf("the status has %q", errs)
 	}
@@ -72,7 +72,7 @@ func (n *labNode) answersItsProbes(t *testing.T) {
 }
 
 // notServed is the number of ports that another program has.
-func notServed(s *inspect.Status) (count int) {
+func notServed(s *api.Status) (count int) {
 	for _, c := range s.Conditions {
 		if c.Code == condition.ListenFailed.Code {
 			count++

@@ -17,8 +17,7 @@ import (
 
 	"k8s.io/client-go/tools/clientcmd"
 
-	"beeline.io/beeline/internal/agent"
-	"beeline.io/beeline/internal/inspect"
+	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/internal/report/condition"
 	"beeline.io/beeline/test/node"
 )
@@ -35,7 +34,7 @@ func (n *labNode) secrets(t *testing.T) {
 
 	refused, token, key := n.refusedAgent()
 	must(t, refused.StartOnly())
-	must(t, refused.WaitFor("refused by the API server", func(s *inspect.Status) bool {
+	must(t, refused.WaitFor("refused by the API server", func(s *api.Status) bool {
 		return slices.ContainsFunc(s.Conditions, func(c condition.Condition) bool { return strings.Contains(c.Message, "nauthorized") })
 	}))
 	says = told{}
@@ -61,8 +60,8 @@ func (s told) wantNone(t *testing.T, what, secret string) {
 // ask reads all that an agent serves. Profiles are not text, but contain the strings of the program.
 func (n *labNode) ask(says told, a *node.Agent) {
 	n.t.Helper()
-	unix := agent.NewClient(a.Socket())
-	for _, path := range []string{agent.StatusPath, agent.TablesPath, agent.CountedTablesPath, agent.BackendsPath, agent.MetricsPath} {
+	unix := api.NewClient(a.Socket())
+	for _, path := range []string{api.StatusPath, api.TablesPath, api.CountedTablesPath, api.BackendsPath, api.MetricsPath} {
 		says[a.Socket()+path] = n.get(&unix.Client, "agent", path)
 	}
 	tcp := &http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
@@ -74,7 +73,7 @@ func (n *labNode) ask(says told, a *node.Agent) {
 			says[at+path] = n.get(tcp, at, path)
 		}
 	}
-	if says[a.Socket()+agent.StatusPath] == "" || !strings.Contains(says[a.Socket()+agent.StatusPath], n.host.Name[:5]) {
+	if says[a.Socket()+api.StatusPath] == "" || !strings.Contains(says[a.Socket()+api.StatusPath], n.host.Name[:5]) {
 		n.t.Errorf("the agent on %s does not tell its status", a.Host.Name)
 	}
 }

@@ -18,7 +18,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 
-	"beeline.io/beeline/internal/inspect"
+	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/test/lab"
 	"beeline.io/beeline/test/node"
 )
@@ -93,7 +93,7 @@ func (n *labNode) gcPasses() uint64 {
 func (n *labNode) awaitGC(before uint64) {
 	n.t.Helper()
 	until := time.Now().Add(3 * time.Second / 2) // the second pass is a second after the first
-	must(n.t, n.agent.WaitFor("past its second GC pass", func(s *inspect.Status) bool {
+	must(n.t, n.agent.WaitFor("past its second GC pass", func(s *api.Status) bool {
 		return s.Sockets.Passes > before && !s.Sockets.Pending && time.Now().After(until)
 	}))
 }

@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 
-	"beeline.io/beeline/internal/inspect"
+	"beeline.io/beeline/internal/api"
 )
 
 // R27: clients flood one Service, each sending once, with four times as many clients as the table has places.
@@ -56,7 +56,7 @@ func TestAffinityOutlivesAFlood(t *testing.T) {
 		}
 		counted := w.status().Edge.Counters["new"]
 		w.flood(w.address("NodePort", flooded, 0), flood)
-		w.must(w.agent.WaitFor("with the flood counted", func(s *inspect.Status) bool { return s.Edge.Counters["new"] >= counted+flood*9/10 }))
+		w.must(w.agent.WaitFor("with the flood counted", func(s *api.Status) bool { return s.Edge.Counters["new"] >= counted+flood*9/10 }))
 		for i, pod := range meet() {
 			if pod != before[i] {
 				t.Errorf("after the flood connection %d goes to %s, want %s as before", i, pod, before[i])

@@ -22,9 +22,10 @@ import (
 	"testing"
 	"time"
 
-	"beeline.io/beeline/internal/inspect"
-	"beeline.io/beeline/test/lab"
 	"github.com/vishvananda/netlink"
+
+	"beeline.io/beeline/internal/api"
+	"beeline.io/beeline/test/lab"
 )
 
 // The example of docs/operate/balancer.md: a file alone, no Node and no ServiceCIDR. Clients reach both VIPs,
@@ -58,13 +59,13 @@ func TestStandAloneBalancer(t *testing.T) {
 		w.pinger("client", 0).wantEcho(web.Addr(), true)
 
 		w.must(w.Host("b2").KillServer())
-		w.must(w.agent.WaitForTables("without b2", func(t *inspect.Tables) bool { return frontendsWith(t, w.Host("b2")) == 0 }))
+		w.must(w.agent.WaitForTables("without b2", func(t *api.Tables) bool { return frontendsWith(t, w.Host("b2")) == 0 }))
 		w.wantWeb(web, "b1", "b3")
 		for _, network := range []string{"udp", "tcp"} {
 			w.wantServed(network, dns, "b1")
 		}
 		w.must(w.Host("b2").StartServer(lab.ServerOptions{}))
-		w.must(w.agent.WaitForTables("with b2", func(t *inspect.Tables) bool { return frontendsWith(t, w.Host("b2")) == 3 }))
+		w.must(w.agent.WaitForTables("with b2", func(t *api.Tables) bool { return frontendsWith(t, w.Host("b2")) == 3 }))
 		w.wantWeb(web, "b1", "b2", "b3")
 
 		// A VIP may be an address of the balancer's device.
@@ -82,10 +83,10 @@ func TestStandAloneBalancer(t *testing.T) {
 }
 
 // frontendsWith counts the frontends that send clients to a host.
-func frontendsWith(t *inspect.Tables, h *lab.Host) (n int) {
+func frontendsWith(t *api.Tables, h *lab.Host) (n int) {
 	for i := range t.Services {
 		for _, f := range t.Services[i].Frontends {
-			if slices.ContainsFunc(f.Outside.Backends, func(b inspect.Member) bool {
+			if slices.ContainsFunc(f.Outside.Backends, func(b api.Member) bool {
 				return netip.MustParseAddrPort(b.Address).Addr() == h.Addr4
 			}) {
 				n++

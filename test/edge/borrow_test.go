@@ -16,9 +16,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/conntrack"
-	"beeline.io/beeline/internal/inspect"
 	"beeline.io/beeline/internal/node/sockdiag"
 	"beeline.io/beeline/test/lab"
 	"beeline.io/beeline/test/node"
@@ -242,7 +242,7 @@ func (w *world) noteCounters() error {
 }
 
 // statusOf gets an agent's status. In a borrowed world the edge's counters begin with the test.
-func (w *world) statusOf(a *node.Agent) (*inspect.Status, error) {
+func (w *world) statusOf(a *node.Agent) (*api.Status, error) {
 	s, err := a.Status()
 	if err == nil && s.Edge != nil {
 		for reason, n := range w.before[a.Host.Name] {

@@ -11,7 +11,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
-	"beeline.io/beeline/internal/inspect"
+	"beeline.io/beeline/internal/api"
 )
 
 // The pod networks are those of all Nodes, or of the flag, and follow changes; a ServiceCIDR among them stays
@@ -28,7 +28,7 @@ func TestPodNetworks(t *testing.T) {
 
 func (w *world) wantPodNetworks(want ...string) {
 	w.t.Helper()
-	w.must(w.agent.WaitForTables("at the networks of pods", func(t *inspect.Tables) bool {
+	w.must(w.agent.WaitForTables("at the networks of pods", func(t *api.Tables) bool {
 		return slices.Equal(t.PodNetworks, want) && slices.Contains(t.Networks, "10.96.0.0/16")
 	}))
 }

@@ -16,7 +16,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"beeline.io/beeline/internal/agent"
-	"beeline.io/beeline/internal/inspect"
+	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/internal/report/condition"
 )
 
@@ -110,7 +110,7 @@ func (w *world) durations() map[string]float64 {
 
 // wantNothingNew wants an agent that is healthy and reports nothing but what it reported before, and no duration
 // that has grown or shrunk by an hour since.
-func (w *world) wantNothingNew(before *inspect.Status, durations map[string]float64) {
+func (w *world) wantNothingNew(before *api.Status, durations map[string]float64) {
 	w.t.Helper()
 	known := map[condition.Code]bool{}
 	for _, c := range before.Conditions.Wrong() {

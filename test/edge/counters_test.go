@@ -7,16 +7,16 @@ import (
 	"strings"
 	"testing"
 
+	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/internal/bpf"
-	"beeline.io/beeline/internal/inspect"
 )
 
 // counters returns the counters of a port of a Service.
-func (w *world) counters(service, port string, args ...string) inspect.PortCounters {
+func (w *world) counters(service, port string, args ...string) api.PortCounters {
 	w.t.Helper()
 	text, err := w.agent.CLI(append([]string{"service", "list", "-o", "json"}, args...)...)
 	w.must(err)
-	var list struct{ Items []inspect.Service }
+	var list struct{ Items []api.Service }
 	w.must(json.Unmarshal([]byte(text), &list))
 	for _, s := range list.Items {
 		for _, c := range s.Counters {
@@ -26,7 +26,7 @@ func (w *world) counters(service, port string, args ...string) inspect.PortCount
 		}
 	}
 	w.t.Fatalf("%s has no counters for port %s: %s", service, port, text)
-	return inspect.PortCounters{}
+	return api.PortCounters{}
 }
 
 // Traffic is counted by Service: new flows, refusals and drops at once, packets and bytes by the flows. The
@@ -35,7 +35,7 @@ func TestServiceCounters(t *testing.T) {
 	inModes(t, func(t *testing.T, mode string) {
 		w := startWorld(t, "--edge-mode="+mode)
 		w.services()
-		want := inspect.PortCounters{}
+		want := api.PortCounters{}
 		for family := range 2 {
 			conn := w.open("udp", w.address("NodePort", 1, family))
 			w.served(conn)

@@ -13,7 +13,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 
-	"beeline.io/beeline/internal/inspect"
+	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/test/lab"
 )
 
@@ -76,7 +76,7 @@ func (w *world) wantChecked(all int, words string, down ...netip.Addr) {
 			w.t.Logf("down were %q", got)
 		}
 	})
-	w.must(w.agent.WaitFor(fmt.Sprintf("%v down %s", down, words), func(s *inspect.Status) bool {
+	w.must(w.agent.WaitFor(fmt.Sprintf("%v down %s", down, words), func(s *api.Status) bool {
 		if s.Health == nil || s.Health.Targets != all || len(s.Health.Down) != len(down)*len(checkedServices) {
 			return false
 		}

@@ -10,9 +10,10 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/cluster/service"
-	"beeline.io/beeline/internal/inspect"
+	"beeline.io/beeline/internal/offline"
 	"beeline.io/beeline/test/node"
 )
 
@@ -63,7 +64,7 @@ func (w *world) wantBalancers(networks ...string) {
 	w.t.Helper()
 	pinned, err := bpf.OpenTables(w.agent.BPFFS())
 	w.must(err)
-	tables, err := inspect.ReadTables(pinned)
+	tables, err := offline.ReadTables(pinned)
 	w.must(err)
 	networks = slices.Sorted(slices.Values(networks))
 	if !slices.Equal(tables.Balancers, networks) {
@@ -119,7 +120,7 @@ func TestDSRReachesTheTables(t *testing.T) {
 	s, all := w.public("a1", "b1")
 	s.Annotations = map[string]string{service.AnnotationDSR: "vxlan"}
 	w.must(w.folder.Put("web", objects(s, all)...))
-	w.must(w.agent.WaitFor("with the mistake reported", func(s *inspect.Status) bool {
+	w.must(w.agent.WaitFor("with the mistake reported", func(s *api.Status) bool {
 		return strings.Contains(s.Conditions.String(), `metadata.annotations[beeline.io/dsr]: "vxlan": expected off or ipip or geneve or opt`)
 	}))
 	w.wantDSR("TCP geneve, UDP ", "TCP "+nodeB.v4, "TCP "+nodeB.v6, "UDP")
@@ -172,10 +173,10 @@ func TestBalancersOutliveAnAgentThatKnowsNothing(t *testing.T) {
 	w.must(w.folder.Write("web", []byte("kind: Nonsense\n")))
 	w.agent.Flags = []string{"--edge-mode=tc", "--audit-interval=50ms"}
 	w.must(w.agent.StartOnly())
-	w.must(w.agent.WaitFor("with the mistake reported", func(s *inspect.Status) bool { return s.Source.Errors > 0 }))
+	w.must(w.agent.WaitFor("with the mistake reported", func(s *api.Status) bool { return s.Source.Errors > 0 }))
 	w.wantBalancers(networks...)
 	w.must(w.folder.Remove("web"))
-	w.must(w.agent.WaitForTables("with the balancers kept", func(tables *inspect.Tables) bool {
+	w.must(w.agent.WaitForTables("with the balancers kept", func(tables *api.Tables) bool {
 		return fmt.Sprint(tables.Balancers) == fmt.Sprint(slices.Sorted(slices.Values(networks[1:])))
 	}))
 }
@@ -186,7 +187,7 @@ func TestDSRSaysWhatFits(t *testing.T) {
 	w.apply("web", objects(w.public("a1", "b1"))...)
 	fits := func(v4, v6 int) {
 		t.Helper()
-		w.must(w.agent.WaitFor(fmt.Sprintf("packets up to %d and %d bytes", v4, v6), func(s *inspect.Status) bool {
+		w.must(w.agent.WaitFor(fmt.Sprintf("packets up to %d and %d bytes", v4, v6), func(s *api.Status) bool {
 			return len(s.Edge.DSR) == 2 && s.Edge.DSR[0].Fits == v4 && s.Edge.DSR[1].Fits == v6
 		}))
 	}
@@ -202,7 +203,7 @@ func TestDSRSaysWhatFits(t *testing.T) {
 	w.must(nl.LinkSetMTU(link, 1540))
 	fits(1520, 1500)
 	w.apply("web", objects(w.public("a1"))...)
-	w.must(w.agent.WaitFor("without DSR after the backends are gone", func(s *inspect.Status) bool { return len(s.Edge.DSR) == 0 }))
+	w.must(w.agent.WaitFor("without DSR after the backends are gone", func(s *api.Status) bool { return len(s.Edge.DSR) == 0 }))
 }
 
 // node4and6 are the addresses of a node.

@@ -9,8 +9,8 @@ import (
 
 	"k8s.io/apimachinery/pkg/runtime"
 
+	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/internal/cluster/service"
-	"beeline.io/beeline/internal/inspect"
 	"beeline.io/beeline/test/lab"
 	"beeline.io/beeline/test/node"
 )
@@ -218,7 +218,7 @@ func (w *world) wantNoDropsAnywhere(but ...string) {
 		s, err := w.statusOf(a)
 		w.must(err)
 		for reason, n := range s.Edge.Counters {
-			if n > 0 && (inspect.Dropped(reason) || reason == "malformed") && !slices.Contains(but, reason) {
+			if n > 0 && (api.Dropped(reason) || reason == "malformed") && !slices.Contains(but, reason) {
 				w.t.Errorf("%s counted %d packets as %s", a.Host.Name, n, reason)
 			}
 		}

@@ -15,8 +15,8 @@ import (
 
 	discoveryv1 "k8s.io/api/discovery/v1"
 
+	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/internal/cluster/service"
-	"beeline.io/beeline/internal/inspect"
 	"beeline.io/beeline/test/lab"
 	"beeline.io/beeline/test/node"
 )
@@ -228,7 +228,7 @@ func (w *world) leaves(all []*longLived, pod string, pods ...string) {
 	w.await()
 	balancers := []*node.Agent{w.agents["node-a"], w.agents["node-b"]}
 	tracked := func(a *node.Agent) (connections int) {
-		var shown inspect.Service
+		var shown api.Service
 		text, err := a.CLI("service", "show", kind, "-o", "json")
 		w.must(err)
 		w.must(json.Unmarshal([]byte(text), &shown))

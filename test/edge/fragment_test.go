@@ -14,7 +14,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"beeline.io/beeline/internal/inspect"
+	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/test/lab"
 	"beeline.io/beeline/test/node"
 )
@@ -96,7 +96,7 @@ func (w *world) wantOneFlow(bytes uint64) {
 func (w *world) wantNoDrops() {
 	w.t.Helper()
 	for reason, n := range w.status().Edge.Counters {
-		if n > 0 && (inspect.Dropped(reason) || reason == "malformed") {
+		if n > 0 && (api.Dropped(reason) || reason == "malformed") {
 			w.t.Errorf("%d packets were counted as %s", n, reason)
 		}
 	}

@@ -12,8 +12,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/internal/cluster/service"
-	"beeline.io/beeline/internal/inspect"
 )
 
 // healthPort is where pods answer health checks, besides the port that serves.
@@ -150,7 +150,7 @@ func (w *world) wantWell() {
 	w.must(w.agent.WaitFor("well at all endpoints", allWell))
 }
 
-func allWell(s *inspect.Status) bool {
+func allWell(s *api.Status) bool {
 	return s.Health != nil && s.Health.Targets > 0 && len(s.Health.Down) == 0
 }
 
@@ -162,14 +162,14 @@ func (w *world) wantPods(pods ...string) {
 	for _, pod := range pods {
 		want = append(want, w.Host(pod).Addr4, w.Host(pod).Addr6)
 	}
-	w.must(w.agent.WaitForTables("with "+strings.Join(pods, " ")+" at each NodePort", func(t *inspect.Tables) bool {
+	w.must(w.agent.WaitForTables("with "+strings.Join(pods, " ")+" at each NodePort", func(t *api.Tables) bool {
 		good := 0
 		for i := range t.Services {
 			for _, f := range t.Services[i].Frontends {
-				has := func(b inspect.Member) bool {
+				has := func(b api.Member) bool {
 					return slices.Contains(want, netip.MustParseAddrPort(b.Address).Addr())
 				}
-				if f.Kind == service.NodePort && len(f.Node.Backends) == len(pods) && !slices.ContainsFunc(f.Node.Backends, func(b inspect.Member) bool { return !has(b) }) {
+				if f.Kind == service.NodePort && len(f.Node.Backends) == len(pods) && !slices.ContainsFunc(f.Node.Backends, func(b api.Member) bool { return !has(b) }) {
 					good++
 				}
 			}

@@ -17,8 +17,8 @@ import (
 	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 
+	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/internal/bpf"
-	"beeline.io/beeline/internal/inspect"
 	"beeline.io/beeline/internal/report/condition"
 )
 
@@ -63,7 +63,7 @@ func TestHealthPortsAndSelfProbe(t *testing.T) {
 		t.Errorf("the conditions are\n%s", c)
 	}
 	w.eventually("the audit heals", func() bool { return w.healthzIs(200) })
-	w.must(w.agent.WaitFor("well", func(s *inspect.Status) bool { return !s.Conditions.Has(condition.SelfProbeFailed) }))
+	w.must(w.agent.WaitFor("well", func(s *api.Status) bool { return !s.Conditions.Has(condition.SelfProbeFailed) }))
 }
 
 func (w *world) healthzIs(want int) bool {

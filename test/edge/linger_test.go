@@ -10,13 +10,13 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/internal/conntrack"
-	"beeline.io/beeline/internal/inspect"
 	"beeline.io/beeline/test/lab"
 )
 
 // roleOf is the edge's role at a device, or "" if it is not there.
-func roleOf(s *inspect.Status, device string) string {
+func roleOf(s *api.Status, device string) string {
 	for _, d := range s.Edge.Devices {
 		if d.Name == device {
 			return d.Role
@@ -28,7 +28,7 @@ func roleOf(s *inspect.Status, device string) string {
 // awaitRole waits until the edge has this role at a1's device.
 func (w *world) awaitRole(role string) {
 	w.t.Helper()
-	w.must(w.agent.WaitFor("at the pod's device for "+role, func(s *inspect.Status) bool { return roleOf(s, "a1") == role }))
+	w.must(w.agent.WaitFor("at the pod's device for "+role, func(s *api.Status) bool { return roleOf(s, "a1") == role }))
 }
 
 // hold opens connections of a1 to an address until each of these pods has one.
@@ -106,14 +106,14 @@ func TestConnectionsOfPodsOutliveWhatAskedForThem(t *testing.T) {
 			w.awaitRole("flows")
 			swept := w.status().Edge.Flows.LastGC
 			for range 2 {
-				w.must(w.agent.WaitFor("a GC pass", func(s *inspect.Status) bool { return s.Edge.Flows.LastGC.After(swept) }))
+				w.must(w.agent.WaitFor("a GC pass", func(s *api.Status) bool { return s.Edge.Flows.LastGC.After(swept) }))
 				swept = w.status().Edge.Flows.LastGC
 				wantServed("after a GC pass")
 			}
 			w.must(w.agent.Stop())
 			w.must(w.agent.Start())
 			wantServed("with another agent")
-			w.must(w.agent.WaitFor("a GC pass", func(s *inspect.Status) bool { return s.Edge.Flows.LastGC.After(swept) }))
+			w.must(w.agent.WaitFor("a GC pass", func(s *api.Status) bool { return s.Edge.Flows.LastGC.After(swept) }))
 			wantServed("after its sweep")
 			w.awaitRole("flows")
 			for _, held := range all {
@@ -158,12 +158,12 @@ func TestConnectionsOfClientsOutliveTheirDevice(t *testing.T) {
 			if !swept.IsZero() {
 				break
 			}
-			w.must(w.agent.WaitFor("a GC pass", func(s *inspect.Status) bool { return s.Edge.Flows.LastGC.After(swept) }))
+			w.must(w.agent.WaitFor("a GC pass", func(s *api.Status) bool { return s.Edge.Flows.LastGC.After(swept) }))
 		}
 		for _, conn := range conns {
 			conn.Close()
 		}
-		w.must(w.agent.WaitFor("without the edge at eth0", func(s *inspect.Status) bool { return roleOf(s, "eth0") == "" }))
+		w.must(w.agent.WaitFor("without the edge at eth0", func(s *api.Status) bool { return roleOf(s, "eth0") == "" }))
 	})
 }
 

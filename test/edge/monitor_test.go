@@ -19,8 +19,8 @@ import (
 	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 
+	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/internal/bpf"
-	"beeline.io/beeline/internal/inspect"
 	"beeline.io/beeline/test/lab"
 )
 
@@ -28,7 +28,7 @@ import (
 type watcher struct {
 	*lab.Cmd
 	mu   sync.Mutex
-	seen []inspect.Event
+	seen []api.Event
 	lost uint64
 }
 
@@ -56,7 +56,7 @@ func (w *world) watch(args ...string) *watcher {
 	go func() {
 		defer close(ended)
 		for lines := json.NewDecoder(out); ; {
-			var n inspect.EventMessage
+			var n api.EventMessage
 			if lines.Decode(&n) != nil {
 				return
 			}
@@ -72,7 +72,7 @@ func (w *world) watch(args ...string) *watcher {
 }
 
 // of returns the events of a client's packets.
-func (m *watcher) of(client string) (all []inspect.Event) {
+func (m *watcher) of(client string) (all []api.Event) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, e := range m.seen {
@@ -192,7 +192,7 @@ func TestMonitor(t *testing.T) {
 				w.eventually("the packet to "+to.String()+" is seen", func() bool { return len(all.of(client)) > 0 })
 				e := all.of(client)[0]
 				if e.Reason != c.want || e.Service != c.service || e.Address != to || e.Entry != mode || e.Device != "eth0" ||
-					e.Why != inspect.Reasons[c.want] || strings.ToLower(e.Protocol.String()) != c.network || e.Length < 20+8+5 {
+					e.Why != api.Reasons[c.want] || strings.ToLower(e.Protocol.String()) != c.network || e.Length < 20+8+5 {
 					t.Errorf("a packet to %s of %s is reported as %+v, want %s by %s", to, c.service, e, c.want, mode)
 				}
 				if c.want == "new" && (e.Backend.Addr() != addresses(w.Host(map[int]string{4: "b1", 5: "a1"}[c.n]), 0)[family].Addr() ||

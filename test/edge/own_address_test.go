@@ -11,13 +11,12 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/vishvananda/netlink"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 
-	"github.com/vishvananda/netlink"
-
+	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/internal/cluster/service"
-	"beeline.io/beeline/internal/inspect"
 	"beeline.io/beeline/test/lab"
 )
 
@@ -87,7 +86,7 @@ func TestOwnAddressComesAndGoes(t *testing.T) {
 			for _, own := range []netip.Addr{used, unused} {
 				w.must(w.Host("node-a").AddAddress("eth0", netip.PrefixFrom(own, own.BitLen())))
 			}
-			w.must(w.agent.WaitForTables("own addresses", func(t *inspect.Tables) bool { return !refusesOthers(t, used) }))
+			w.must(w.agent.WaitForTables("own addresses", func(t *api.Tables) bool { return !refusesOthers(t, used) }))
 			for _, own := range []netip.Addr{used, unused} {
 				w.wantServed("tcp", netip.AddrPortFrom(own, lab.PortTCP), "node-a")
 				w.wantServedAs("node-a", "tcp", netip.AddrPortFrom(own, lab.PortTCP), "node-a")
@@ -102,9 +101,9 @@ func TestOwnAddressComesAndGoes(t *testing.T) {
 }
 
 // refusesOthers reports whether all other ports of a ClusterIP are refused.
-func refusesOthers(t *inspect.Tables, address netip.Addr) bool {
-	return slices.ContainsFunc(t.Services, func(s inspect.Service) bool {
-		return slices.ContainsFunc(s.Frontends, func(f inspect.Frontend) bool {
+func refusesOthers(t *api.Tables, address netip.Addr) bool {
+	return slices.ContainsFunc(t.Services, func(s api.Service) bool {
+		return slices.ContainsFunc(s.Frontends, func(f api.Frontend) bool {
 			return f.Kind == service.ClusterIPOther && f.Address == address.String()
 		})
 	})

@@ -12,7 +12,7 @@ import (
 	"testing"
 	"time"
 
-	"beeline.io/beeline/internal/inspect"
+	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/test/node"
 )
 
@@ -62,7 +62,7 @@ func TestWrongPlace(t *testing.T) {
 	// The agent of node-a is given the name of node-b, which has other addresses.
 	w.agent.Flags = append(w.agent.Flags, "--node-name=node-b")
 	w.must(w.agent.Start())
-	w.must(w.agent.WaitFor("a complaint", func(s *inspect.Status) bool { return s.NoOwnAddress }))
+	w.must(w.agent.WaitFor("a complaint", func(s *api.Status) bool { return s.NoOwnAddress }))
 	if out, exit := w.runAt("node-a", "status", "--agent-socket", w.agent.Socket()); exit != 3 || !strings.Contains(out, `no device here has an address of Node "node-b"`) {
 		t.Errorf("status: exit code %d:\n%s", exit, out)
 	}
@@ -83,7 +83,7 @@ func TestTwoAgents(t *testing.T) {
 	}
 	t.Cleanup(func() { w.must(second.Kill()) })
 	w.must(second.StartOnly())
-	w.must(second.WaitFor("refused at the device", func(s *inspect.Status) bool {
+	w.must(second.WaitFor("refused at the device", func(s *api.Status) bool {
 		return strings.Contains(s.Conditions.String(), "another Beeline serves the device already")
 	}))
 	if out, exit := w.runAt("node-a", "status", "--agent-socket", second.Socket()); exit != 3 {

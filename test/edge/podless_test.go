@@ -8,7 +8,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
-	"beeline.io/beeline/internal/inspect"
+	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/test/node"
 )
 
@@ -27,7 +27,7 @@ func TestNodesWithoutPodCIDRs(t *testing.T) {
 	w.must(w.agent.Start())
 	w.optOut("a1")
 	a1 := w.Host("a1")
-	w.must(w.agent.WaitForTables("with the addresses of a1", func(t *inspect.Tables) bool {
+	w.must(w.agent.WaitForTables("with the addresses of a1", func(t *api.Tables) bool {
 		return len(t.PodNetworks) == 2
 	}))
 	s, all := w.public("b1")
@@ -36,7 +36,7 @@ func TestNodesWithoutPodCIDRs(t *testing.T) {
 	s.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: vip}}
 	s.Spec.LoadBalancerSourceRanges = []string{netip.PrefixFrom(a1.Addr4, 32).String()}
 	w.apply("web", objects(s, all)...)
-	w.must(w.agent.WaitFor("at the pod's device", func(s *inspect.Status) bool { return len(s.Edge.Devices) >= 1 }))
+	w.must(w.agent.WaitFor("at the pod's device", func(s *api.Status) bool { return len(s.Edge.Devices) >= 1 }))
 	for _, network := range []string{"tcp", "udp"} {
 		for _, ip := range []string{node.ClusterIPs(1)[0], vip} {
 			to := netip.AddrPortFrom(netip.MustParseAddr(ip), 80)

@@ -11,7 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"beeline.io/beeline/internal/inspect"
+	"beeline.io/beeline/internal/api"
 )
 
 // A routing is a way in which node-a routes to the pods of node-b and to the client. In its commands are the names of
@@ -242,13 +242,13 @@ func TestRulesThatAreBypassed(t *testing.T) {
 	w := startWorld(t)
 	for _, rule := range []struct{ text, message string }{{"fwmark 7/15", "rule 70 by fwmark 0x7/0xf"}, {"tun_id 7", "rule 70 by tun_id"}} {
 		w.runOn("node-a", append([]string{"ip", "rule", "add", "pref", "70", "lookup", "70"}, strings.Fields(rule.text)...)...)
-		w.must(w.agent.WaitFor("the condition about "+rule.text, func(s *inspect.Status) bool { return hasCondition(s, "EdgeBypassesRules", rule.message) }))
+		w.must(w.agent.WaitFor("the condition about "+rule.text, func(s *api.Status) bool { return hasCondition(s, "EdgeBypassesRules", rule.message) }))
 		w.runOn("node-a", "ip", "rule", "del", "pref", "70")
-		w.must(w.agent.WaitFor("the end of the condition", func(s *inspect.Status) bool { return !hasCondition(s, "EdgeBypassesRules", "") }))
+		w.must(w.agent.WaitFor("the end of the condition", func(s *api.Status) bool { return !hasCondition(s, "EdgeBypassesRules", "") }))
 	}
 }
 
-func hasCondition(s *inspect.Status, code, message string) bool {
+func hasCondition(s *api.Status, code, message string) bool {
 	for _, c := range s.Conditions {
 		if string(c.Code) == code && strings.Contains(c.Message, message) {
 			return true

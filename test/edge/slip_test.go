@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"beeline.io/beeline/internal/inspect"
+	"beeline.io/beeline/internal/api"
 )
 
 // TestSlipsAreNamed: a mistake in a stand-alone balancer's file that takes a VIP down is in the headline of
@@ -50,7 +50,7 @@ func TestSlipsAreNamed(t *testing.T) {
 		{"Endpoints", good + "---\napiVersion: v1\nkind: Endpoints\nmetadata: {name: web}\n", "SourceWarning: ", ""},
 	} {
 		write(slip.text)
-		w.must(w.agent.WaitFor(slip.name, func(s *inspect.Status) bool {
+		w.must(w.agent.WaitFor(slip.name, func(s *api.Status) bool {
 			return strings.Contains(s.Conditions.Wrong().String(), slip.condition)
 		}))
 		if out, err := w.agent.CLI("status"); err == nil || strings.Contains(out, "All is well") {
@@ -62,9 +62,9 @@ func TestSlipsAreNamed(t *testing.T) {
 		}
 	}
 	write("no: [yaml")
-	w.must(w.agent.WaitFor("an error", func(s *inspect.Status) bool { return s.Source.Errors > 0 }))
+	w.must(w.agent.WaitFor("an error", func(s *api.Status) bool { return s.Source.Errors > 0 }))
 	write(good)
-	w.must(w.agent.WaitFor("well", func(s *inspect.Status) bool { return len(s.Conditions.Wrong()) == 0 }))
+	w.must(w.agent.WaitFor("well", func(s *api.Status) bool { return len(s.Conditions.Wrong()) == 0 }))
 	if log := w.agent.Log.(interface{ String() string }).String(); !strings.Contains(log, "level=INFO msg=\"manifests: no errors any more") {
 		t.Error("the log does not mention the valid file")
 	}

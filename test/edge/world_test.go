@@ -17,7 +17,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 
-	"beeline.io/beeline/internal/inspect"
+	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/test/lab"
 	"beeline.io/beeline/test/node"
 )
@@ -120,7 +120,7 @@ func (w *world) must(err error) {
 	}
 }
 
-func (w *world) status() *inspect.Status {
+func (w *world) status() *api.Status {
 	w.t.Helper()
 	s, err := w.statusOf(w.agent)
 	w.must(err)

@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"beeline.io/beeline/internal/inspect"
+	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/test/lab"
 )
 
@@ -45,7 +45,7 @@ func TestXFRMPolicies(t *testing.T) {
 		w.must(w.agent.Start())
 		w.apply("web", objects(w.public("b1"))...)
 		to := netip.AddrPortFrom(w.Host("node-a").Addr4, nodePort)
-		w.must(w.agent.WaitFor("a note before packets come", func(s *inspect.Status) bool { return s.Conditions.HasCode("EdgeWithheldByXFRM") }))
+		w.must(w.agent.WaitFor("a note before packets come", func(s *api.Status) bool { return s.Conditions.HasCode("EdgeWithheldByXFRM") }))
 		w.wantExit(0)
 		w.wantWithheld("XFRM default policy dir fwd: block", to, true)
 		w.wantExit(4, "EdgeDropsByXFRM", "XFRM default policy dir fwd: block")
@@ -75,7 +75,7 @@ func TestXFRMPolicies(t *testing.T) {
 // dropped for XFRM policies.
 func (w *world) wantWithheld(message string, to netip.AddrPort, concern bool) {
 	w.t.Helper()
-	w.must(w.agent.WaitFor("the condition about XFRM policies: "+message, func(s *inspect.Status) bool {
+	w.must(w.agent.WaitFor("the condition about XFRM policies: "+message, func(s *api.Status) bool {
 		for _, p := range s.Conditions {
 			if p.Code == "EdgeWithheldByXFRM" || p.Code == "EdgeDropsByXFRM" {
 				return message != "" && strings.Contains(p.Message, message)
@@ -152,7 +152,7 @@ func TestXFRMPoliciesWithDSR(t *testing.T) {
 			}
 			w.runOn(c.host, append([]string{"ip", "xfrm", "policy", "add"}, strings.Fields(c.policy)...)...)
 			agent := w.agents[c.host]
-			w.must(agent.WaitFor("the condition about XFRM policies", func(s *inspect.Status) bool {
+			w.must(agent.WaitFor("the condition about XFRM policies", func(s *api.Status) bool {
 				return s.Conditions.HasCode("EdgeWithheldByXFRM") || s.Conditions.HasCode("EdgeDropsByXFRM")
 			}))
 			for network, conn := range existing {

@@ -13,7 +13,7 @@ import (
 	"testing"
 	"time"
 
-	"beeline.io/beeline/internal/inspect"
+	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/internal/mesh/hoststack"
 	"beeline.io/beeline/internal/report/condition"
 )
@@ -104,7 +104,7 @@ func TestSwitch(t *testing.T) {
 	}
 	status, err := w.agent.Status()
 	w.must(err)
-	if !slices.ContainsFunc(status.Components, func(c inspect.ComponentStatus) bool {
+	if !slices.ContainsFunc(status.Components, func(c api.ComponentStatus) bool {
 		return strings.Contains(c.State, "host stack off: 3 programs, ")
 	}) {
 		t.Errorf("the status does not tell of three programs that are switched off: %+v", status.Components)

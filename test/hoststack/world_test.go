@@ -16,8 +16,7 @@ import (
 	"testing"
 	"time"
 
-	"beeline.io/beeline/internal/agent"
-	"beeline.io/beeline/internal/inspect"
+	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/internal/mesh/hoststack"
 	"beeline.io/beeline/test/lab"
 	"beeline.io/beeline/test/node"
@@ -100,7 +99,7 @@ func (w *world) eventually(what string, ok func() bool) {
 func (w *world) report() *hoststack.Report {
 	w.t.Helper()
 	r := &hoststack.Report{}
-	w.must(agent.NewClient(w.agent.Socket()).Get(context.Background(), hoststack.SessionsPath, r))
+	w.must(api.NewClient(w.agent.Socket()).Get(context.Background(), hoststack.SessionsPath, r))
 	return r
 }
 
@@ -179,8 +178,8 @@ func (r *run) line() string {
 // metric returns the sum of a metric's series that have a label's value.
 func (w *world) metric(name, label, value string) (sum float64) {
 	w.t.Helper()
-	var all []inspect.Metric
-	w.must(agent.NewClient(w.agent.Socket()).Get(context.Background(), agent.MetricsPath, &all))
+	var all []api.Metric
+	w.must(api.NewClient(w.agent.Socket()).Get(context.Background(), api.MetricsPath, &all))
 	found := false
 	for _, m := range all {
 		if m.Name == name && m.Labels[label] == value {

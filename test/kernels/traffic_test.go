@@ -11,8 +11,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/internal/bpf"
-	"beeline.io/beeline/internal/inspect"
 	"beeline.io/beeline/test/lab"
 	"beeline.io/beeline/test/node"
 )
@@ -54,8 +54,8 @@ func startAgents(t *testing.T, l *lab.Lab) (agents []*node.Agent) {
 }
 
 // hasPods reports whether the pod shortcut has both addresses of each pod.
-func hasPods(pods []*lab.Host) func(*inspect.Status) bool {
-	return func(s *inspect.Status) bool {
+func hasPods(pods []*lab.Host) func(*api.Status) bool {
+	return func(s *api.Status) bool {
 		var have []netip.Addr
 		for _, d := range s.Pods.Devices {
 			if d.Shortcut {

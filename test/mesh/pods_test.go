@@ -19,7 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
 
-	"beeline.io/beeline/internal/agent"
+	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/internal/mesh"
 	"beeline.io/beeline/test/lab"
 )
@@ -44,7 +44,7 @@ func meshed(host *lab.Host, change func(*corev1.Pod)) *corev1.Pod {
 // meshStatus asks the agent for the pods that have a proxy.
 func (w *world) meshStatus() (s mesh.Status) {
 	w.t.Helper()
-	w.must(agent.NewClient(w.agent.Socket()).Get(context.Background(), mesh.StatusPath, &s))
+	w.must(api.NewClient(w.agent.Socket()).Get(context.Background(), mesh.StatusPath, &s))
 	return s
 }
 

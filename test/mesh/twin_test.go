@@ -9,7 +9,7 @@ import (
 	"sync"
 	"testing"
 
-	"beeline.io/beeline/internal/agent"
+	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/mesh/hoststack"
 	"beeline.io/beeline/test/node"
@@ -246,7 +246,7 @@ func (w *world) proveRings(s *sidecar) {
 func (w *world) ringsOf(pid int) *hoststack.Counters {
 	w.t.Helper()
 	var r hoststack.Report
-	w.must(agent.NewClient(w.agent.Socket()).Get(context.Background(), hoststack.SessionsPath, &r))
+	w.must(api.NewClient(w.agent.Socket()).Get(context.Background(), hoststack.SessionsPath, &r))
 	for _, p := range r.Programs {
 		if slices.Contains(p.PIDs, pid) {
 			return p.Counters

@@ -7,12 +7,12 @@ import (
 	"slices"
 	"strings"
 
-	"beeline.io/beeline/internal/inspect"
+	"beeline.io/beeline/internal/api"
 )
 
 // Contents is the contents of the tables without their IDs, by frontend and backend: of two agents that have read
 // the same objects they are equal, whatever each has done before.
-func Contents(t *inspect.Tables) map[string]string {
+func Contents(t *api.Tables) map[string]string {
 	all := map[string]string{}
 	for _, s := range t.Services {
 		for _, f := range s.Frontends {
@@ -27,14 +27,14 @@ func Contents(t *inspect.Tables) map[string]string {
 }
 
 // Decision describes a decision without the tables' IDs.
-func Decision(d inspect.Decision) string {
+func Decision(d api.Decision) string {
 	if len(d.Backends) == 0 {
 		return d.Verdict
 	}
 	return members(d.Backends)
 }
 
-func members(of []inspect.Member) string {
+func members(of []api.Member) string {
 	var all []string
 	for _, m := range of {
 		all = append(all, m.Address)

@@ -14,7 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 
-	"beeline.io/beeline/internal/inspect"
+	"beeline.io/beeline/internal/api"
 )
 
 // Folder is a folder of manifests that changes while agents read it, and that can wait until they have applied
@@ -69,7 +69,7 @@ func (f *Folder) network() string {
 func (f *Folder) Await(agents ...*Agent) error {
 	var errs []error
 	for _, a := range agents {
-		errs = append(errs, a.WaitForTables(fmt.Sprintf("at revision %d of %s", f.revision, f.Path), func(t *inspect.Tables) bool {
+		errs = append(errs, a.WaitForTables(fmt.Sprintf("at revision %d of %s", f.revision, f.Path), func(t *api.Tables) bool {
 			return slices.Contains(t.Networks, f.network())
 		}))
 	}

@@ -23,8 +23,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"sigs.k8s.io/yaml"
 
-	"beeline.io/beeline/internal/agent"
-	"beeline.io/beeline/internal/inspect"
+	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/test/lab"
 )
 
@@ -119,7 +118,7 @@ func (a *Agent) Start() error {
 
 // WaitReady waits until a started agent is ready, or has ended.
 func (a *Agent) WaitReady() error {
-	return a.pollStatus(startTimeout, "ready", func(s *inspect.Status) bool {
+	return a.pollStatus(startTimeout, "ready", func(s *api.Status) bool {
 		return s.Sync.Synced && len(s.Attachments) == s.Hooks
 	})
 }
@@ -190,23 +189,23 @@ func (a *Agent) end(signal syscall.Signal) error {
 }
 
 // Status gets the running agent's status.
-func (a *Agent) Status() (*inspect.Status, error) {
-	var s inspect.Status
-	return &s, agent.NewClient(a.Socket()).Get(context.Background(), agent.StatusPath, &s)
+func (a *Agent) Status() (*api.Status, error) {
+	var s api.Status
+	return &s, api.NewClient(a.Socket()).Get(context.Background(), api.StatusPath, &s)
 }
 
 // Tables gets the contents of the tables from the running agent.
-func (a *Agent) Tables() (*inspect.Tables, error) {
-	var t inspect.Tables
-	return &t, agent.NewClient(a.Socket()).Get(context.Background(), agent.TablesPath, &t)
+func (a *Agent) Tables() (*api.Tables, error) {
+	var t api.Tables
+	return &t, api.NewClient(a.Socket()).Get(context.Background(), api.TablesPath, &t)
 }
 
 // WaitFor waits until the agent's status is as wanted, which `what` describes.
-func (a *Agent) WaitFor(what string, ok func(*inspect.Status) bool) error {
+func (a *Agent) WaitFor(what string, ok func(*api.Status) bool) error {
 	return a.pollStatus(waitTimeout, what, ok)
 }
 
-func (a *Agent) pollStatus(limit time.Duration, what string, ok func(*inspect.Status) bool) error {
+func (a *Agent) pollStatus(limit time.Duration, what string, ok func(*api.Status) bool) error {
 	return a.poll(limit, what, func() (bool, error) {
 		s, err := a.Status()
 		return err == nil && ok(s), err
@@ -214,7 +213,7 @@ func (a *Agent) pollStatus(limit time.Duration, what string, ok func(*inspect.St
 }
 
 // WaitForTables waits until the tables are as wanted.
-func (a *Agent) WaitForTables(what string, ok func(*inspect.Tables) bool) error {
+func (a *Agent) WaitForTables(what string, ok func(*api.Tables) bool) error {
 	return a.poll(waitTimeout, what, func() (bool, error) {
 		t, err := a.Tables()
 		return err == nil && ok(t), err

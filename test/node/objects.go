@@ -14,8 +14,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
 
+	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/internal/cluster/service"
-	"beeline.io/beeline/internal/inspect"
 	"beeline.io/beeline/test/lab"
 )
 
@@ -175,5 +175,5 @@ func OptedOut(host *lab.Host) *corev1.Pod {
 
 // AwaitOptedOut waits until the agent serves the one pod that has opted out without socket hooks.
 func (a *Agent) AwaitOptedOut(pod string) error {
-	return a.WaitFor("without hooks for "+pod, func(s *inspect.Status) bool { return len(s.OptedOut.Pods) == 1 && s.OptedOut.Pods[0].Found })
+	return a.WaitFor("without hooks for "+pod, func(s *api.Status) bool { return len(s.OptedOut.Pods) == 1 && s.OptedOut.Pods[0].Found })
 }

@@ -14,7 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"beeline.io/beeline/internal/agent"
+	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/internal/offload"
 )
 
@@ -86,7 +86,7 @@ func (f *flow) wantBytes(payload, onStack uint64) {
 func (f *flow) shown() offload.FlowStatus {
 	f.w.t.Helper()
 	var all []offload.FlowStatus
-	f.w.must(agent.NewClient(f.w.agent.Socket()).Get(context.Background(), offload.FlowsPath, &all))
+	f.w.must(api.NewClient(f.w.agent.Socket()).Get(context.Background(), offload.FlowsPath, &all))
 	i := slices.IndexFunc(all, func(s offload.FlowStatus) bool { return s.Backend == f.server() && s.Protocol == f.network })
 	if i < 0 {
 		f.w.t.Fatalf("%s: not among %d flows of flow offload", f, len(all))

@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"beeline.io/beeline/internal/inspect"
+	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/internal/offload"
 	"beeline.io/beeline/internal/report/condition"
 )
@@ -57,7 +57,7 @@ func (w *world) hasFlowtable() bool {
 func (w *world) wantUnavailable() {
 	w.t.Helper()
 	const want = "flowtable: the flowtable is not available: the kernel has no modules nf_flow_table_inet and nft_flow_offload"
-	w.must(w.agent.WaitFor("without a provider", func(s *inspect.Status) bool {
+	w.must(w.agent.WaitFor("without a provider", func(s *api.Status) bool {
 		for _, c := range s.Conditions {
 			if c.Code == condition.OffloadUnavailable.Code {
 				return strings.HasPrefix(c.Message, want) && strings.Contains(c.Message, "no such file or directory")

@@ -13,7 +13,7 @@ import (
 	"syscall"
 	"time"
 
-	"beeline.io/beeline/internal/inspect"
+	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/test/node"
 )
 
@@ -64,7 +64,7 @@ func (w *world) otherClocks() error {
 	}
 	swept := time.Time{}
 	for range 2 {
-		if err := w.agent.WaitFor("a GC pass", func(s *inspect.Status) bool { return s.Edge.Flows.LastGC.After(swept) }); err != nil {
+		if err := w.agent.WaitFor("a GC pass", func(s *api.Status) bool { return s.Edge.Flows.LastGC.After(swept) }); err != nil {
 			return err
 		}
 		s, err := w.agent.Status()
@@ -88,7 +88,7 @@ func (w *world) sourceAway() error {
 	if err := w.agent.StartOnly(); err != nil {
 		return err
 	}
-	err := w.agent.WaitFor("attached, and without a source", func(s *inspect.Status) bool { return !s.Source.Synced && len(s.Attachments) == s.Hooks })
+	err := w.agent.WaitFor("attached, and without a source", func(s *api.Status) bool { return !s.Source.Synced && len(s.Attachments) == s.Hooks })
 	if err != nil {
 		return err
 	}

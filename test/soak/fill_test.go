@@ -6,7 +6,7 @@ import (
 	"slices"
 	"time"
 
-	"beeline.io/beeline/internal/inspect"
+	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/internal/tables/reconcile"
 )
 
@@ -17,7 +17,7 @@ const full = 0.9
 type fill map[string]reconcile.Usage
 
 // note reads the tables' fill from the agent's status.
-func (f fill) note(s *inspect.Status) {
+func (f fill) note(s *api.Status) {
 	all := s.Tables
 	if s.Edge != nil {
 		flows := s.Edge.Flows

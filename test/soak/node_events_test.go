@@ -19,8 +19,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 
+	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/internal/edge"
-	"beeline.io/beeline/internal/inspect"
 	"beeline.io/beeline/test/lab"
 	"beeline.io/beeline/test/node"
 )
@@ -187,7 +187,7 @@ func (w *world) remakeDevice() error {
 	if err := errors.Join(near.write(w), far.write(w)); err != nil {
 		return err
 	}
-	return w.agent.WaitFor("serving eth1", func(s *inspect.Status) bool {
+	return w.agent.WaitFor("serving eth1", func(s *api.Status) bool {
 		return slices.ContainsFunc(s.Edge.Devices, func(d edge.DeviceStatus) bool { return d.Name == "eth1" && d.Mode == "tc" })
 	})
 }
@@ -204,7 +204,7 @@ func (w *world) fullTables() error {
 	if err := w.objects.put("large", w.large()...); err != nil {
 		return err
 	}
-	if err := w.agent.WaitFor("with a Service that does not fit", func(s *inspect.Status) bool { return s.Sync.LeftOut == 1 }); err != nil {
+	if err := w.agent.WaitFor("with a Service that does not fit", func(s *api.Status) bool { return s.Sync.LeftOut == 1 }); err != nil {
 		return err
 	}
 	time.Sleep(length(time.Second, 10*time.Second))
@@ -220,7 +220,7 @@ func (w *world) fullTables() error {
 	if err := w.objects.remove("large"); err != nil {
 		return err
 	}
-	return w.agent.WaitFor("without it", func(s *inspect.Status) bool { return s.Sync.LeftOut == 0 })
+	return w.agent.WaitFor("without it", func(s *api.Status) bool { return s.Sync.LeftOut == 0 })
 }
 
 // large is a Service with more ports than maxFrontends.

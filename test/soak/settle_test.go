@@ -7,7 +7,7 @@ import (
 	"fmt"
 	"time"
 
-	"beeline.io/beeline/internal/inspect"
+	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/internal/report/condition"
 )
 
@@ -31,7 +31,7 @@ func (w *world) settle(after string) {
 }
 
 // unsettled says what is not as it should be.
-func unsettled(s *inspect.Status, since time.Time) error {
+func unsettled(s *api.Status, since time.Time) error {
 	if !s.Sync.Synced || len(s.Attachments) != s.Hooks || s.Sync.Failing > 0 || !s.Sync.LastAudit.After(since) {
 		return fmt.Errorf("not in the tables, not attached or not audited: %+v", s.Sync)
 	}

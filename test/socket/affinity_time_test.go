@@ -9,9 +9,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/cluster/service"
-	"beeline.io/beeline/internal/inspect"
 	"beeline.io/beeline/internal/tables/reconcile"
 	"beeline.io/beeline/test/lab"
 )
@@ -168,7 +168,7 @@ func TestAffinityDoesNotPassToAnotherEndpoint(t *testing.T) {
 	c.connect(t)
 	old := w.backendID(t, "b1")
 	apply("b2")
-	w.must(w.agent().WaitFor("done with b1", func(s *inspect.Status) bool {
+	w.must(w.agent().WaitFor("done with b1", func(s *api.Status) bool {
 		return slices.ContainsFunc(s.Tables, func(f reconcile.Usage) bool { return f.Table == bpf.SockMapBackends && f.Used == 1 })
 	}))
 	apply("a2 a3")

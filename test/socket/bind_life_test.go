@@ -13,8 +13,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/internal/cluster/service"
-	"beeline.io/beeline/internal/inspect"
 	"beeline.io/beeline/test/node"
 )
 
@@ -73,7 +73,7 @@ func TestBindWithoutAnAgent(t *testing.T) {
 	want(allowed)
 }
 
-func hookNames(s *inspect.Status) (names []string) {
+func hookNames(s *api.Status) (names []string) {
 	for _, a := range s.Attachments {
 		names = append(names, a.Hook)
 	}
@@ -81,7 +81,7 @@ func hookNames(s *inspect.Status) (names []string) {
 }
 
 // heldPorts is the list of port conflicts in status.
-func (w *world) heldPorts() []inspect.PortConflict {
+func (w *world) heldPorts() []api.PortConflict {
 	w.t.Helper()
 	s, err := w.agent().Status()
 	w.must(err)
@@ -158,9 +158,9 @@ func testStatusNamesWhoHoldsAPort(t *testing.T, flag string) {
 	w.write("a1", podWithPort(w.Host("a1"), extra.String(), hostPort))
 	w.start()
 	for len(holders) > 0 {
-		var want []inspect.PortConflict
+		var want []api.PortConflict
 		for _, h := range holders {
-			want = append(want, inspect.PortConflict{Address: h.at, Protocol: h.what, Owners: []service.Ref{h.owner}, PID: os.Getpid(), Process: hostileName})
+			want = append(want, api.PortConflict{Address: h.at, Protocol: h.what, Owners: []service.Ref{h.owner}, PID: os.Getpid(), Process: hostileName})
 		}
 		wantHeld(t, w.heldPorts(), want)
 		out, err := w.beeline("status", "-v", "--agent-socket="+w.agent().Socket())
@@ -182,9 +182,9 @@ func testStatusNamesWhoHoldsAPort(t *testing.T, flag string) {
 	}
 }
 
-func wantHeld(t *testing.T, got, want []inspect.PortConflict) {
+func wantHeld(t *testing.T, got, want []api.PortConflict) {
 	t.Helper()
-	text := func(all []inspect.PortConflict) string {
+	text := func(all []api.PortConflict) string {
 		var lines []string
 		for _, h := range all {
 			lines = append(lines, h.String())

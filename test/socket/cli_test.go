@@ -20,7 +20,7 @@ import (
 
 	"sigs.k8s.io/yaml"
 
-	"beeline.io/beeline/internal/inspect"
+	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/test/node"
 )
 
@@ -309,7 +309,7 @@ func TestCLIShowsProblems(t *testing.T) {
 	if err != nil || !strings.Contains(out, "belongs to Service default/first") {
 		t.Errorf("service show (%v) does not name the owner of the external IP:\n%s", err, out)
 	}
-	var status inspect.Status
+	var status api.Status
 	out, err = w.agent().CLI("status", "-o", "json")
 	if exit := (&exec.ExitError{}); !errors.As(err, &exit) || exit.ExitCode() != 3 {
 		t.Errorf("status with an object that has lost a claim: %v", err)

@@ -15,10 +15,9 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 
-	"beeline.io/beeline/internal/agent"
+	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/cluster/service"
-	"beeline.io/beeline/internal/inspect"
 	"beeline.io/beeline/internal/tables/reconcile"
 )
 
@@ -166,7 +165,7 @@ func (w *world) wantLikeFresh(t *testing.T) {
 	if got != want {
 		t.Errorf("the tables hold\n%s\nwant, as of a fresh agent,\n%s", got, want)
 	}
-	used := func(s *inspect.Status) map[string]uint32 {
+	used := func(s *api.Status) map[string]uint32 {
 		m := map[string]uint32{}
 		for _, f := range s.Tables {
 			if f.Table != "affinity" { // holds clients, and does not follow from manifests
@@ -175,7 +174,7 @@ func (w *world) wantLikeFresh(t *testing.T) {
 		}
 		return m
 	}
-	w.must(old.WaitFor(fmt.Sprintf("holding no more than a fresh agent: %v", used(status)), func(s *inspect.Status) bool {
+	w.must(old.WaitFor(fmt.Sprintf("holding no more than a fresh agent: %v", used(status)), func(s *api.Status) bool {
 		return fmt.Sprint(used(s)) == fmt.Sprint(used(status)) && !s.Sync.LastAudit.IsZero()
 	}))
 	now, err := old.Status()
@@ -187,8 +186,8 @@ func (w *world) wantLikeFresh(t *testing.T) {
 
 // tablesOf describes an agent's tables, without the IDs.
 func tablesOf(socket string) (string, error) {
-	var tables inspect.Tables
-	if err := agent.NewClient(socket).Get(context.Background(), agent.TablesPath, &tables); err != nil {
+	var tables api.Tables
+	if err := api.NewClient(socket).Get(context.Background(), api.TablesPath, &tables); err != nil {
 		return "", err
 	}
 	tables.Backends = nil
@@ -200,7 +199,7 @@ func tablesOf(socket string) (string, error) {
 		for j := range s.Frontends {
 			f := &s.Frontends[j]
 			f.ServiceID = 0
-			for _, d := range []*inspect.Decision{&f.Pod, &f.Node, &f.Outside} {
+			for _, d := range []*api.Decision{&f.Pod, &f.Node, &f.Outside} {
 				for k := range d.Backends {
 					d.Backends[k].ID = 0
 				}

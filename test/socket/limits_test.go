@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"beeline.io/beeline/internal/inspect"
+	"beeline.io/beeline/internal/api"
 )
 
 // A restart can raise and lower limits, without effect on clients.
@@ -89,7 +89,7 @@ func TestTableBecomesFull(t *testing.T) {
 		name := fmt.Sprintf("web%d", n+1)
 		w.apply(name, objects(w.web(name, n+1, "b1"))...)
 	}
-	full := func(s *inspect.Status) bool { return s.Sync.LeftOut == 1 && s.Sync.Failing == 0 }
+	full := func(s *api.Status) bool { return s.Sync.LeftOut == 1 && s.Sync.Failing == 0 }
 	w.must(w.agent().WaitFor("complaining", full))
 	out, err := w.agent().CLI("status")
 	wantExit(t, err, 3)
@@ -101,7 +101,7 @@ func TestTableBecomesFull(t *testing.T) {
 		w.wantMeet(t, clients, f, f.clusterIP(2), "b1")
 	})
 	w.remove("web1")
-	w.must(w.agent().WaitFor("content", func(s *inspect.Status) bool { return s.Sync.LeftOut == 0 && s.Sync.Failing == 0 }))
+	w.must(w.agent().WaitFor("content", func(s *api.Status) bool { return s.Sync.LeftOut == 0 && s.Sync.Failing == 0 }))
 	inEachFamily(t, func(t *testing.T, f family) {
 		w.wantMeet(t, clients, f, f.clusterIP(2), "b1")
 		w.wantMeet(t, clients, f, f.clusterIP(3), "b1")

@@ -10,17 +10,16 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 	nodev1 "k8s.io/api/node/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/cilium/ebpf"
-	"golang.org/x/sys/unix"
-
+	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/cluster/service"
-	"beeline.io/beeline/internal/inspect"
 	"beeline.io/beeline/internal/part/optout"
 	"beeline.io/beeline/internal/report/condition"
 	"beeline.io/beeline/test/lab"
@@ -106,10 +105,10 @@ func meetNobody(t *testing.T, from *lab.Host, f family, to netip.AddrPort) error
 }
 
 // awaitOptedOut waits for a status of the pods that opted out.
-func (w *world) awaitOptedOut(what string, ok func([]optout.Pod) bool) *inspect.Status {
+func (w *world) awaitOptedOut(what string, ok func([]optout.Pod) bool) *api.Status {
 	w.t.Helper()
-	var last *inspect.Status
-	w.must(w.agent().WaitFor(what, func(s *inspect.Status) bool {
+	var last *api.Status
+	w.must(w.agent().WaitFor(what, func(s *api.Status) bool {
 		last = s
 		return ok(s.OptedOut.Pods)
 	}))

@@ -12,12 +12,11 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"golang.org/x/sys/unix"
-
-	"beeline.io/beeline/internal/inspect"
+	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/test/lab"
 )
 
@@ -148,7 +147,7 @@ func TestOptOutOutlivesTheAgent(t *testing.T) {
 	w.write("a3", runningPod(w.Host("a3"), "off"))
 	w.must(w.folder.Write("bad", []byte(badManifest)))
 	w.must(w.agent().StartOnly())
-	w.must(w.agent().WaitFor("with an error for the bad manifest", func(s *inspect.Status) bool { return s.Source.Errors > 0 }))
+	w.must(w.agent().WaitFor("with an error for the bad manifest", func(s *api.Status) bool { return s.Source.Errors > 0 }))
 	if got := w.cookies(); len(got) != 2 {
 		t.Errorf("the namespaces %v have opted out, want those of a1 and a2 as before", got)
 	}

@@ -18,8 +18,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/internal/bpf"
-	"beeline.io/beeline/internal/inspect"
 	"beeline.io/beeline/test/lab"
 	"beeline.io/beeline/test/node"
 )
@@ -118,7 +118,7 @@ func TestHostileServiceAtFirstStart(t *testing.T) {
 	w.write("hostile", hostile())
 	w.agent().Flags = []string{"--service-share=25", "--namespace-share=50"} // as with an API server
 	w.start()
-	w.must(w.agent().WaitFor("complaining", func(s *inspect.Status) bool { return s.Sync.LeftOut == 1 }))
+	w.must(w.agent().WaitFor("complaining", func(s *api.Status) bool { return s.Sync.LeftOut == 1 }))
 	out, err := w.agent().CLI("status")
 	wantExit(t, err, 3)
 	for _, text := range []string{"ObjectLeftOut: Service tenant/hostile: left out: it needs 66821 entries of table frontends", "--service-share", "--max-frontends"} {
@@ -138,9 +138,9 @@ func TestHostileServiceAtFirstStart(t *testing.T) {
 		w.wantMeet(t, clients, f, f.clusterIP(2), "b1")
 	})
 	w.remove("hostile")
-	w.must(w.agent().WaitFor("content", func(s *inspect.Status) bool { return s.Sync.LeftOut == 0 }))
+	w.must(w.agent().WaitFor("content", func(s *api.Status) bool { return s.Sync.LeftOut == 0 }))
 	w.write("hostile", hostile())
-	w.must(w.agent().WaitFor("complaining again", func(s *inspect.Status) bool { return s.Sync.LeftOut == 1 }))
+	w.must(w.agent().WaitFor("complaining again", func(s *api.Status) bool { return s.Sync.LeftOut == 1 }))
 	w.apply("web", objects(w.web("web", 1, "b1"))...)
 	inEachFamily(t, func(t *testing.T, f family) { w.wantMeet(t, clients, f, f.clusterIP(1), "b1") })
 }
@@ -196,7 +196,7 @@ func TestBadManifestsAtRestart(t *testing.T) {
 	w.write("new", objects(w.web("new", 2, "a2"))...)
 	w.must(w.folder.Write("bad", []byte(badManifest)))
 	w.must(w.agent().StartOnly())
-	w.must(w.agent().WaitFor("with errors of its source", func(s *inspect.Status) bool { return s.Source.Errors > 0 }))
+	w.must(w.agent().WaitFor("with errors of its source", func(s *api.Status) bool { return s.Source.Errors > 0 }))
 	inEachFamily(t, func(t *testing.T, f family) {
 		w.wantMeet(t, clients, f, f.clusterIP(1), "b1")
 		w.wantMeet(t, clients, f, f.clusterIP(2), dropped)
@@ -226,7 +226,7 @@ func TestBadManifestsWhileRunning(t *testing.T) {
 	w.apply("web", objects(w.web("web", 1, "b1"))...)
 	w.must(w.folder.Write("bad", []byte(badManifest)))
 	w.write("web", objects(w.web("web", 1, "b2"))...)
-	w.must(w.agent().WaitFor("with errors of its source", func(s *inspect.Status) bool { return s.Source.Errors > 0 }))
+	w.must(w.agent().WaitFor("with errors of its source", func(s *api.Status) bool { return s.Source.Errors > 0 }))
 	_, err := w.agent().CLI("status")
 	wantExit(t, err, 3)
 	inEachFamily(t, func(t *testing.T, f family) { w.wantMeet(t, clients, f, f.clusterIP(1), "b1") })
@@ -393,7 +393,7 @@ func TestCgroupRootIsRemoved(t *testing.T) {
 	w.write("web", objects(w.web("web", 1, "b1"))...)
 	w.start()
 	w.must(os.Remove(root))
-	w.must(w.agent().WaitFor("without its cgroup", func(s *inspect.Status) bool {
+	w.must(w.agent().WaitFor("without its cgroup", func(s *api.Status) bool {
 		return len(s.Attachments) > 0 && s.Attachments[0].Detached
 	}))
 	out, err := w.agent().CLI("status")

@@ -23,10 +23,9 @@ import (
 	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 
-	"beeline.io/beeline/internal/agent"
+	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/bpf/codec"
-	"beeline.io/beeline/internal/inspect"
 	"beeline.io/beeline/test/lab"
 	"beeline.io/beeline/test/node"
 )
@@ -310,8 +309,8 @@ func (w *statsWorld) shown(t *testing.T) {
 			t.Errorf("service show: %v\n%s", err, text)
 		}
 	}
-	var all []inspect.Metric
-	w.must(agent.NewClient(w.agent().Socket()).Get(t.Context(), agent.MetricsPath, &all))
+	var all []api.Metric
+	w.must(api.NewClient(w.agent().Socket()).Get(t.Context(), api.MetricsPath, &all))
 	values := map[string]float64{}
 	for _, m := range all {
 		if m.Labels["service"] != "closed" || m.Labels["namespace"] != "default" {

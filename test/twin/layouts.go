@@ -11,7 +11,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/runtime"
 
-	"beeline.io/beeline/internal/inspect"
+	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/test/lab"
 )
 
@@ -26,9 +26,9 @@ type layout struct {
 	points map[string]point
 	ends   []end
 	pairs  []pair
-	took   func(*inspect.Status) uint64 // how many packets the shortcut has had
-	forged []string                     // sources that frames from the fabric must not have
-	slow   bool                         // a process carries packets of its tunnel
+	took   func(*api.Status) uint64 // how many packets the shortcut has had
+	forged []string                 // sources that frames from the fabric must not have
+	slow   bool                     // a process carries packets of its tunnel
 
 	learns  int                             // so many packets of a flow, after which the shortcut may have it; 0: its first
 	changes []string                        // the names of those that it can have; nil: all
@@ -152,7 +152,7 @@ func (l *layout) nextHop(p point, at *lab.Lab, to netip.Addr) string {
 }
 
 // podsTook, offloaded and balanced are how many packets have taken the shortcut.
-func podsTook(s *inspect.Status) (packets uint64) {
+func podsTook(s *api.Status) (packets uint64) {
 	for path, n := range s.Pods.Packets {
 		if strings.HasPrefix(path, "path_") {
 			packets += n
@@ -161,8 +161,8 @@ func podsTook(s *inspect.Status) (packets uint64) {
 	return packets
 }
 
-func offloaded(s *inspect.Status) uint64 { return s.Offload.Packets["cache"] }
+func offloaded(s *api.Status) uint64 { return s.Offload.Packets["cache"] }
 
-func balanced(s *inspect.Status) uint64 {
+func balanced(s *api.Status) uint64 {
 	return s.Edge.Counters["new"] + s.Edge.Counters["established"] + s.Edge.Counters["reply"]
 }

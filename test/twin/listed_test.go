@@ -12,7 +12,7 @@ import (
 	"sync"
 	"testing"
 
-	"beeline.io/beeline/internal/inspect"
+	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/internal/report/condition"
 )
 
@@ -168,15 +168,15 @@ func excuses(t testing.TB) faults {
 // until it has none, so that the condition says something about the change that is made then.
 func (w *world) wantCondition(codes []condition.Code) {
 	w.t.Helper()
-	w.must(w.sides[0].agent.WaitFor(fmt.Sprintf("aware of %s", codes), func(s *inspect.Status) bool { return hasOne(s, codes) }))
+	w.must(w.sides[0].agent.WaitFor(fmt.Sprintf("aware of %s", codes), func(s *api.Status) bool { return hasOne(s, codes) }))
 }
 
 func (w *world) wantNoCondition(codes []condition.Code) {
 	w.t.Helper()
-	w.must(w.sides[0].agent.WaitFor(fmt.Sprintf("without any of %s", codes), func(s *inspect.Status) bool { return !hasOne(s, codes) }))
+	w.must(w.sides[0].agent.WaitFor(fmt.Sprintf("without any of %s", codes), func(s *api.Status) bool { return !hasOne(s, codes) }))
 }
 
-func hasOne(s *inspect.Status, codes []condition.Code) bool {
+func hasOne(s *api.Status, codes []condition.Code) bool {
 	return slices.ContainsFunc(s.Conditions, func(c condition.Condition) bool { return slices.Contains(codes, c.Code) })
 }
 

@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"beeline.io/beeline/internal/inspect"
+	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/test/lab"
 	"beeline.io/beeline/test/node"
 )
@@ -130,13 +130,13 @@ func (s *side) meetAll() error {
 func (w *world) awaitShortcut() {
 	w.t.Helper()
 	if w.layout.learns > 0 {
-		w.must(w.sides[0].agent.WaitFor("ready to learn flows", func(s *inspect.Status) bool { return s.Offload != nil && s.Offload.Provider != "" }))
+		w.must(w.sides[0].agent.WaitFor("ready to learn flows", func(s *api.Status) bool { return s.Offload != nil && s.Offload.Provider != "" }))
 	}
 	if w.layout.objects != nil || w.layout.learns > 0 {
 		return
 	}
 	pods := w.sides[0].Host(nodeA).Pods()
-	w.must(w.sides[0].agent.WaitFor("aware of its pods", func(s *inspect.Status) bool {
+	w.must(w.sides[0].agent.WaitFor("aware of its pods", func(s *api.Status) bool {
 		if s.Pods == nil {
 			return false
 		}

@@ -9,10 +9,10 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/component"
 	"beeline.io/beeline/internal/edge"
-	"beeline.io/beeline/internal/inspect"
 )
 
 // Values of --dsr-accept.
@@ -92,11 +92,11 @@ func (c *config) acceptsTunnels() string {
 }
 
 // dsrAccepted returns the status of packets from balancers.
-func (c *config) dsrAccepted(tunnels, option bool, services int) *inspect.DSRAccepted {
+func (c *config) dsrAccepted(tunnels, option bool, services int) *api.DSRAccepted {
 	if c.dsrAccept == acceptNever {
-		return &inspect.DSRAccepted{Why: "--dsr-accept=false"}
+		return &api.DSRAccepted{Why: "--dsr-accept=false"}
 	}
-	accepted := inspect.DSRAccepted{Tunnels: tunnels, Option: option}
+	accepted := api.DSRAccepted{Tunnels: tunnels, Option: option}
 	switch always := c.acceptsTunnels(); {
 	case always != "":
 		accepted.Why = always

@@ -8,12 +8,12 @@ import (
 	"net/netip"
 	"time"
 
+	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/component"
 	"beeline.io/beeline/internal/conntrack"
 	"beeline.io/beeline/internal/edge"
-	"beeline.io/beeline/internal/inspect"
 	"beeline.io/beeline/internal/report/condition"
 	"beeline.io/beeline/internal/util/wakeup"
 )
@@ -163,7 +163,7 @@ func packetPathPods(change component.Change) []netip.Prefix {
 	return all
 }
 
-func (r *running) status(s *inspect.Status) {
+func (r *running) status(s *api.Status) {
 	tunnels, option := r.env.Syncer.Accepted()
 	s.DSRAccepted = r.dsrAccepted(tunnels, option, s.Counts.DSR)
 	s.Slots = r.env.Syncer.SlotUsage(r.establishedTimeout)

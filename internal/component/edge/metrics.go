@@ -5,16 +5,16 @@ package edge
 import (
 	"errors"
 
+	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/conntrack"
-	"beeline.io/beeline/internal/inspect"
 	"beeline.io/beeline/internal/report/metrics"
 )
 
 // metrics returns what the edge counts. It walks no table: traffic and conntrack entries are those of the last GC
 // pass.
-func (r *running) metrics() ([]inspect.Metric, error) {
+func (r *running) metrics() ([]api.Metric, error) {
 	counters, err := bpf.ReadEdgeCounters(r.env.BPFFS)
 	b := metrics.NewBatch()
 	for reason, n := range counters {

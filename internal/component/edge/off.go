@@ -6,9 +6,9 @@ import (
 	"context"
 	"sync/atomic"
 
+	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/internal/component"
 	"beeline.io/beeline/internal/edge"
-	"beeline.io/beeline/internal/inspect"
 	"beeline.io/beeline/internal/report/condition"
 	"beeline.io/beeline/internal/util/wakeup"
 )
@@ -79,7 +79,7 @@ func (r *running) faultsOff() condition.List {
 }
 
 // statusOff is the status without an edge.
-func (r *running) statusOff(s *inspect.Status) {
+func (r *running) statusOff(s *api.Status) {
 	s.NoEdge = r.noEdge
 	s.Slots = r.env.Syncer.SlotUsage(r.establishedTimeout)
 	s.Edge = &edge.Status{Mode: edge.Off, Devices: []edge.DeviceStatus{}}

@@ -8,9 +8,9 @@ import (
 	"context"
 	"fmt"
 
+	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/component"
-	"beeline.io/beeline/internal/inspect"
 	"beeline.io/beeline/internal/mesh"
 	"beeline.io/beeline/internal/mesh/hoststack"
 	"beeline.io/beeline/internal/part/optout"
@@ -80,7 +80,7 @@ func (r *running) podsServed() (served, all int) {
 	return served, all
 }
 
-func (r *running) status(s *inspect.Status) {
+func (r *running) status(s *api.Status) {
 	served, all := r.podsServed()
 	state := fmt.Sprintf("%d of %d pods", served, all)
 	if counts, err := bpf.ReadMeshCounters(r.env.BPFFS); err == nil && counts != nil {
@@ -92,7 +92,7 @@ func (r *running) status(s *inspect.Status) {
 	if r.programs != nil {
 		state += "; " + r.programs.State()
 	}
-	s.Components = append(s.Components, inspect.ComponentStatus{Name: "mesh", State: state})
+	s.Components = append(s.Components, api.ComponentStatus{Name: "mesh", State: state})
 }
 
 func (r *running) conditions() condition.List {
@@ -106,7 +106,7 @@ func (r *running) conditions() condition.List {
 	return all
 }
 
-func (r *running) metrics() ([]inspect.Metric, error) {
+func (r *running) metrics() ([]api.Metric, error) {
 	counts, err := bpf.ReadMeshCounters(r.env.BPFFS)
 	if err != nil || counts == nil {
 		return nil, err

@@ -8,9 +8,9 @@ import (
 	"cmp"
 	"context"
 
+	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/component"
-	"beeline.io/beeline/internal/inspect"
 	"beeline.io/beeline/internal/offload"
 	"beeline.io/beeline/internal/offload/flowtable"
 	"beeline.io/beeline/internal/report/condition"
@@ -65,13 +65,13 @@ func removeTables(env component.Env, remove func() error) {
 	}
 }
 
-func (r *running) status(s *inspect.Status) {
+func (r *running) status(s *api.Status) {
 	status := r.offload.Status()
 	status.Packets, status.Bytes, _ = bpf.ReadOffloadCounters(r.env.BPFFS)
 	s.Offload = &status
 }
 
-func (r *running) metrics() ([]inspect.Metric, error) {
+func (r *running) metrics() ([]api.Metric, error) {
 	packets, bytes, err := bpf.ReadOffloadCounters(r.env.BPFFS)
 	if err != nil {
 		return nil, err

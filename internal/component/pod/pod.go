@@ -12,10 +12,10 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/component"
-	"beeline.io/beeline/internal/inspect"
 	"beeline.io/beeline/internal/pods"
 	"beeline.io/beeline/internal/report/condition"
 	"beeline.io/beeline/internal/report/metrics"
@@ -110,7 +110,7 @@ func (c *config) run(env component.Env) (*component.Instance, error) {
 	if reason := env.Datapath.NoPodShortcut; reason != "" {
 		condition.PodShortcutFailed.Log(env.Log, reason)
 		return &component.Instance{
-			Status:     func(s *inspect.Status) { s.Pods = &pods.Status{Unavailable: reason} },
+			Status:     func(s *api.Status) { s.Pods = &pods.Status{Unavailable: reason} },
 			Conditions: func() condition.List { return condition.List{condition.PodShortcutFailed.New("%s", reason)} },
 		}, nil
 	}
@@ -126,13 +126,13 @@ func (r *running) apply(change component.Change) {
 	r.shortcut.SetNetworks(change.Cluster.PodNetworks())
 }
 
-func (r *running) status(s *inspect.Status) {
+func (r *running) status(s *api.Status) {
 	status := r.shortcut.Status()
 	status.Packets, _ = bpf.ReadPodCounters(r.env.BPFFS)
 	s.Pods = &status
 }
 
-func (r *running) metrics() ([]inspect.Metric, error) {
+func (r *running) metrics() ([]api.Metric, error) {
 	packets, err := bpf.ReadPodCounters(r.env.BPFFS)
 	if err != nil {
 		return nil, err

@@ -6,9 +6,9 @@ import (
 	"log/slog"
 	"testing"
 
+	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/component"
-	"beeline.io/beeline/internal/inspect"
 	"beeline.io/beeline/internal/report/condition"
 )
 
@@ -24,7 +24,7 @@ func TestKernelLacksTheShortcut(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		var status inspect.Status
+		var status api.Status
 		line, message := "", ""
 		if instance.Status != nil {
 			instance.Status(&status)

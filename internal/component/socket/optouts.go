@@ -8,9 +8,9 @@ import (
 	"slices"
 	"sync"
 
+	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/component"
-	"beeline.io/beeline/internal/inspect"
 	"beeline.io/beeline/internal/part/optout"
 	"beeline.io/beeline/internal/util/plural"
 )
@@ -55,7 +55,7 @@ func (o *optOuts) audit() (repaired []string, err error) {
 }
 
 // status adds the opted-out pods, and problems with opting out.
-func (o *optOuts) status(s *inspect.Status) {
+func (o *optOuts) status(s *api.Status) {
 	s.OptedOut = o.tracker.Status() // first, because it may wait for a scan of all pods
 	o.mu.Lock()
 	defer o.mu.Unlock()

@@ -16,10 +16,10 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/component"
-	"beeline.io/beeline/internal/inspect"
 	"beeline.io/beeline/internal/part/optout"
 	"beeline.io/beeline/internal/report/condition"
 	"beeline.io/beeline/internal/report/metrics"
@@ -114,13 +114,13 @@ func (c *config) run(env component.Env) (*component.Instance, error) {
 	}, nil
 }
 
-func (r *running) status(s *inspect.Status) {
+func (r *running) status(s *api.Status) {
 	s.NoBindProtection, s.Sockets = r.env.Datapath.NoBindProtection, r.sockets.Status()
 	r.optOuts.status(s)
 }
 
 // metrics returns the counters of the hooks.
-func (r *running) metrics() (all []inspect.Metric, err error) {
+func (r *running) metrics() (all []api.Metric, err error) {
 	counters, err := bpf.ReadCounters(r.env.BPFFS)
 	if err != nil {
 		return nil, err

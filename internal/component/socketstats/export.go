@@ -6,15 +6,15 @@ import (
 	"net/netip"
 	"time"
 
+	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/bpf/codec"
 	"beeline.io/beeline/internal/cluster/service"
-	"beeline.io/beeline/internal/inspect"
 	"beeline.io/beeline/internal/report/metrics"
 )
 
 // export returns the metrics of all Services and backends with connections. The ports of a Service are one series.
-func export(stats *bpf.AllConnectionStats, names map[uint32]bpf.ServiceName) []inspect.Metric {
+func export(stats *bpf.AllConnectionStats, names map[uint32]bpf.ServiceName) []api.Metric {
 	services, backends := map[service.Ref]*bpf.ConnectionStats{}, map[backendRef]*bpf.ConnectionStats{}
 	for id, s := range stats.Services {
 		if name, named := names[id]; named {
@@ -64,12 +64,12 @@ func addConnections(b *metrics.Batch, prefix string, labels map[string]string, s
 
 // histogram has a bucket for each octave, of the four that are counted: one for each would be 66 time series for
 // each Service. The last octave has no bound, because its last bucket has none.
-func histogram(s *bpf.ConnectionStats) *inspect.Histogram {
-	h := &inspect.Histogram{Sum: (time.Duration(s.RttSum) * time.Microsecond).Seconds()}
+func histogram(s *bpf.ConnectionStats) *api.Histogram {
+	h := &api.Histogram{Sum: (time.Duration(s.RttSum) * time.Microsecond).Seconds()}
 	for i, n := range s.Rtt {
 		h.Count += n
 		if last := i%bpf.RTTParts == bpf.RTTParts-1; last && i < bpf.RTTBuckets-1 {
-			h.Buckets = append(h.Buckets, inspect.Bucket{UpTo: bpf.RTTBound(i).Seconds(), Count: h.Count})
+			h.Buckets = append(h.Buckets, api.Bucket{UpTo: bpf.RTTBound(i).Seconds(), Count: h.Count})
 		}
 	}
 	return h

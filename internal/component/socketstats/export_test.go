@@ -7,8 +7,8 @@ import (
 	"net/netip"
 	"testing"
 
+	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/internal/bpf"
-	"beeline.io/beeline/internal/inspect"
 )
 
 func name(service string) (n bpf.ServiceName) {
@@ -28,7 +28,7 @@ func TestExport(t *testing.T) {
 	stats := &bpf.AllConnectionStats{
 		Services: map[uint32]bpf.ConnectionStats{1: s, 2: s, 3: s}, Backends: map[bpf.SocketBackend]bpf.ConnectionStats{backend: s}, Uncounted: 6,
 	}
-	all := map[string]inspect.Metric{}
+	all := map[string]api.Metric{}
 	for _, m := range export(stats, map[uint32]bpf.ServiceName{1: name("web"), 2: name("web")}) {
 		series := m.Name + fmt.Sprint(m.Labels)
 		if _, twice := all[series]; twice {
@@ -51,7 +51,7 @@ func TestExport(t *testing.T) {
 		t.Errorf("%d time series", len(all))
 	}
 	h := all["beeline_socket_handshake_secondsmap["+labels].Histogram
-	if h == nil || len(h.Buckets) != 15 || h.Buckets[0] != (inspect.Bucket{UpTo: 32e-6, Count: 4}) || h.Buckets[1].Count != 6 || h.Buckets[14].Count != 6 || h.Count != 8 || h.Sum != 5 {
+	if h == nil || len(h.Buckets) != 15 || h.Buckets[0] != (api.Bucket{UpTo: 32e-6, Count: 4}) || h.Buckets[1].Count != 6 || h.Buckets[14].Count != 6 || h.Count != 8 || h.Sum != 5 {
 		t.Errorf("histogram %+v", h)
 	}
 }

@@ -12,10 +12,10 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/component"
-	"beeline.io/beeline/internal/inspect"
 	"beeline.io/beeline/internal/report/condition"
 	"beeline.io/beeline/internal/util/plural"
 )
@@ -66,8 +66,8 @@ func (c *config) run(env component.Env) (*component.Instance, error) {
 	return &component.Instance{Audit: r.audit, Metrics: r.metrics, Conditions: r.conditions}, nil
 }
 
-func (r *running) statusOff(s *inspect.Status) {
-	s.Components = append(s.Components, inspect.ComponentStatus{Name: "socket statistics", State: r.env.Datapath.NoSocketStats})
+func (r *running) statusOff(s *api.Status) {
+	s.Components = append(s.Components, api.ComponentStatus{Name: "socket statistics", State: r.env.Datapath.NoSocketStats})
 }
 
 // audit deletes the statistics of backends that are gone.
@@ -96,7 +96,7 @@ func (r *running) conditions() condition.List {
 }
 
 // metrics exports the statistics.
-func (r *running) metrics() ([]inspect.Metric, error) {
+func (r *running) metrics() ([]api.Metric, error) {
 	stats, err := bpf.ReadSocketStats(r.env.BPFFS)
 	if err != nil || stats == nil {
 		return nil, err

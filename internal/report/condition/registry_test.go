@@ -75,7 +75,7 @@ func reported(t *testing.T) map[string]bool {
 
 // eachSource calls do with each file of package internal that is no test.
 func eachSource(t *testing.T, do func(path string, text []byte)) {
-	err := filepath.WalkDir("..", func(path string, d fs.DirEntry, err error) error {
+	err := filepath.WalkDir("../..", func(path string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") {
 			return err
 		}

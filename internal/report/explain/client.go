@@ -9,9 +9,9 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/cluster/service"
-	"beeline.io/beeline/internal/inspect"
 	"beeline.io/beeline/internal/node/netns"
 )
 
@@ -37,7 +37,7 @@ func (x *explainer) client() (cookie uint64, class service.SourceClass, err erro
 	// A namespace to which no device leads may have the address by coincidence, unless it is a pod's
 	// address.
 	if ns == 0 || !near && networkOf(networks, source) != bpf.NetworkPod {
-		return 0, 0, inspect.BadRequest("%s is not an address of this node or of a pod on it: use `beeline explain packet` for its packets", source)
+		return 0, 0, api.BadRequest("%s is not an address of this node or of a pod on it: use `beeline explain packet` for its packets", source)
 	}
 	return ns, service.FromPod, nil
 }

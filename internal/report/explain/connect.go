@@ -9,10 +9,10 @@ import (
 
 	"github.com/vishvananda/netlink"
 
+	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/bpf/codec"
 	"beeline.io/beeline/internal/cluster/service"
-	"beeline.io/beeline/internal/inspect"
 )
 
 // socket explains the connect() of a new socket with a dry run of the socket programs' decision.
@@ -25,7 +25,7 @@ func (x *explainer) socket() error {
 	}
 	a.Class = class.String()
 	if isICMP(x.question.Protocol) {
-		return inspect.BadRequest("%s has no connect(): use `beeline explain packet` for its packets", x.question.Protocol)
+		return api.BadRequest("%s has no connect(): use `beeline explain packet` for its packets", x.question.Protocol)
 	}
 	e, other, err := bpf.ExplainConnect(x.bpffs, bpf.ConnectCall{
 		NetnsCookie: cookie, Destination: x.question.Destination, Protocol: uint8(x.question.Protocol),
@@ -44,10 +44,10 @@ func (x *explainer) connected(e *bpf.ConnectExplanation) error {
 	a, class := &x.answer, service.SourceClass(e.Class)
 	a.Verdict = codec.VerdictOf(bpf.Verdict(e.Verdict)).String()
 	a.Class = class.String()
-	var f *inspect.Frontend
-	var d inspect.Decision
+	var f *api.Frontend
+	var d api.Decision
 	if key := e.FrontendKey(); key != (bpf.FrontendKey{}) {
-		var s *inspect.Service
+		var s *api.Service
 		if s, f = x.frontend(key); f == nil {
 			return fmt.Errorf("the Service at %s changed meanwhile: try again", x.question.Destination)
 		}
@@ -98,7 +98,7 @@ func (x *explainer) connected(e *bpf.ConnectExplanation) error {
 }
 
 // chosen sets the backend, unless the choice is random: another connect() may get a different one.
-func (x *explainer) chosen(e *bpf.ConnectExplanation, f *inspect.Frontend, d inspect.Decision) {
+func (x *explainer) chosen(e *bpf.ConnectExplanation, f *api.Frontend, d api.Decision) {
 	a := &x.answer
 	if f.AffinitySeconds > 0 {
 		a.Affinity = "new"

@@ -12,11 +12,11 @@ import (
 	"slices"
 	"strconv"
 
+	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/conntrack"
-	"beeline.io/beeline/internal/inspect"
-
+	"beeline.io/beeline/internal/offline"
 	"beeline.io/beeline/internal/util/kernelclock"
 )
 
@@ -28,20 +28,20 @@ type Answer struct {
 	// EarlierPrograms lists what the programs before Entry did.
 	EarlierPrograms []string `json:"earlierPrograms,omitempty"`
 	// Verdict is balance, reject, drop, answer (ICMP echo) or pass (unchanged). Reason is a key of
-	// inspect.Reasons, and Why its text.
+	// api.Reasons, and Why its text.
 	Verdict string `json:"verdict"`
 	Reason  string `json:"reason,omitempty"`
 	Why     string `json:"why"`
 	// Rules are the numbers of the rules that apply (Rules).
 	Rules []string `json:"rules,omitempty"`
 	// Service is namespace/name. Frontend is the destination; nil if no Service has it.
-	Service  string            `json:"service,omitempty"`
-	Frontend *inspect.Frontend `json:"frontend,omitempty"`
+	Service  string        `json:"service,omitempty"`
+	Frontend *api.Frontend `json:"frontend,omitempty"`
 	// Class is the client's source class.
 	Class string `json:"class,omitempty"`
 	// Backends is the backend set. Backend is the chosen one; nil if the choice is random.
-	Backends []inspect.Member `json:"backends,omitempty"`
-	Backend  *inspect.Member  `json:"backend,omitempty"`
+	Backends []api.Member `json:"backends,omitempty"`
+	Backend  *api.Member  `json:"backend,omitempty"`
 	// Affinity is kept, or new if the Service has session affinity but the client has no entry.
 	Affinity string `json:"affinity,omitempty"`
 	// Flow is the state of the flow if there is one.
@@ -101,7 +101,7 @@ type Hop struct {
 // Explain answers a question from the tables pinned in a bpffs directory. It must run in the node's network
 // namespace. It changes nothing.
 //
-// It returns an *inspect.RequestError if the question itself is wrong.
+// It returns an *api.RequestError if the question itself is wrong.
 func Explain(bpffs string, q Question) (*Answer, error) {
 	raw, err := bpf.OpenTables(bpffs)
 	if err != nil {
@@ -112,10 +112,10 @@ func Explain(bpffs string, q Question) (*Answer, error) {
 		return nil, err
 	}
 	if other {
-		return nil, inspect.BadRequest("this command runs in another network namespace than the agent of %s, with other devices and routes: "+
+		return nil, api.BadRequest("this command runs in another network namespace than the agent of %s, with other devices and routes: "+
 			"run it there, as in `nsenter --net=/proc/PID/ns/net beeline explain ...` with the PID of that agent", bpffs)
 	}
-	tables, err := inspect.ReadTables(raw)
+	tables, err := offline.ReadTables(raw)
 	if err != nil {
 		return nil, err
 	}
@@ -150,7 +150,7 @@ func (x *explainer) packetOrOffload() error {
 type explainer struct {
 	bpffs    string
 	raw      *bpf.Tables
-	tables   *inspect.Tables
+	tables   *api.Tables
 	question Question
 	answer   Answer
 	// unattached: the edge is at no device.
@@ -162,7 +162,7 @@ func (x *explainer) note(format string, args ...any) {
 }
 
 // frontend returns the frontend of a key and its Service.
-func (x *explainer) frontend(key bpf.FrontendKey) (*inspect.Service, *inspect.Frontend) {
+func (x *explainer) frontend(key bpf.FrontendKey) (*api.Service, *api.Frontend) {
 	for i := range x.tables.Services {
 		s := &x.tables.Services[i]
 		for j := range s.Frontends {
@@ -175,15 +175,15 @@ func (x *explainer) frontend(key bpf.FrontendKey) (*inspect.Service, *inspect.Fr
 }
 
 // setFrontend sets the frontend, and returns the decision for the client's class.
-func (x *explainer) setFrontend(s *inspect.Service, f *inspect.Frontend, class service.SourceClass) inspect.Decision {
+func (x *explainer) setFrontend(s *api.Service, f *api.Frontend, class service.SourceClass) api.Decision {
 	x.answer.Service, x.answer.Frontend, x.answer.Class = s.Namespace+"/"+s.Name, f, class.String()
-	d := [...]inspect.Decision{service.FromPod: f.Pod, service.FromNode: f.Node, service.FromOutside: f.Outside}[class]
+	d := [...]api.Decision{service.FromPod: f.Pod, service.FromNode: f.Node, service.FromOutside: f.Outside}[class]
 	x.answer.Backends = d.Backends
 	return d
 }
 
 // remembered returns the backend of a client's valid session affinity entry, or 0.
-func (x *explainer) remembered(f *inspect.Frontend, d inspect.Decision, client bpf.Address) (uint32, error) {
+func (x *explainer) remembered(f *api.Frontend, d api.Decision, client bpf.Address) (uint32, error) {
 	if f.AffinitySeconds == 0 {
 		return 0, nil
 	}
@@ -192,7 +192,7 @@ func (x *explainer) remembered(f *inspect.Frontend, d inspect.Decision, client b
 		return 0, err
 	}
 	if entry == nil || int32(kernelclock.CoarseSeconds()-entry.LastUsed) > int32(f.AffinitySeconds) ||
-		!slices.ContainsFunc(d.Backends, func(m inspect.Member) bool { return m.ID == entry.Backend }) {
+		!slices.ContainsFunc(d.Backends, func(m api.Member) bool { return m.ID == entry.Backend }) {
 		return 0, nil
 	}
 	return entry.Backend, nil
@@ -214,7 +214,7 @@ func ownAddress(a netip.Addr) (bool, error) {
 }
 
 // rulesOf returns the rules that decide for a client at a frontend.
-func rulesOf(f *inspect.Frontend, class service.SourceClass, d inspect.Decision, reason string) (rules []string) {
+func rulesOf(f *api.Frontend, class service.SourceClass, d api.Decision, reason string) (rules []string) {
 	switch {
 	case reason == "drop_no_service" || f != nil && f.Kind == service.ClusterIPOther:
 		return []string{"R21"}

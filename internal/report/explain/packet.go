@@ -11,11 +11,11 @@ import (
 
 	"github.com/vishvananda/netlink"
 
+	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/bpf/xdpdispatch"
 	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/conntrack"
-	"beeline.io/beeline/internal/inspect"
 )
 
 // anyPort is the source port, an ephemeral one, if none is given.
@@ -28,7 +28,7 @@ func (x *explainer) packet() error {
 		return err
 	}
 	if own {
-		return inspect.BadRequest("%s is an address of this node: use `beeline explain connect` for its sockets", x.question.Source.Addr())
+		return api.BadRequest("%s is an address of this node: use `beeline explain connect` for its sockets", x.question.Source.Addr())
 	}
 	device, xdp, err := x.device()
 	if err != nil {
@@ -44,7 +44,7 @@ func (x *explainer) packet() error {
 		if bpf.ReasonName(e.Reason) != "to_tc" {
 			return x.explained(e)
 		}
-		x.answer.EarlierPrograms = append(x.answer.EarlierPrograms, "xdp: "+inspect.Reasons["to_tc"])
+		x.answer.EarlierPrograms = append(x.answer.EarlierPrograms, "xdp: "+api.Reasons["to_tc"])
 	}
 	return x.throughTC(device)
 }
@@ -76,7 +76,7 @@ func (x *explainer) throughTC(in *net.Interface) error {
 		x.answer.Device = in.Name
 		return x.explained(e)
 	}
-	x.answer.EarlierPrograms = append(x.answer.EarlierPrograms, "tc at "+in.Name+": "+inspect.Reasons["not_service"])
+	x.answer.EarlierPrograms = append(x.answer.EarlierPrograms, "tc at "+in.Name+": "+api.Reasons["not_service"])
 	return x.explained(leaving)
 }
 
@@ -139,12 +139,12 @@ func (x *explainer) device() (device *net.Interface, xdp *bpf.EdgeAttachment, er
 	}
 	if len(devices) == 0 {
 		x.unattached = true
-		return nil, nil, inspect.BadRequest("the programs pinned under %s are attached to no device of this network namespace (--edge-mode=off?): give the agent's --pins, and run this command in the agent's network namespace", x.bpffs)
+		return nil, nil, api.BadRequest("the programs pinned under %s are attached to no device of this network namespace (--edge-mode=off?): give the agent's --pins, and run this command in the agent's network namespace", x.bpffs)
 	}
 	if name := x.question.Device; name != "" {
 		i := slices.Index(names, name)
 		if i < 0 {
-			return nil, nil, inspect.BadRequest("--device %s: clients are not served at this device; choose from %s", name, strings.Join(names, ", "))
+			return nil, nil, api.BadRequest("--device %s: clients are not served at this device; choose from %s", name, strings.Join(names, ", "))
 		}
 		return devices[i], byXDP[devices[i].Index], nil
 	}
@@ -153,14 +153,14 @@ func (x *explainer) device() (device *net.Interface, xdp *bpf.EdgeAttachment, er
 		if len(devices) == 1 {
 			return devices[0], byXDP[devices[0].Index], nil
 		}
-		return nil, nil, inspect.BadRequest("there is no route to %s: set --device to the device that receives its packets, one of %s", x.question.Source.Addr(), strings.Join(names, ", "))
+		return nil, nil, api.BadRequest("there is no route to %s: set --device to the device that receives its packets, one of %s", x.question.Source.Addr(), strings.Join(names, ", "))
 	}
 	for _, d := range devices {
 		if d.Index == routes[0].LinkIndex {
 			return d, byXDP[d.Index], nil
 		}
 	}
-	return nil, nil, inspect.BadRequest("the route to %s leads to %s, where clients are not served: add the device to the agent's --devices, use `beeline explain connect` for a pod of this node, or set --device to the device that receives its packets, one of %s",
+	return nil, nil, api.BadRequest("the route to %s leads to %s, where clients are not served: add the device to the agent's --devices, use `beeline explain connect` for a pod of this node, or set --device to the device that receives its packets, one of %s",
 		x.question.Source.Addr(), deviceName(uint32(routes[0].LinkIndex)), strings.Join(names, ", "))
 }
 
@@ -172,9 +172,9 @@ func (x *explainer) explained(e *bpf.Explanation) error {
 		return nil
 	}
 	a.Reason = bpf.ReasonName(e.Reason)
-	a.Why, a.Verdict = inspect.Reasons[a.Reason], verdictOf(a.Reason)
+	a.Why, a.Verdict = api.Reasons[a.Reason], verdictOf(a.Reason)
 	class := service.SourceClass(e.Class)
-	var d inspect.Decision
+	var d api.Decision
 	s, f := x.frontend(e.Key())
 	if f != nil {
 		d = x.setFrontend(s, f, class)
@@ -189,7 +189,7 @@ func (x *explainer) explained(e *bpf.Explanation) error {
 	}
 	a.Rewritten = &Ends{e.Xlate.From(), e.Xlate.To(), a.Original.Protocol}
 	local := e.Known != 0 && e.Flags&uint8(bpf.ConntrackLocal) != 0
-	a.Backend = &inspect.Member{ID: e.Backend, Address: a.Rewritten.Destination.String()}
+	a.Backend = &api.Member{ID: e.Backend, Address: a.Rewritten.Destination.String()}
 	for _, m := range a.Backends {
 		if m.ID == e.Backend {
 			a.Backend, local = &m, m.Local
@@ -248,7 +248,7 @@ func verdictOf(reason string) string {
 	case "echo":
 		return service.Answer.String()
 	}
-	if inspect.Dropped(reason) {
+	if api.Dropped(reason) {
 		return service.Drop.String()
 	}
 	return service.Pass.String()

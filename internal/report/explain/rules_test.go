@@ -7,8 +7,8 @@ import (
 	"strings"
 	"testing"
 
+	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/internal/cluster/service"
-	"beeline.io/beeline/internal/inspect"
 )
 
 // Every rule that an answer can name has its sentence, and docs/operate/semantics.md has a row for it.
@@ -20,13 +20,13 @@ func TestRulesHaveText(t *testing.T) {
 		}
 	}
 	for _, reason := range []string{"", "drop_no_service", "drop_source"} {
-		add(rulesOf(nil, service.FromOutside, inspect.Decision{}, reason))
+		add(rulesOf(nil, service.FromOutside, api.Decision{}, reason))
 		for _, kind := range []service.FrontendKind{service.ClusterIP, service.ClusterIPOther, service.NodePort, service.LoadBalancer, service.ExternalIP, service.HostPort, service.Echo} {
 			for _, class := range []service.SourceClass{service.FromPod, service.FromNode, service.FromOutside} {
 				for _, set := range []bool{false, true} {
-					f := &inspect.Frontend{Kind: kind, Restricted: set, AffinitySeconds: 1}
+					f := &api.Frontend{Kind: kind, Restricted: set, AffinitySeconds: 1}
 					f.Outside.Masquerade = set
-					add(rulesOf(f, class, inspect.Decision{Verdict: service.Balance.String(), Masquerade: set}, reason))
+					add(rulesOf(f, class, api.Decision{Verdict: service.Balance.String(), Masquerade: set}, reason))
 				}
 			}
 		}

@@ -5,12 +5,12 @@ package metrics
 import (
 	"time"
 
-	"beeline.io/beeline/internal/inspect"
+	"beeline.io/beeline/internal/api"
 )
 
 // Batch collects declared metrics.
 type Batch struct {
-	Metrics  []inspect.Metric
+	Metrics  []api.Metric
 	declared map[string]Family
 }
 
@@ -25,15 +25,15 @@ func (b *Batch) Add(name string, value float64, labels ...string) {
 
 // AddLabels is Add with labels that several series share.
 func (b *Batch) AddLabels(name string, value float64, labels map[string]string) {
-	b.add(name, inspect.Metric{Labels: labels, Value: value})
+	b.add(name, api.Metric{Labels: labels, Value: value})
 }
 
 // AddHistogram adds a series of a declared histogram.
-func (b *Batch) AddHistogram(name string, h *inspect.Histogram, labels map[string]string) {
-	b.add(name, inspect.Metric{Labels: labels, Histogram: h})
+func (b *Batch) AddHistogram(name string, h *api.Histogram, labels map[string]string) {
+	b.add(name, api.Metric{Labels: labels, Histogram: h})
 }
 
-func (b *Batch) add(name string, m inspect.Metric) {
+func (b *Batch) add(name string, m api.Metric) {
 	f, ok := b.declared[name]
 	if !ok {
 		panic("metric " + name + " is not declared")

@@ -9,14 +9,14 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"beeline.io/beeline/internal/inspect"
+	"beeline.io/beeline/internal/api"
 )
 
 // collector exports metrics that are read at each scrape.
 type collector struct {
 	*Metrics
 	source string
-	read   func() ([]inspect.Metric, error)
+	read   func() ([]api.Metric, error)
 }
 
 // Describe declares nothing, because components add metrics without the registry.
@@ -26,7 +26,7 @@ func (c *collector) Describe(chan<- *prometheus.Desc) {}
 func (c *collector) Collect(to chan<- prometheus.Metric) {
 	all, err := c.read()
 	c.noteFailure(c.source, err)
-	byName := map[string][]inspect.Metric{}
+	byName := map[string][]api.Metric{}
 	for _, m := range all {
 		byName[m.Name] = append(byName[m.Name], m)
 	}
@@ -40,7 +40,7 @@ func (c *collector) Collect(to chan<- prometheus.Metric) {
 }
 
 // export returns a series for the registry.
-func export(desc *prometheus.Desc, labels []string, m inspect.Metric) prometheus.Metric {
+func export(desc *prometheus.Desc, labels []string, m api.Metric) prometheus.Metric {
 	if len(m.Labels) != len(labels) {
 		return prometheus.NewInvalidMetric(desc, fmt.Errorf("%s has the labels %v and %v", m.Name, labels, m.Labels))
 	}
@@ -51,13 +51,13 @@ func export(desc *prometheus.Desc, labels []string, m inspect.Metric) prometheus
 	return result
 }
 
-func constant(desc *prometheus.Desc, m inspect.Metric, values []string) (prometheus.Metric, error) {
+func constant(desc *prometheus.Desc, m api.Metric, values []string) (prometheus.Metric, error) {
 	switch m.Kind {
-	case inspect.CounterMetric:
+	case api.CounterMetric:
 		return prometheus.NewConstMetric(desc, prometheus.CounterValue, m.Value, values...)
-	case inspect.GaugeMetric:
+	case api.GaugeMetric:
 		return prometheus.NewConstMetric(desc, prometheus.GaugeValue, m.Value, values...)
-	case inspect.HistogramMetric:
+	case api.HistogramMetric:
 		if m.Histogram == nil {
 			return nil, fmt.Errorf("a histogram without buckets")
 		}
@@ -71,7 +71,7 @@ func constant(desc *prometheus.Desc, m inspect.Metric, values []string) (prometh
 }
 
 // valuesOf returns the values of labels; a missing label is empty.
-func valuesOf(labels []string, m inspect.Metric) []string {
+func valuesOf(labels []string, m api.Metric) []string {
 	values := make([]string, len(labels))
 	for i, l := range labels {
 		values[i] = m.Labels[l]

@@ -7,22 +7,22 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"beeline.io/beeline/internal/inspect"
+	"beeline.io/beeline/internal/api"
 )
 
 // A Family declares a metric.
 type Family struct {
 	Name    string
-	Kind    inspect.MetricKind
+	Kind    api.MetricKind
 	Labels  []string
 	Help    string
 	Buckets []float64 // of a histogram; nil if a component chooses them
 }
 
 const (
-	counterKind   = inspect.CounterMetric
-	gaugeKind     = inspect.GaugeMetric
-	histogramKind = inspect.HistogramMetric
+	counterKind   = api.CounterMetric
+	gaugeKind     = api.GaugeMetric
+	histogramKind = api.HistogramMetric
 )
 
 // A group is a part of the table in metrics.md.
@@ -205,7 +205,7 @@ func Declared() map[string]Family {
 
 // The constructors panic for a metric that is not declared, or as another kind: they run at the start.
 
-func declared(name string, kind inspect.MetricKind) Family {
+func declared(name string, kind api.MetricKind) Family {
 	f, ok := Declared()[name]
 	if !ok || f.Kind != kind {
 		panic("metric " + name + " is not declared as " + string(kind))

@@ -18,7 +18,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
-	"beeline.io/beeline/internal/inspect"
+	"beeline.io/beeline/internal/api"
 )
 
 // Limits of scrapes. Two Prometheus servers and a person may ask at the same time.
@@ -72,7 +72,7 @@ func New(o Options) *Metrics {
 
 // Collect adds metrics that are read at each scrape. source names what they are read from, in the log and in
 // beeline_metrics_read_errors_total. What read returns beside an error is served.
-func (m *Metrics) Collect(source string, read func() ([]inspect.Metric, error)) {
+func (m *Metrics) Collect(source string, read func() ([]api.Metric, error)) {
 	m.failures.WithLabelValues(source)
 	m.registry.MustRegister(&collector{Metrics: m, source: source, read: read})
 }

@@ -10,7 +10,7 @@ import (
 	"strings"
 	"testing"
 
-	"beeline.io/beeline/internal/inspect"
+	"beeline.io/beeline/internal/api"
 )
 
 // scrape returns the lines of a scrape that begin with a prefix.
@@ -32,9 +32,9 @@ func scrape(t *testing.T, m *Metrics, prefix string) (lines []string) {
 // A component's histogram has its buckets, and what it returns beside an error is served; the failure is counted.
 func TestComponentMetrics(t *testing.T) {
 	m := New(Options{MaxSeries: 10, Log: slog.New(slog.DiscardHandler)})
-	m.Collect("test", func() ([]inspect.Metric, error) {
-		return []inspect.Metric{{Name: "beeline_test_seconds", Kind: inspect.HistogramMetric, Help: "x", Labels: Labels("a", "b"),
-			Histogram: &inspect.Histogram{Buckets: []inspect.Bucket{{UpTo: 0.5, Count: 2}, {UpTo: 1, Count: 3}}, Count: 4, Sum: 9}}}, errors.New("broken")
+	m.Collect("test", func() ([]api.Metric, error) {
+		return []api.Metric{{Name: "beeline_test_seconds", Kind: api.HistogramMetric, Help: "x", Labels: Labels("a", "b"),
+			Histogram: &api.Histogram{Buckets: []api.Bucket{{UpTo: 0.5, Count: 2}, {UpTo: 1, Count: 3}}, Count: 4, Sum: 9}}}, errors.New("broken")
 	})
 	want := "[beeline_test_seconds_bucket{a=\"b\",le=\"0.5\"} 2 beeline_test_seconds_bucket{a=\"b\",le=\"1\"} 3 " +
 		"beeline_test_seconds_bucket{a=\"b\",le=\"+Inf\"} 4 beeline_test_seconds_sum{a=\"b\"} 9 beeline_test_seconds_count{a=\"b\"} 4]"
@@ -51,9 +51,9 @@ func TestComponentMetrics(t *testing.T) {
 func TestMaxSeries(t *testing.T) {
 	m := New(Options{MaxSeries: 2, Log: slog.New(slog.DiscardHandler)})
 	names := []string{"c", "b"}
-	m.Collect("test", func() (all []inspect.Metric, err error) {
+	m.Collect("test", func() (all []api.Metric, err error) {
 		for _, n := range names {
-			all = append(all, inspect.Metric{Name: "beeline_test", Kind: inspect.GaugeMetric, Help: "x", Labels: Labels("n", n), Value: 1})
+			all = append(all, api.Metric{Name: "beeline_test", Kind: api.GaugeMetric, Help: "x", Labels: Labels("n", n), Value: 1})
 		}
 		return all, nil
 	})

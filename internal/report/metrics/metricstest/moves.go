@@ -12,7 +12,7 @@ import (
 	"testing"
 	"time"
 
-	"beeline.io/beeline/internal/inspect"
+	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/internal/report/metrics"
 )
 
@@ -70,7 +70,7 @@ func series(read func(*metrics.Batch)) map[string]float64 {
 }
 
 // Name returns the name of a series, with its labels in order: name{label=value,...}.
-func Name(m inspect.Metric) string {
+func Name(m api.Metric) string {
 	if len(m.Labels) == 0 {
 		return m.Name
 	}

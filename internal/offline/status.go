@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package offline
+
+import (
+	"errors"
+	"slices"
+
+	"beeline.io/beeline/internal/api"
+	"beeline.io/beeline/internal/bpf"
+	"beeline.io/beeline/internal/cluster/service"
+	"beeline.io/beeline/internal/conntrack"
+	"beeline.io/beeline/internal/edge"
+	"beeline.io/beeline/internal/report/assess"
+)
+
+// countsOf counts the objects in the tables.
+func countsOf(t *api.Tables) api.Counts {
+	c := api.Counts{Services: len(t.Services), Backends: len(t.Backends)}
+	for i := range t.Services {
+		c.Frontends += len(t.Services[i].Frontends)
+		if t.Services[i].Algorithm == service.Maglev {
+			c.Maglev++
+		}
+		if slices.ContainsFunc(t.Services[i].Frontends, func(f api.Frontend) bool { return f.DSR != "" }) {
+			c.DSR++
+		}
+	}
+	return c
+}
+
+// ReadStatus reads the status from the pins of a bpffs directory. Only a running agent knows the rest, and
+// calls Assess again.
+func ReadStatus(bpffs, version string, tables *api.Tables) *api.Status {
+	return ReadStatusWith(bpffs, version, tables, conntrack.Count)
+}
+
+// ReadStatusWith is ReadStatus with another way to count conntrack entries, which is a walk of them.
+func ReadStatusWith(bpffs, version string, tables *api.Tables, count edge.FlowCount) *api.Status {
+	s := &api.Status{Version: version, BPFFS: bpffs, Features: bpf.Features(), Counts: countsOf(tables)}
+	s.Running, s.PID = bpf.AgentRunning(bpffs)
+	var attachments, counters error
+	s.Attachments, attachments = bpf.Attachments(bpffs)
+	s.Counters, counters = bpf.ReadCounters(bpffs)
+	var edgeErr error
+	s.Edge, edgeErr = edge.ReadStatus(bpffs, count)
+	var drainErr, namespaceErr error
+	s.Drain, drainErr = readDrain(bpffs)
+	s.OtherNamespace, namespaceErr = bpf.OtherNamespace(bpffs)
+	if err := errors.Join(attachments, counters, edgeErr, drainErr, namespaceErr); err != nil {
+		s.Unreadable = err.Error()
+	}
+	assess.Status(s)
+	return s
+}
