@@ -12,7 +12,6 @@ import (
 	"text/tabwriter"
 
 	"beeline.io/beeline/internal/api"
-	"beeline.io/beeline/internal/edge"
 	"beeline.io/beeline/internal/util/plural"
 )
 
@@ -29,7 +28,7 @@ func statusEdge(w io.Writer, s *api.Status) {
 	}
 	t.Flush()
 	switch {
-	case e.Mode == edge.Off:
+	case e.Mode == api.EdgeOff:
 		fmt.Fprintln(w, "  none (--edge-mode=off)")
 		return
 	case len(e.Devices) == 0:

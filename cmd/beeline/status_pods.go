@@ -10,12 +10,12 @@ import (
 	"strings"
 	"text/tabwriter"
 
-	"beeline.io/beeline/internal/pods"
+	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/internal/util/printable"
 )
 
 // statusPods prints the devices of pods, with what keeps them from the pod shortcut, and the packets by their path.
-func statusPods(w io.Writer, s *pods.Status) {
+func statusPods(w io.Writer, s *api.Pods) {
 	if s == nil {
 		return
 	}
@@ -40,7 +40,7 @@ func statusPods(w io.Writer, s *pods.Status) {
 }
 
 // podPath is the path of a device's packets in one word or two.
-func podPath(d *pods.DeviceStatus) string {
+func podPath(d *api.PodDevice) string {
 	switch {
 	case d.Unknown:
 		return "no pod is known"

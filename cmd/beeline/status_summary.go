@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"beeline.io/beeline/internal/api"
-	"beeline.io/beeline/internal/edge"
 	"beeline.io/beeline/internal/tables/reconcile"
 	"beeline.io/beeline/internal/util/plural"
 )
@@ -39,7 +38,7 @@ func statusSummary(w io.Writer, s *api.Status) {
 	}
 	if e := s.Edge; e != nil {
 		line("Devices", "%s", devicesText(e))
-		if e.Mode != edge.Off {
+		if e.Mode != api.EdgeOff {
 			line("Flows", "%s in %d places, %d of closed connections", plural.Of(e.Flows.Entries, "conntrack entry"), e.Flows.Limit, e.Flows.Spare)
 		}
 	}
@@ -106,8 +105,8 @@ func hooksText(s *api.Status) string {
 // mostDevices is the maximum number of devices named in one line.
 const mostDevices = 6
 
-func devicesText(e *edge.Status) string {
-	if e.Mode == edge.Off {
+func devicesText(e *api.Edge) string {
+	if e.Mode == api.EdgeOff {
 		return "none (--edge-mode=off)"
 	}
 	if len(e.Devices) == 0 {

@@ -13,7 +13,6 @@ import (
 	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/conntrack"
-	"beeline.io/beeline/internal/edge"
 	"beeline.io/beeline/internal/part/optout"
 	"beeline.io/beeline/internal/report/assess"
 	"beeline.io/beeline/internal/report/condition"
@@ -25,12 +24,12 @@ func largeNode() *api.Status {
 	s := &api.Status{
 		Running: true, Answered: true, Version: "v1", PID: 1, Started: time.Now(), Node: "node-a", BPFFS: "/sys/fs/bpf/beeline",
 		Sync: reconcile.Stats{Synced: true}, Counters: &bpf.SocketCounters{ConnectBalance: 7},
-		Edge:   &edge.Status{Mode: edge.Auto, Flows: conntrack.Status{Entries: 2, Limit: 100}},
+		Edge:   &api.Edge{Mode: "auto", Flows: conntrack.Status{Entries: 2, Limit: 100}},
 		Health: &api.HealthStatus{Backends: 3},
 		Counts: api.Counts{Services: 10000, Maglev: 5, DSR: 5},
 	}
 	for i := range 200 {
-		s.Edge.Devices = append(s.Edge.Devices, edge.DeviceStatus{Name: fmt.Sprintf("cali%d", i), Mode: "tc"})
+		s.Edge.Devices = append(s.Edge.Devices, api.EdgeDevice{Name: fmt.Sprintf("cali%d", i), Mode: "tc"})
 		s.OptedOut.Pods = append(s.OptedOut.Pods, optout.Pod{Namespace: "default", Name: fmt.Sprintf("p%d", i), Found: true})
 		s.Attachments = append(s.Attachments, bpf.Attachment{Hook: "connect4", Cgroup: "/sys/fs/cgroup"})
 		s.Tables = append(s.Tables, reconcile.Usage{Table: fmt.Sprintf("table%d", i), Used: uint32(i % 90), Limit: 100})

@@ -11,10 +11,8 @@ import (
 	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/cluster/source"
-	"beeline.io/beeline/internal/edge"
 	"beeline.io/beeline/internal/offload"
 	"beeline.io/beeline/internal/part/optout"
-	"beeline.io/beeline/internal/pods"
 	"beeline.io/beeline/internal/report/condition"
 	"beeline.io/beeline/internal/sockgc"
 	"beeline.io/beeline/internal/tables/reconcile"
@@ -81,9 +79,9 @@ type Status struct {
 	Tables      []reconcile.Usage   `json:"tables,omitempty"`
 	Counters    *bpf.SocketCounters `json:"counters"`
 	// Edge is the state of the edge; nil if it is off.
-	Edge *edge.Status `json:"edge,omitempty"`
+	Edge *Edge `json:"edge,omitempty"`
 	// Pods is the state of the pod shortcut; nil if it is off.
-	Pods *pods.Status `json:"pods,omitempty"`
+	Pods *Pods `json:"pods,omitempty"`
 	// Offload is the state of flow offload; nil if it is off.
 	Offload *offload.Status `json:"offload,omitempty"`
 	// Health is the state of health checks; nil if there are none.

@@ -224,8 +224,9 @@ func (r Running) Close() {
 	}
 }
 
-// Status adds the components' parts of the status, and their conditions.
+// Status adds the components' parts of the status, and their conditions: these replace those read from the pins.
 func (r Running) Status(s *api.Status) {
+	s.ComponentConditions = nil
 	for _, c := range r {
 		if c.Status != nil {
 			c.Status(s)

@@ -67,7 +67,7 @@ func TestDeviceThatLeadsToBackends(t *testing.T) {
 	o.wantRoles("eth0 xdp clients")
 	o.Reach(addrs("10.10.2.11"))
 	o.wantRoles("eth0 xdp clients, flannel.1 tc backends")
-	if c := o.CompleteStatus(nil).Conditions(); len(c) > 0 {
+	if c := Conditions(o.CompleteStatus(nil)); len(c) > 0 {
 		t.Errorf("conditions of a device that has no XDP of its own: %v", c)
 	}
 	// It is a Service's.

@@ -106,7 +106,7 @@ func TestDropsToBackends(t *testing.T) {
 				}
 				w.countDrops(time.Unix(int64(r.at), 0))
 				var got []string
-				for _, one := range w.CompleteStatus(nil).Conditions() {
+				for _, one := range Conditions(w.CompleteStatus(nil)) {
 					got = append(got, fmt.Sprintf("%s %s", one.Code, one.Message))
 				}
 				want := r.want
@@ -144,7 +144,7 @@ func TestDropsToClients(t *testing.T) {
 		w.kernel.losses[key] = bpf.BackendLoss{Packets: r.toBackend, Asked: key.Backend}
 		w.countDrops(time.Unix(int64(r.at), 0))
 		got := ""
-		for _, one := range w.CompleteStatus(nil).Conditions() {
+		for _, one := range Conditions(w.CompleteStatus(nil)) {
 			n, _, _ := strings.Cut(one.Message, " ")
 			got += fmt.Sprintf("%s %s ", one.Code, n)
 		}

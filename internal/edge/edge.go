@@ -12,6 +12,7 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/bpf/xdpdispatch"
 	"beeline.io/beeline/internal/cluster/service"
@@ -116,7 +117,7 @@ type Edge struct {
 	unusable       []node.Route // by which the edge cannot send, as last read
 	tables         map[uint32]bpf.EdgeDevice
 	nextHops       map[bpf.NextHopKey]uint32
-	dsr            []DSRStatus
+	dsr            []api.EdgeDSR
 	// forwards are the families whose packets the kernel must forward, decapsulates those of which it must if
 	// packets were dropped for that. forwarding are the conditions that were logged of sysctls that prevent it,
 	// last for the families notForwarded. sysctls is the directory of these.

@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/bpf/xdpdispatch"
 	"beeline.io/beeline/internal/cluster/service"
@@ -200,14 +201,14 @@ func (w *world) gc() { w.collector.Collect() }
 
 // want compares the status, one line for each device ("eth0 tc"), followed by conditions after an
 // exclamation mark.
-func (w *world) want(lines ...string) *Status {
+func (w *world) want(lines ...string) *api.Edge {
 	w.t.Helper()
 	s := w.CompleteStatus(nil)
 	var got []string
 	for _, d := range s.Devices {
 		got = append(got, d.Name+" "+d.Mode)
 	}
-	for _, c := range s.Conditions() {
+	for _, c := range Conditions(s) {
 		got = append(got, "! "+c.String())
 	}
 	if !slices.EqualFunc(got, lines, func(got, want string) bool { return strings.HasPrefix(got, want) }) {

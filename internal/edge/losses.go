@@ -5,6 +5,7 @@ package edge
 import (
 	"time"
 
+	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/internal/report/condition"
 	"beeline.io/beeline/internal/util/plural"
 )
@@ -46,7 +47,7 @@ func (e *Edge) countLosses(now time.Time) {
 }
 
 // lost returns the condition of a device that drops packets.
-func (d *DeviceStatus) lost() (condition.Condition, bool) {
+func lost(d *api.EdgeDevice) (condition.Condition, bool) {
 	return condition.DeviceLosesPackets.New("device %s has lost %s that XDP sent: its driver drops such packets, or for a veth the peer, which needs GRO or an XDP program",
 		d.Name, plural.Of(d.Lost, "packet")).At(d.Name), d.Lost > 0
 }

@@ -4,10 +4,10 @@ package edge
 
 import (
 	"cmp"
-	"fmt"
 	"net/netip"
 	"slices"
 
+	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/internal/cluster/service"
 )
 
@@ -28,35 +28,8 @@ func overhead(kind service.DSR, family service.Family) int {
 	return overheads[kind][0]
 }
 
-// DSRStatus is the packet size that reaches all backends on other nodes by one kind of DSR, for clients of
-// one family. Sizes are in bytes from the IP header on.
-type DSRStatus struct {
-	Kind     service.DSR    `json:"kind"`
-	Family   service.Family `json:"family"` // 4 or 6
-	Fits     int            `json:"fits"`
-	Wanted   int            `json:"wanted"` // what clients may send
-	Overhead int            `json:"overhead"`
-	// Device and MTU are those of the narrowest route to a backend. Route is its network if the route
-	// has an MTU of its own, else empty.
-	Device string `json:"device"`
-	MTU    int    `json:"mtu"`
-	Route  string `json:"route,omitempty"`
-}
-
-func (s DSRStatus) String() string {
-	text := fmt.Sprintf("DSR (%s), %s: clients' packets up to %d bytes", s.Kind, s.Family, s.Fits)
-	if s.Fits >= s.Wanted {
-		return text
-	}
-	narrow := s.Device
-	if s.Route != "" {
-		narrow = fmt.Sprintf("the route to %s by %s", s.Route, s.Device)
-	}
-	return fmt.Sprintf("%s; larger ones are answered with ICMP: raise the MTU of %s from %d to %d, and that of all links on the route to the backends", text, narrow, s.MTU, s.Wanted+s.Overhead)
-}
-
 // planDSR returns what fits on the routes to the backends, or to their nodes, by kind.
-func planDSR(devices, chosen []Device, destinations map[service.DSR][]netip.Addr) (all []DSRStatus) {
+func planDSR(devices, chosen []Device, destinations map[service.DSR][]netip.Addr) (all []api.EdgeDSR) {
 	wanted := 0
 	for _, d := range chosen {
 		if d.Clients {
@@ -65,7 +38,7 @@ func planDSR(devices, chosen []Device, destinations map[service.DSR][]netip.Addr
 	}
 	routes := newRoutesOut(devices)
 	for kind, addrs := range destinations {
-		narrowest := map[service.Family]DSRStatus{}
+		narrowest := map[service.Family]api.EdgeDSR{}
 		for _, a := range addrs {
 			family := service.FamilyOf(a)
 			s, ok := routes.to(a)
@@ -79,7 +52,7 @@ func planDSR(devices, chosen []Device, destinations map[service.DSR][]netip.Addr
 			all = append(all, s)
 		}
 	}
-	slices.SortFunc(all, func(a, b DSRStatus) int {
+	slices.SortFunc(all, func(a, b api.EdgeDSR) int {
 		return cmp.Or(cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Family, b.Family))
 	})
 	return all
@@ -89,14 +62,14 @@ func planDSR(devices, chosen []Device, destinations map[service.DSR][]netip.Addr
 // the narrowest.
 type routesOut struct {
 	lengths [2][]int // prefix lengths of IPv4 and IPv6, longest first
-	routes  map[netip.Prefix]DSRStatus
+	routes  map[netip.Prefix]api.EdgeDSR
 }
 
 func newRoutesOut(devices []Device) *routesOut {
-	w := &routesOut{routes: map[netip.Prefix]DSRStatus{}}
+	w := &routesOut{routes: map[netip.Prefix]api.EdgeDSR{}}
 	for _, d := range devices {
 		for _, route := range d.Leads {
-			s := DSRStatus{Device: d.Name, MTU: d.MTU}
+			s := api.EdgeDSR{Device: d.Name, MTU: d.MTU}
 			if route.MTU > 0 && route.MTU < d.MTU {
 				s.MTU, s.Route = route.MTU, route.To.String()
 			}
@@ -122,7 +95,7 @@ func (w *routesOut) of(a netip.Addr) *[]int {
 	return &w.lengths[1]
 }
 
-func (w *routesOut) to(a netip.Addr) (s DSRStatus, ok bool) {
+func (w *routesOut) to(a netip.Addr) (s api.EdgeDSR, ok bool) {
 	for _, bits := range *w.of(a) {
 		if s, ok = w.routes[netip.PrefixFrom(a, bits).Masked()]; ok {
 			return s, true

@@ -12,54 +12,21 @@ import (
 	"strings"
 	"time"
 
+	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/internal/bpf"
-	"beeline.io/beeline/internal/bpf/xdpdispatch"
 	"beeline.io/beeline/internal/conntrack"
 	"beeline.io/beeline/internal/report/condition"
 )
 
-// Status is the status of the edge.
-type Status struct {
-	// Mode is the configured mode; empty: only the agent knows.
-	Mode    Mode           `json:"mode,omitempty"`
-	Devices []DeviceStatus `json:"devices"`
-	// Problems are the conditions that are not of one device.
-	Problems condition.List `json:"-"`
-	// Counters of packets by reason (bpf.ReadEdgeCounters).
-	Counters map[string]uint64 `json:"counters,omitempty"`
-	Flows    conntrack.Status  `json:"flows,omitzero"`
-	// DSR is the size of clients' packets that fit, for each kind and family in use.
-	DSR []DSRStatus `json:"dsr,omitempty"`
-}
-
-// DeviceStatus is the status of the edge at one device.
-type DeviceStatus struct {
-	Name  string `json:"name"`
-	Index int    `json:"index"`
-	Mode  string `json:"mode"` // xdp, generic xdp, tc or none
-	// Role is what is behind the device: clients, backends, clients and backends, or only pods of this
-	// node; flows means that the edge is attached only for existing ones. Empty: only the agent knows.
-	Role string `json:"role,omitempty"`
-	Why  string `json:"why,omitempty"`
-	// Chain are the XDP programs that share the device with Beeline's, which is one
-	// of them, in the order in which they run.
-	Chain []xdpdispatch.ChainProgram `json:"chain,omitempty"`
-	// Refused: clients are not served, or not in the mode that was requested.
-	Refused bool `json:"refused,omitempty"`
-	// Lost is how many packets sent by XDP the driver has dropped since the edge was attached, by the
-	// driver's own count, if that has grown in the last ten minutes.
-	Lost uint64 `json:"lost,omitempty"`
-}
-
 // CompleteStatus adds what only the agent knows to the status read from the pins; s is nil if there are no
 // pins.
-func (e *Edge) CompleteStatus(s *Status) *Status {
+func (e *Edge) CompleteStatus(s *api.Edge) *api.Edge {
 	if s == nil {
-		s = &Status{}
+		s = &api.Edge{}
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	s.Mode, s.Devices, s.Problems = e.config.Mode, []DeviceStatus{}, slices.Clone(e.problems)
+	s.Mode, s.Devices, s.Problems = string(e.config.Mode), []api.EdgeDevice{}, slices.Clone(e.problems)
 	s.Problems = append(s.Problems, e.bypassed...)
 	s.Problems = append(s.Problems, e.routed...)
 	s.Problems = append(s.Problems, e.drops.conditions...)
@@ -77,11 +44,11 @@ func (e *Edge) CompleteStatus(s *Status) *Status {
 		device.Lost = a.losses.shown(now)
 		s.Devices = append(s.Devices, device)
 	}
-	slices.SortFunc(s.Devices, func(a, b DeviceStatus) int { return cmp.Compare(a.Name, b.Name) })
+	slices.SortFunc(s.Devices, func(a, b api.EdgeDevice) int { return cmp.Compare(a.Name, b.Name) })
 	return s
 }
 
-// Modes counts the devices by DeviceStatus.Mode.
+// Modes counts the devices by api.EdgeDevice.Mode.
 func (e *Edge) Modes() map[string]int {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -115,8 +82,8 @@ func (d *Device) role() string {
 	return clientsRole
 }
 
-func (a *attached) status() DeviceStatus {
-	s := DeviceStatus{Name: a.Name, Index: a.Index, Mode: a.entry.mode, Role: a.role(), Why: a.entry.why, Chain: a.chain, Refused: a.entry.refused}
+func (a *attached) status() api.EdgeDevice {
+	s := api.EdgeDevice{Name: a.Name, Index: a.Index, Mode: a.entry.mode, Role: a.role(), Why: a.entry.why, Chain: a.chain, Refused: a.entry.refused}
 	if a.failed != nil {
 		s.Mode, s.Why, s.Refused = "none", a.failed.Error(), true
 	}
@@ -127,7 +94,7 @@ func (a *attached) status() DeviceStatus {
 type FlowCount func(*conntrack.Tables) (conntrack.Status, error)
 
 // ReadStatus reads the status from the pins of a bpffs directory; nil if there is no edge.
-func ReadStatus(bpffs string, count FlowCount) (*Status, error) {
+func ReadStatus(bpffs string, count FlowCount) (*api.Edge, error) {
 	flows, err := conntrack.Open(bpffs)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, nil
@@ -135,7 +102,7 @@ func ReadStatus(bpffs string, count FlowCount) (*Status, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Status{Devices: []DeviceStatus{}}
+	s := &api.Edge{Devices: []api.EdgeDevice{}}
 	if s.Flows, err = count(flows); err != nil {
 		return nil, err
 	}
@@ -163,7 +130,7 @@ func ReadStatus(bpffs string, count FlowCount) (*Status, error) {
 		}
 		if _, known := byIndex[a.Device]; !known {
 			byIndex[a.Device] = len(s.Devices)
-			s.Devices = append(s.Devices, DeviceStatus{Name: name(a.Device), Index: a.Device, Mode: "tc"})
+			s.Devices = append(s.Devices, api.EdgeDevice{Name: name(a.Device), Index: a.Device, Mode: "tc"})
 		}
 		if a.Hook == bpf.EdgeXDP {
 			device := &s.Devices[byIndex[a.Device]]
@@ -184,14 +151,14 @@ func deviceName(index int) string {
 }
 
 // Conditions returns the conditions of the edge.
-func (s *Status) Conditions() condition.List {
+func Conditions(s *api.Edge) condition.List {
 	all := slices.Clone(s.Problems)
 	for i := range s.Devices {
 		d := &s.Devices[i]
-		if c, lost := d.lost(); lost {
+		if c, lost := lost(d); lost {
 			all = append(all, c)
 		}
-		if c, refused := d.refused(s.Mode); refused {
+		if c, refused := refused(d, s.Mode); refused {
 			all = append(all, c)
 		}
 	}
@@ -199,7 +166,7 @@ func (s *Status) Conditions() condition.List {
 }
 
 // refused returns the condition of a device that is not served, or not in the mode that was requested.
-func (d *DeviceStatus) refused(mode Mode) (condition.Condition, bool) {
+func refused(d *api.EdgeDevice, mode string) (condition.Condition, bool) {
 	without := map[string]string{
 		backendsRole: "replies of backends behind device %s do not reach external clients: %s",
 		podsRole:     "pods behind device %s may not reach Services at the node's own addresses: %s",

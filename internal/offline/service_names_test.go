@@ -26,8 +26,8 @@ func TestFindService(t *testing.T) {
 		"shop/web":    "shop/web",
 		"web":         "shop/web",
 		"dns":         "several Services have this name: give one of default/dns, shop/dns",
-		"wbe":         `no such api.Service is in the tables, did you mean "web"?`,
-		"shop/wbe":    `no such api.Service is in the tables, did you mean "shop/web"?`,
+		"wbe":         `no such Service is in the tables, did you mean "web"?`,
+		"shop/wbe":    `no such Service is in the tables, did you mean "shop/web"?`,
 		"default/web": "no such Service is in the tables",
 	} {
 		got, err := FindService(names, name)

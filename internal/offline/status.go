@@ -50,6 +50,9 @@ func ReadStatusWith(bpffs, version string, tables *api.Tables, count edge.FlowCo
 	if err := errors.Join(attachments, counters, edgeErr, drainErr, namespaceErr); err != nil {
 		s.Unreadable = err.Error()
 	}
+	if s.Edge != nil {
+		s.ComponentConditions = edge.Conditions(s.Edge)
+	}
 	assess.Status(s)
 	return s
 }

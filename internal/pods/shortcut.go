@@ -16,6 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/conntrack/kernelct"
 	"beeline.io/beeline/internal/node"
@@ -84,7 +85,7 @@ type Shortcut struct {
 	around   *surroundings // as last read
 	searched *search       // the last search of filters; nil: none yet
 	schedule schedule
-	status   Status
+	status   api.Pods
 	failure  error // of the last reading or writing
 }
 
@@ -298,7 +299,7 @@ type rows struct {
 	pods    map[bpf.Address]bpf.Pod
 	devices map[uint32]bpf.PodDevice
 	places  map[string][]int
-	status  Status
+	status  api.Pods
 }
 
 // wanted returns the rows; nil: they are not known yet.

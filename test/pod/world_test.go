@@ -13,7 +13,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/runtime"
 
-	"beeline.io/beeline/internal/pods"
+	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/test/lab"
 	"beeline.io/beeline/test/node"
 )
@@ -182,7 +182,7 @@ func (w *world) invalid(host string) (dropped uint64) {
 }
 
 // pods is the state of a node's pod shortcut.
-func (w *world) pods(host string) *pods.Status {
+func (w *world) pods(host string) *api.Pods {
 	w.t.Helper()
 	s, err := w.agents[host].Status()
 	w.must(err)

@@ -20,7 +20,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 
 	"beeline.io/beeline/internal/api"
-	"beeline.io/beeline/internal/edge"
 	"beeline.io/beeline/test/lab"
 	"beeline.io/beeline/test/node"
 )
@@ -188,7 +187,7 @@ func (w *world) remakeDevice() error {
 		return err
 	}
 	return w.agent.WaitFor("serving eth1", func(s *api.Status) bool {
-		return slices.ContainsFunc(s.Edge.Devices, func(d edge.DeviceStatus) bool { return d.Name == "eth1" && d.Mode == "tc" })
+		return slices.ContainsFunc(s.Edge.Devices, func(d api.EdgeDevice) bool { return d.Name == "eth1" && d.Mode == "tc" })
 	})
 }
 

@@ -174,4 +174,5 @@ func (r *running) status(s *api.Status) {
 		s.Edge.Flows = passes.Status()
 	}
 	s.Edge.Problems = append(s.Edge.Problems, r.conntrack.CompleteStatus(&s.Edge.Flows, s.Edge.Counters)...)
+	s.ComponentConditions = append(s.ComponentConditions, edge.Conditions(s.Edge)...)
 }

@@ -8,7 +8,6 @@ import (
 
 	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/internal/component"
-	"beeline.io/beeline/internal/edge"
 	"beeline.io/beeline/internal/report/condition"
 	"beeline.io/beeline/internal/util/wakeup"
 )
@@ -82,5 +81,5 @@ func (r *running) faultsOff() condition.List {
 func (r *running) statusOff(s *api.Status) {
 	s.NoEdge = r.noEdge
 	s.Slots = r.env.Syncer.SlotUsage(r.establishedTimeout)
-	s.Edge = &edge.Status{Mode: edge.Off, Devices: []edge.DeviceStatus{}}
+	s.Edge = &api.Edge{Mode: api.EdgeOff, Devices: []api.EdgeDevice{}}
 }

@@ -110,7 +110,7 @@ func (c *config) run(env component.Env) (*component.Instance, error) {
 	if reason := env.Datapath.NoPodShortcut; reason != "" {
 		condition.PodShortcutFailed.Log(env.Log, reason)
 		return &component.Instance{
-			Status:     func(s *api.Status) { s.Pods = &pods.Status{Unavailable: reason} },
+			Status:     func(s *api.Status) { s.Pods = &api.Pods{Unavailable: reason} },
 			Conditions: func() condition.List { return condition.List{condition.PodShortcutFailed.New("%s", reason)} },
 		}, nil
 	}

@@ -25,9 +25,6 @@ const unreachableAfter = 30 * time.Second
 // Status fills in Conditions from the rest of the status.
 func Status(s *api.Status) {
 	all := slices.Concat(ofAgent(s), ofSource(&s.Source), ofSync(s), ofObjects(s), ofSockets(s), ofHooks(s), ofHealth(s), ofOptOuts(s), s.ComponentConditions)
-	if s.Edge != nil {
-		all = append(all, s.Edge.Conditions()...)
-	}
 	for _, f := range s.Tables {
 		if float64(f.Used) > nearlyFull*float64(f.Limit) {
 			all = append(all, fullTable(f))

@@ -90,9 +90,9 @@ func TestConditionsOfObjects(t *testing.T) {
 		{Owner: other, State: reconcile.Applied, Problems: taken(1)},
 	}}
 	Status(&s)
-	want := `ObjectLeftOut: api.Service default/web: left out: no room (and 1 more): raise the limit or the share that the message names, and restart the agent
-AddressTaken: api.Service default/other: NodePort 0 is taken: change one of them
-AddressTaken: api.Service default/web: NodePort 0 is taken (and 999 more): change one of them`
+	want := `ObjectLeftOut: Service default/web: left out: no room (and 1 more): raise the limit or the share that the message names, and restart the agent
+AddressTaken: Service default/other: NodePort 0 is taken: change one of them
+AddressTaken: Service default/web: NodePort 0 is taken (and 999 more): change one of them`
 	if got := s.Conditions.String(); got != want {
 		t.Errorf("conditions\n%s\nwant\n%s", got, want)
 	}
