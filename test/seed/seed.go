@@ -30,7 +30,7 @@ type Flag struct {
 // New defines a flag. usage describes what is drawn.
 func New(name, usage string) *Flag {
 	f := &Flag{name: name}
-	flag.Var(f, name, usage+"; 0: from the clock. Unless a test says otherwise it is by default as "+Variable+" says, or 1")
+	flag.Var(f, name, usage+"; 0: from the clock; by default as "+Variable+" says, or 1")
 	return f
 }
 

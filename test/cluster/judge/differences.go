@@ -191,10 +191,16 @@ func differs(rows []*Difference, c *Case, o Observation) *Difference {
 	return nil
 }
 
-// become is Beeline's expected observation, given kube-proxy's.
-func (d *Difference) become(o Observation) Observation {
+// become is Beeline's expected observation of a case, given kube-proxy's.
+func (d *Difference) become(c *Case, o Observation) Observation {
 	if result, ok := d.Becomes["result"]; ok && result != o.Result {
-		return Observation{Result: result}
+		o = Observation{Result: result}
+	}
+	if backend, ok := d.Becomes["backend"]; ok {
+		o.Backend = backend
+		if backend == "self" {
+			o.Backend = c.Probe.From
+		}
 	}
 	if source, ok := d.Becomes["source"]; ok {
 		o.Source = source

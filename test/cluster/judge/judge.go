@@ -218,7 +218,7 @@ func (j *Judge) expect(ctx context.Context, v, before *Verdict, e effort) error 
 	}
 	for _, observation := range model {
 		if row := differs(j.Differences, c, observation); row != nil && row.Becomes != nil {
-			observation = row.become(observation)
+			observation = row.become(c, observation)
 			if !slices.Contains(v.Rows, row) {
 				v.Rows = append(v.Rows, row)
 			}

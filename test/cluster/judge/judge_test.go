@@ -24,14 +24,15 @@ import (
 )
 
 // The number of scenarios by default, and with -short: with firstSeed enough for nearly all pairs of facts, and for
-// each row of differences.md. `make test-full` draws others.
+// each row of differences.md. scenariosOfCommit are drawn in addition, others at each commit.
 const (
 	scenariosByDefault, scenariosShort = 260, 150
 	firstSeed                          = 1
+	scenariosOfCommit                  = 30
 )
 
 var (
-	seedFlag  = seed.New("seed", "seed of the cases; without it 1")
+	seedFlag  = seed.New("seed", "seed of the cases; without it some of seed 1 and some of the commit are judged")
 	scenarios = flag.Int("scenarios", scenariosByDefault, "how many Services to judge, with ten probes each; with -short no more than 150 unless -case names one")
 	only      = flag.String("case", "", "judge only this case, by its ID; a scenario's number stands for all of its cases")
 	file      = flag.String("file", "", "judge only the case in this file, as a failure prints it, and no generated ones")
@@ -51,11 +52,15 @@ func TestKubeProxyAndBeelineDoTheSame(t *testing.T) {
 	judge := &Judge{Pair: New(t, beeline, Options{}), Differences: differences}
 	switch {
 	case *file != "":
-		judgeCases(t, judge, 0, readCases(t, *file)).showAll(t)
+		cases := readCases(t, *file)
+		prepare(t, judge, cases)
+		judgeCases(t, judge, 0, cases).showAll(t)
 		return
 	case *only != "":
 		from := seedFlag.Of(t)
-		judgeCases(t, judge, from, onlyCases(t, from)).showAll(t)
+		cases := onlyCases(t, from)
+		prepare(t, judge, cases)
+		judgeCases(t, judge, from, cases).showAll(t)
 		return
 	}
 	from := uint64(firstSeed)
@@ -66,9 +71,30 @@ func TestKubeProxyAndBeelineDoTheSame(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	r := judgeCases(t, judge, from, loneCases())
+	prepare(t, judge, nil)
 	cases := Generate(from, n)
-	judgeCases(t, judge, from, cases).wantWhole(t, differences)
+	r.add(judgeCases(t, judge, from, cases))
+	r.wantWhole(t, differences)
 	wantPairs(t, from, cases)
+	if seedFlag.IsSet() {
+		return
+	}
+	from = seed.Default(t)
+	judgeCases(t, judge, from, slices.DeleteFunc(Generate(from, min(n+scenariosOfCommit, maxScenarios)), func(c *Case) bool {
+		return c.Scenario.Number < n // the Services of seed 1 have these numbers, and stay
+	}))
+}
+
+// prepare creates the Service of hairpin.go, unless the cases are those that are judged without it.
+func prepare(t *testing.T, j *Judge, cases []*Case) {
+	t.Helper()
+	if len(cases) > 0 && cases[0].Scenario.Number == loneNumber {
+		return
+	}
+	if err := j.createHairpins(t.Context()); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // judgeCases judges the cases of a seed, and reports the failed ones.
@@ -87,11 +113,15 @@ func judgeCases(t *testing.T, j *Judge, from uint64, cases []*Case) *report {
 // onlyCases are the cases of a seed that -case names.
 func onlyCases(t *testing.T, from uint64) []*Case {
 	t.Helper()
+	others := func(c *Case) bool { return !isNamed(c.ID, *only) }
+	if cases := slices.DeleteFunc(loneCases(), others); len(cases) > 0 {
+		return cases
+	}
 	n, err := scenariosFor(*only, *scenarios)
 	if err != nil {
 		t.Fatal(err)
 	}
-	cases := slices.DeleteFunc(Generate(from, n), func(c *Case) bool { return !isNamed(c.ID, *only) })
+	cases := slices.DeleteFunc(Generate(from, n), others)
 	if len(cases) == 0 {
 		t.Fatalf("seed %d has no case %s", from, *only)
 	}

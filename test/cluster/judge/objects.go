@@ -23,7 +23,7 @@ const (
 	// Offsets of the node ports of second ports, of no Service and of health checks, so that the API server
 	// chooses none of them.
 	nodePortSecond, nodePortUnknown, nodePortHealth = 680, 1360, 2040
-	maxScenarios                                    = nodePortSecond
+	maxScenarios                                    = nodePortSecond - 2 // and two that are not drawn (hairpin.go)
 )
 
 // families are those of the Service, the first its own choice.

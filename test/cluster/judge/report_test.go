@@ -40,6 +40,12 @@ func newReport(from uint64, verdicts []*Verdict) *report {
 	return r
 }
 
+// add adds the verdicts of another report.
+func (r *report) add(other *report) {
+	both := newReport(other.seed, append(r.all, other.all...))
+	*r = *both
+}
+
 // shown is how many failures are printed in full, of different scenarios.
 const shown = 3
 
@@ -207,6 +213,7 @@ func TestDifferencesAreRead(t *testing.T) {
 func TestDifferenceIsApplied(t *testing.T) {
 	t.Parallel()
 	rows, err := parseDifferences("|a|\n|-|\n" +
+		"| `from=pod to=ingress` | `result=silence` | `result=answer backend=self source=own` | why | - |\n" +
 		"| `from=pod` | `result=silence` | `result=denied` | why | - |\n" +
 		"| `from=pod to=clusterIP` | `backend=self source=node` | `source=own` | why | - |\n")
 	if err != nil {
@@ -222,11 +229,15 @@ func TestDifferenceIsApplied(t *testing.T) {
 	} {
 		got := before
 		if row := differs(rows, c, before); row != nil {
-			got = row.become(before)
+			got = row.become(c, before)
 		}
 		if got != after {
 			t.Errorf("%v becomes %v, want %v", before, got, after)
 		}
+	}
+	itself := &Case{Probe: Probe{From: "a1", To: "ingress"}}
+	if got, want := rows[0].become(itself, Observation{Result: silence}), (Observation{answered, "a1", "own"}); got != want {
+		t.Errorf("silence becomes %v, want %v", got, want)
 	}
 	elsewhere := &Case{Probe: Probe{From: "node-a", To: "clusterIP"}}
 	if row := differs(rows, elsewhere, Observation{Result: silence}); row != nil {

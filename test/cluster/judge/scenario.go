@@ -139,7 +139,7 @@ func (s *Scenario) sliceKind() string {
 	case "fqdn", "no ports", "no number", "other service":
 		return "stranger"
 	}
-	return s.Slices
+	return strings.ReplaceAll(s.Slices, " ", "-")
 }
 
 // decided is where Beeline decides: at the socket, by the packet, or by a packet of a pod that it masquerades. The
