@@ -15,8 +15,8 @@ import (
 	"beeline.io/beeline/bench/result"
 	"beeline.io/beeline/bench/stat"
 	"beeline.io/beeline/internal/node/netns"
-	"beeline.io/beeline/internal/offload/flowtable"
-	"beeline.io/beeline/internal/offload/selftest"
+	"beeline.io/beeline/internal/shortcut/offload/flowtable"
+	"beeline.io/beeline/internal/shortcut/offload/selftest"
 )
 
 // The sides: a packet of a known flow of UDP over IPv4 through a router with DNAT and SNAT by nft, less what its

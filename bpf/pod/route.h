@@ -74,7 +74,7 @@ static __always_inline long pod_route_ask(struct __sk_buff *ctx, struct scratch 
 	__builtin_memcpy(fib->smac, &mark, sizeof(mark));
 	result = bpf_fib_lookup(ctx, fib, sizeof(*fib), FIB_LOOKUP_MARK);
 	/* Where the lookup takes no mark, rules by mark keep those pods on the stack that packets
-	 * with a mark may reach (internal/pods/route_marks.go). */
+	 * with a mark may reach (internal/shortcut/pod/route_marks.go). */
 	return result < 0 ? bpf_fib_lookup(ctx, fib, sizeof(*fib), 0) : result;
 }
 

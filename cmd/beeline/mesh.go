@@ -13,7 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"beeline.io/beeline/internal/agent"
-	"beeline.io/beeline/internal/mesh"
+	"beeline.io/beeline/internal/shortcut/mesh"
 	"beeline.io/beeline/internal/util/printable"
 )
 

@@ -7,7 +7,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"beeline.io/beeline/internal/mesh"
+	"beeline.io/beeline/internal/shortcut/mesh"
 )
 
 func newMeshInstallLibraryCommand() *cobra.Command {

@@ -13,7 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"beeline.io/beeline/internal/agent"
-	"beeline.io/beeline/internal/mesh/hoststack"
+	"beeline.io/beeline/internal/shortcut/mesh/hoststack"
 	"beeline.io/beeline/internal/util/plural"
 	"beeline.io/beeline/internal/util/printable"
 )

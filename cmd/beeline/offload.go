@@ -17,7 +17,7 @@ import (
 	"beeline.io/beeline/internal/agent"
 	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/internal/conntrack"
-	"beeline.io/beeline/internal/offload"
+	"beeline.io/beeline/internal/shortcut/offload"
 	"beeline.io/beeline/internal/util/printable"
 )
 

@@ -22,7 +22,7 @@ import (
 	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/conntrack"
-	"beeline.io/beeline/internal/mesh/hoststack"
+	"beeline.io/beeline/internal/shortcut/mesh/hoststack"
 )
 
 // All JSON is an object whose first field is the version of its schema; lists are in the field items.

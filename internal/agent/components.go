@@ -8,12 +8,12 @@ import (
 	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/bpf/pinfs"
 	"beeline.io/beeline/internal/component"
-	"beeline.io/beeline/internal/component/edge"
-	"beeline.io/beeline/internal/component/mesh"
-	"beeline.io/beeline/internal/component/offload"
-	"beeline.io/beeline/internal/component/pod"
-	"beeline.io/beeline/internal/component/socket"
-	"beeline.io/beeline/internal/component/socketstats"
+	"beeline.io/beeline/internal/shortcut/edge/part"
+	"beeline.io/beeline/internal/shortcut/mesh/part"
+	"beeline.io/beeline/internal/shortcut/offload/part"
+	"beeline.io/beeline/internal/shortcut/pod/part"
+	"beeline.io/beeline/internal/shortcut/socket"
+	"beeline.io/beeline/internal/shortcut/socketstats"
 )
 
 // Components returns the product's shortcuts. A component may use the tables of those before it.

@@ -11,10 +11,10 @@ import (
 	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/cluster/source"
-	"beeline.io/beeline/internal/offload"
 	"beeline.io/beeline/internal/part/optout"
 	"beeline.io/beeline/internal/report/condition"
-	"beeline.io/beeline/internal/sockgc"
+	"beeline.io/beeline/internal/shortcut/offload"
+	"beeline.io/beeline/internal/shortcut/socket/sockgc"
 	"beeline.io/beeline/internal/tables/reconcile"
 	"beeline.io/beeline/internal/util/plural"
 )

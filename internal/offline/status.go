@@ -10,8 +10,8 @@ import (
 	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/conntrack"
-	"beeline.io/beeline/internal/edge"
 	"beeline.io/beeline/internal/report/assess"
+	"beeline.io/beeline/internal/shortcut/edge"
 )
 
 // countsOf counts the objects in the tables.

@@ -14,7 +14,7 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 	corev1 "k8s.io/api/core/v1"
 
-	"beeline.io/beeline/internal/mesh"
+	"beeline.io/beeline/internal/shortcut/mesh"
 )
 
 // installsLibrary: the init container that the API server has added to a pod installs the library in the pod's

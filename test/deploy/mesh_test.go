@@ -15,8 +15,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
-	"beeline.io/beeline/internal/mesh"
 	"beeline.io/beeline/internal/report/condition"
+	"beeline.io/beeline/internal/shortcut/mesh"
 	"beeline.io/beeline/test/lab"
 	"beeline.io/beeline/test/node"
 )

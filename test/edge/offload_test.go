@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"beeline.io/beeline/internal/offload"
+	"beeline.io/beeline/internal/shortcut/offload"
 )
 
 // Flows of Services are tracked by the edge alone, also where flow offload has the same devices: it refuses those to a

@@ -14,8 +14,8 @@ import (
 	"time"
 
 	"beeline.io/beeline/internal/api"
-	"beeline.io/beeline/internal/mesh/hoststack"
 	"beeline.io/beeline/internal/report/condition"
+	"beeline.io/beeline/internal/shortcut/mesh/hoststack"
 )
 
 const server = "127.0.0.1:7000"

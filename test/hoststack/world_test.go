@@ -17,7 +17,7 @@ import (
 	"time"
 
 	"beeline.io/beeline/internal/api"
-	"beeline.io/beeline/internal/mesh/hoststack"
+	"beeline.io/beeline/internal/shortcut/mesh/hoststack"
 	"beeline.io/beeline/test/lab"
 	"beeline.io/beeline/test/node"
 )

@@ -9,7 +9,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
-	"beeline.io/beeline/internal/mesh"
+	"beeline.io/beeline/internal/shortcut/mesh"
 )
 
 // TestNamesOfCgroups: a pod of --mesh-cgroups is called by its name in Kubernetes, once the agent has its Pod, whatever

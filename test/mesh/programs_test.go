@@ -18,7 +18,7 @@ import (
 	"testing"
 	"time"
 
-	"beeline.io/beeline/internal/mesh"
+	"beeline.io/beeline/internal/shortcut/mesh"
 	"beeline.io/beeline/test/lab"
 	"beeline.io/beeline/test/node"
 )

@@ -11,7 +11,7 @@ import (
 
 	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/internal/bpf"
-	"beeline.io/beeline/internal/mesh/hoststack"
+	"beeline.io/beeline/internal/shortcut/mesh/hoststack"
 	"beeline.io/beeline/test/node"
 )
 

@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"beeline.io/beeline/internal/api"
-	"beeline.io/beeline/internal/offload"
+	"beeline.io/beeline/internal/shortcut/offload"
 )
 
 // transfers is about flows whose way does not change: they arrive complete, with each kind of NAT.

@@ -9,8 +9,8 @@ import (
 	"testing"
 
 	"beeline.io/beeline/internal/api"
-	"beeline.io/beeline/internal/offload"
 	"beeline.io/beeline/internal/report/condition"
+	"beeline.io/beeline/internal/shortcut/offload"
 )
 
 // TestFlowtable has the agent use the kernel's flowtable. A kernel without one is refused in words, with its error, and

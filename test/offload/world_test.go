@@ -13,7 +13,7 @@ import (
 	"testing"
 	"time"
 
-	"beeline.io/beeline/internal/offload"
+	"beeline.io/beeline/internal/shortcut/offload"
 	"beeline.io/beeline/test/lab"
 	"beeline.io/beeline/test/node"
 )

@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"beeline.io/beeline/internal/report/condition"
-	"beeline.io/beeline/internal/sockgc"
+	"beeline.io/beeline/internal/shortcut/socket/sockgc"
 	"beeline.io/beeline/test/lab"
 )
 

@@ -11,7 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"beeline.io/beeline/internal/sockgc"
+	"beeline.io/beeline/internal/shortcut/socket/sockgc"
 	"beeline.io/beeline/test/lab"
 )
 

@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package offload
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/ti-mo/conntrack"
+
+	"beeline.io/beeline/internal/shortcut/offload/flow"
+)
+
+// chooseInterval is how often flows are chosen for a flowtable if rules keep some of them on the stack.
+const chooseInterval = time.Second
+
+// chooseFlows has the flowtable take the flows that bypass no rule: while there are such rules it takes none by itself.
+func (o *Offload) chooseFlows(ctx context.Context) error {
+	ticker := time.NewTicker(chooseInterval)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-ticker.C:
+		}
+		if o.config.IgnoreFilters || len(o.rules.findings()) == 0 {
+			continue
+		}
+		ids, err := o.allowed()
+		if err == nil && len(ids) > 0 {
+			err = o.flowtable.Choose(ids...)
+		}
+		o.note("flows for the flowtable", err)
+	}
+}
+
+// allowed returns the flows of the kernel's conntrack that are assured and bypass no rule, by conntrack's ID. Their
+// devices are not known: they count as any.
+func (o *Offload) allowed() (ids []uint32, err error) {
+	c, err := conntrack.Dial(nil)
+	if err != nil {
+		return nil, fmt.Errorf("open the kernel's conntrack: %w", err)
+	}
+	defer c.Close()
+	all, err := c.Dump(nil)
+	if err != nil {
+		return nil, fmt.Errorf("list the kernel's conntrack: %w", err)
+	}
+	for i := range all {
+		t := &all[i]
+		if t.Status&conntrack.StatusAssured == 0 || t.Status&statusOffload != 0 || t.Helper.Name != "" {
+			continue
+		}
+		if o.rules.refuses(flow.Flow{In: tupleOf(&t.TupleOrig), Out: tupleOf(&t.TupleReply).Reverse()}) == "" {
+			ids = append(ids, t.ID)
+		}
+	}
+	return ids, nil
+}

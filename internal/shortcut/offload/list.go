@@ -1,0 +1,274 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package offload
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+
+	"github.com/ti-mo/conntrack"
+	"golang.org/x/sys/unix"
+
+	"beeline.io/beeline/internal/bpf"
+	"beeline.io/beeline/internal/bpf/settable"
+	"beeline.io/beeline/internal/shortcut/offload/flow"
+)
+
+// FlowsPath is the question at the agent's socket that List answers.
+const FlowsPath = "/v1/offload/flows"
+
+// FlowPath is where packets of one direction of a flow go.
+type FlowPath string
+
+const (
+	// PathSlow is the stack.
+	PathSlow FlowPath = "slow"
+	// PathCache is the flow cache.
+	PathCache FlowPath = "cache"
+	// PathFlowtable is a flowtable of the kernel in software.
+	PathFlowtable FlowPath = "flowtable"
+	// PathHardware is a flowtable of the kernel in hardware.
+	PathHardware FlowPath = "hardware"
+	// PathRefused is the stack, for a reason.
+	PathRefused FlowPath = "refused"
+)
+
+// FlowStatus is a flow of the kernel's conntrack that this node forwards.
+type FlowStatus struct {
+	Protocol string `json:"protocol"` // tcp or udp
+	// Client sends to Address. Backend sees the packets come from Via, and arrive at its own address. Without NAT
+	// Client is Via, and Address is Backend.
+	Client  netip.AddrPort `json:"client"`
+	Address netip.AddrPort `json:"address"`
+	Via     netip.AddrPort `json:"via"`
+	Backend netip.AddrPort `json:"backend"`
+	// State is that of the kernel's conntrack, as conntrack(8) names it: of TCP SYN_SENT, ESTABLISHED and so on; of
+	// UDP UNREPLIED, REPLIED or ASSURED.
+	State string `json:"state"`
+	// Sent are the client's packets, Received those to the client.
+	Sent     Direction `json:"sent"`
+	Received Direction `json:"received"`
+}
+
+// Direction is one direction of a flow.
+type Direction struct {
+	Path   FlowPath `json:"path"`
+	Reason string   `json:"reason,omitempty"` // of PathRefused
+	// In and Out are the devices; empty on the stack.
+	In  string `json:"in,omitempty"`
+	Out string `json:"out,omitempty"`
+	// Packets and Bytes, from the IP header on, are those that have left the stack; packets as merged by GRO. Of
+	// a flowtable they are those that conntrack counts, with the first ones on the stack.
+	Packets     uint64  `json:"packets"`
+	Bytes       uint64  `json:"bytes"`
+	IdleSeconds float64 `json:"idleSeconds,omitempty"`
+}
+
+// List returns the TCP and UDP flows of the kernel's conntrack that this node forwards, in the network namespace of
+// the caller.
+func (o *Offload) List() ([]FlowStatus, error) {
+	c, err := conntrack.Dial(nil)
+	if err != nil {
+		return nil, fmt.Errorf("open the kernel's conntrack: %w", err)
+	}
+	defer c.Close()
+	tracked, err := c.Dump(nil)
+	if err != nil {
+		return nil, fmt.Errorf("list the kernel's conntrack: %w", err)
+	}
+	own, err := ownAddresses()
+	if err != nil {
+		return nil, err
+	}
+	directions := map[flow.Tuple]Direction{}
+	if o.flows != nil {
+		directions = o.flows.directions()
+	}
+	var all []FlowStatus
+	for i := range tracked {
+		t := &tracked[i]
+		there, back := tupleOf(&t.TupleOrig), tupleOf(&t.TupleReply)
+		if _, known := protocolNames[there.Protocol]; !known || own[there.Source.Addr()] || own[back.Source.Addr()] {
+			continue
+		}
+		all = append(all, FlowStatus{
+			Protocol: protocolNames[there.Protocol],
+			Client:   there.Source, Address: there.Destination, Via: back.Destination, Backend: back.Source, State: stateOf(t),
+			Sent: direction(&t.CountersOrig, t.Status), Received: direction(&t.CountersReply, t.Status),
+		})
+		o.addOwn(&all[len(all)-1], t, directions)
+	}
+	slices.SortFunc(all, func(a, b FlowStatus) int {
+		return cmp.Or(cmp.Compare(a.Protocol, b.Protocol), a.Client.Compare(b.Client), a.Address.Compare(b.Address))
+	})
+	return all, nil
+}
+
+var protocolNames = map[uint8]string{unix.IPPROTO_TCP: "tcp", unix.IPPROTO_UDP: "udp"}
+
+// tcpStates are the states of TCP (enum tcp_conntrack of linux/netfilter/nf_conntrack_tcp.h).
+var tcpStates = []string{"NONE", "SYN_SENT", "SYN_RECV", "ESTABLISHED", "FIN_WAIT", "CLOSE_WAIT", "LAST_ACK", "TIME_WAIT", "CLOSE", "SYN_SENT2"}
+
+func stateOf(t *conntrack.Flow) string {
+	if tcp := t.ProtoInfo.TCP; tcp != nil && int(tcp.State) < len(tcpStates) {
+		return tcpStates[tcp.State]
+	}
+	switch {
+	case t.Status.Assured():
+		return "ASSURED"
+	case t.Status.SeenReply():
+		return "REPLIED"
+	}
+	return "UNREPLIED"
+}
+
+func tupleOf(t *conntrack.Tuple) flow.Tuple {
+	return flow.Tuple{
+		Source:      netip.AddrPortFrom(t.IP.SourceAddress.Unmap(), t.Proto.SourcePort),
+		Destination: netip.AddrPortFrom(t.IP.DestinationAddress.Unmap(), t.Proto.DestinationPort),
+		Protocol:    t.Proto.Protocol,
+	}
+}
+
+// Bits of a flow's status (linux/netfilter/nf_conntrack_common.h).
+const (
+	statusOffload   = 1 << 14
+	statusHWOffload = 1 << 15
+)
+
+// direction is what conntrack knows of one direction of a flow.
+func direction(counter *conntrack.Counter, status conntrack.Status) Direction {
+	if path := offloaded(status); path != "" {
+		return Direction{Path: path, Packets: counter.Packets, Bytes: counter.Bytes}
+	}
+	return Direction{Path: PathSlow}
+}
+
+// offloaded is the flowtable that a flow is in; empty: none.
+func offloaded(status conntrack.Status) FlowPath {
+	switch {
+	case status&statusHWOffload != 0:
+		return PathHardware
+	case status&statusOffload != 0:
+		return PathFlowtable
+	}
+	return ""
+}
+
+// addOwn adds what flow offload knows of a flow in no flowtable: of the cache by direction; a flowtable keeps no list
+// of the flows that it does not take.
+func (o *Offload) addOwn(s *FlowStatus, t *conntrack.Flow, cached map[flow.Tuple]Direction) {
+	if offloaded(t.Status) != "" {
+		return
+	}
+	there, back := tupleOf(&t.TupleOrig), tupleOf(&t.TupleReply)
+	if o.usesFlowtable() {
+		// Its devices are not known: they count as any.
+		if reason := o.refuses(flow.Flow{In: there, Out: back.Reverse(), Helper: t.Helper.Name}); reason != "" {
+			s.Sent = Direction{Path: PathRefused, Reason: reason}
+			s.Received = s.Sent
+		}
+		return
+	}
+	if d, ok := cached[there]; ok {
+		s.Sent = d
+	}
+	if d, ok := cached[back]; ok {
+		s.Received = d
+	}
+}
+
+func (o *Offload) usesFlowtable() bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.provider == Flowtable || o.provider == Hardware
+}
+
+// Offloaded returns the flowtable of a flow whose packets arrive with a tuple, and the tuple with which they leave; an
+// empty path if it is in none.
+func Offloaded(in flow.Tuple) (path FlowPath, out flow.Tuple, err error) {
+	c, err := conntrack.Dial(nil)
+	if err != nil {
+		return "", out, fmt.Errorf("open the kernel's conntrack: %w", err)
+	}
+	defer c.Close()
+	t, err := c.Get(conntrack.Flow{TupleOrig: conntrackTuple(in)})
+	if errors.Is(err, unix.ENOENT) {
+		return "", out, nil
+	} else if err != nil {
+		return "", out, fmt.Errorf("look up a flow in the kernel's conntrack: %w", err)
+	}
+	if there := tupleOf(&t.TupleOrig); there != in {
+		return offloaded(t.Status), there.Reverse(), nil
+	}
+	reply := tupleOf(&t.TupleReply)
+	return offloaded(t.Status), reply.Reverse(), nil
+}
+
+func conntrackTuple(t flow.Tuple) conntrack.Tuple {
+	return conntrack.Tuple{
+		IP:    conntrack.IPTuple{SourceAddress: t.Source.Addr(), DestinationAddress: t.Destination.Addr()},
+		Proto: conntrack.ProtoTuple{Protocol: t.Protocol, SourcePort: t.Source.Port(), DestinationPort: t.Destination.Port()},
+	}
+}
+
+// directions are those in the flow cache, and those that were refused, by the tuple with which their packets arrive.
+func (f *Flows) directions() map[flow.Tuple]Direction {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	names := map[int]string{}
+	name := func(index int) string {
+		if _, ok := names[index]; !ok {
+			names[index] = fmt.Sprint("device ", index)
+			if i, err := net.InterfaceByIndex(index); err == nil {
+				names[index] = i.Name
+			}
+		}
+		return names[index]
+	}
+	all := map[flow.Tuple]Direction{}
+	for one, why := range f.refused {
+		all[one.In] = Direction{Path: PathRefused, Reason: why.reason, In: name(one.InDevice), Out: name(one.OutDevice)}
+	}
+	f.cache.each(func(e *Entry) {
+		if !f.cache.active(e) {
+			return
+		}
+		one := flowOf(e)
+		all[one.In] = Direction{
+			Path: PathCache, In: name(one.InDevice), Out: name(one.OutDevice), Packets: e.Packets, Bytes: e.Bytes,
+			IdleSeconds: float64(max(0, int32(settable.Tick()-e.LastSeen))) * float64(1<<20) / 1e9,
+		}
+	})
+	return all
+}
+
+// ownAddresses are those of this node.
+func ownAddresses() (map[netip.Addr]bool, error) {
+	list, err := net.InterfaceAddrs()
+	if err != nil {
+		return nil, fmt.Errorf("list the addresses of this node: %w", err)
+	}
+	own := map[netip.Addr]bool{}
+	for _, a := range list {
+		if p, err := netip.ParsePrefix(a.String()); err == nil {
+			own[p.Addr().Unmap()] = true
+		}
+	}
+	return own, nil
+}
+
+// Find returns the flows of the cache whose packets arrive with a tuple, by whatever device.
+func Find(t *bpf.OffloadTables, tuple flow.Tuple) (found []flow.Flow) {
+	c := newCache(t, nil)
+	c.each(func(e *Entry) {
+		if one := flowOf(e); one.In == tuple && c.active(e) {
+			found = append(found, one)
+		}
+	})
+	return found
+}

@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package offload
+
+import (
+	"slices"
+
+	"beeline.io/beeline/internal/bpf"
+	"beeline.io/beeline/internal/component"
+	"beeline.io/beeline/internal/conntrack"
+	"beeline.io/beeline/internal/report/condition"
+	"beeline.io/beeline/internal/shortcut/offload"
+	"beeline.io/beeline/internal/shortcut/offload/devices"
+	"beeline.io/beeline/internal/shortcut/offload/flow"
+	"beeline.io/beeline/internal/shortcut/offload/flowtable"
+)
+
+// offload returns the running offload.
+func (c *config) offload(env component.Env) (*offload.Offload, error) {
+	refuses := c.policy.Refuses
+	if env.Datapath.Map(bpf.EdgeTCMapConntrack) != nil {
+		refuses = exceptEdge(conntrack.TablesOf(env.Datapath.ConntrackMaps()), refuses)
+	}
+	return offload.New(env.Datapath, offload.Config{
+		Provider: offload.Provider(c.provider), NoFlowCache: env.Datapath.NoFlowCache, Threshold: c.threshold,
+		IgnoreFilters: c.ignoreFilters, Refuses: refuses, Traffic: c.traffic(), Log: env.Log, Devices: c.find,
+	})
+}
+
+// traffic is the policy for a flowtable.
+func (c *config) traffic() flowtable.Config {
+	return flowtable.Config{
+		Networks: c.policy.Networks, Ports: portsOf(c.policy.Ports), Protocols: c.policy.Protocols,
+		ExcludeNetworks: c.policy.ExcludeNetworks, ExcludePorts: portsOf(c.policy.ExcludePorts),
+	}
+}
+
+func portsOf(ranges []bpf.PortRange) (all []flowtable.PortRange) {
+	for _, r := range ranges {
+		all = append(all, flowtable.PortRange{First: r.First, Last: r.Last})
+	}
+	return all
+}
+
+// exceptEdge refuses the flows of the edge, which tracks and forwards them itself.
+func exceptEdge(edge *conntrack.Tables, refuses func(flow.Flow) string) func(flow.Flow) string {
+	has := func(t flow.Tuple) bool {
+		key := conntrack.Tuple{SourcePort: bpf.NetworkOrder(t.Source.Port()), DestinationPort: bpf.NetworkOrder(t.Destination.Port()), Protocol: t.Protocol}
+		key.Source.Bytes, key.Destination.Bytes = t.Source.Addr().As16(), t.Destination.Addr().As16()
+		for _, table := range edge.All() {
+			if entry, err := table.Get(key); err != nil || entry != nil {
+				return true
+			}
+		}
+		return false
+	}
+	return func(f flow.Flow) string {
+		if slices.ContainsFunc([]flow.Tuple{f.In, f.Out, f.In.Reverse(), f.Out.Reverse()}, has) {
+			return "it is a flow of a Service, which the edge tracks"
+		}
+		return refuses(f)
+	}
+}
+
+// find returns the devices of flow offload.
+func (c *config) find() ([]offload.Device, error) {
+	all, err := devices.Read()
+	if err != nil {
+		return nil, err
+	}
+	chosen, _ := devices.Choose(all, c.patterns())
+	found := make([]offload.Device, len(chosen))
+	for i, d := range chosen {
+		found[i] = offload.Device{
+			Index: d.Index, Name: d.Name, Group: d.Group, Bridge: d.Kind == "bridge",
+			Master: d.Master.Name, MasterIndex: d.Master.Index, MasterBridge: d.Master.Kind == "bridge",
+		}
+	}
+	return found, nil
+}
+
+// unmatched returns what is wrong with --offload-devices on this machine.
+func (c *config) unmatched() (list condition.List) {
+	if !c.enabled() {
+		return nil
+	}
+	all, err := devices.Read()
+	if err != nil {
+		return condition.List{condition.OffloadFailed.New("devices: %s", err)}
+	}
+	chosen, unmatched := devices.Choose(all, c.patterns())
+	for _, u := range unmatched {
+		list = append(list, unmatchedCondition(u))
+	}
+	if len(chosen) == 1 {
+		list = append(list, condition.OffloadDeviceAlone.New("--offload-devices: %s is the only device", chosen[0].Name))
+	}
+	if len(chosen) == 0 && len(unmatched) == 0 {
+		list = append(list, condition.OffloadDeviceMissing.New("--offload-devices auto: no device of this node can be of flow offload"))
+	}
+	return list
+}
+
+func unmatchedCondition(u devices.Unmatched) condition.Condition {
+	if u.Why == "" {
+		return condition.OffloadDeviceMissing.New("--offload-devices %s: no such device", u.Pattern).At(u.Pattern)
+	}
+	return condition.OffloadDeviceMissing.New("--offload-devices %s: %s cannot be of flow offload: %s", u.Pattern, u.Device, u.Why).At(u.Pattern)
+}

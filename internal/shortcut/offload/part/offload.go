@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package offload is flow offload as a component of the agent: established flows that this node forwards skip its IP
+// stack (internal/shortcut/offload).
+package offload
+
+import (
+	"cmp"
+	"context"
+
+	"beeline.io/beeline/internal/api"
+	"beeline.io/beeline/internal/bpf"
+	"beeline.io/beeline/internal/component"
+	"beeline.io/beeline/internal/report/condition"
+	"beeline.io/beeline/internal/report/metrics"
+	"beeline.io/beeline/internal/shortcut/offload"
+	"beeline.io/beeline/internal/shortcut/offload/flowtable"
+)
+
+// New returns flow offload. It is enabled by --offload-devices.
+func New() *component.Component {
+	c := &config{}
+	programs := bpf.Offload()
+	return &component.Component{Name: programs.Name, BPF: programs, AddFlags: c.addFlags, Complete: c.complete, Check: c.unmatched, Options: c.options, New: c.run, Cleanup: flowtable.Remove}
+}
+
+func (c *config) options(o *bpf.Options) {
+	if c.enabled() {
+		o.Offload = &bpf.OffloadOptions{}
+	}
+}
+
+// running is flow offload of a running agent.
+type running struct {
+	env     component.Env
+	offload *offload.Offload
+}
+
+func (c *config) run(env component.Env) (*component.Instance, error) {
+	if !c.enabled() {
+		return &component.Instance{Start: func() { removeTables(env, flowtable.Remove) }}, nil
+	}
+	g, err := c.offload(env)
+	if err != nil {
+		return nil, err
+	}
+	r := &running{env, g}
+	return &component.Instance{
+		Start: func() {
+			removeTables(env, flowtable.RemoveFormer)
+			g.Start()
+		},
+		Run: []component.Task{{Name: "offload", Run: g.Run}}, Close: g.Close,
+		Status: r.status, Conditions: func() condition.List { return append(g.Conditions(), c.unmatched()...) }, Metrics: r.metrics,
+		Answers: map[string]component.Answer{
+			offload.FlowsPath: func(context.Context) (any, error) { return g.List() },
+		},
+	}, nil
+}
+
+// removeTables removes what an agent with flow offload has left in nftables.
+func removeTables(env component.Env, remove func() error) {
+	if err := remove(); err != nil {
+		env.Log.Warn("the offload tables of an earlier agent", "error", err)
+	}
+}
+
+func (r *running) status(s *api.Status) {
+	status := r.offload.Status()
+	status.Packets, status.Bytes, _ = bpf.ReadOffloadCounters(r.env.BPFFS)
+	s.Offload = &status
+}
+
+func (r *running) metrics() ([]api.Metric, error) {
+	packets, bytes, err := bpf.ReadOffloadCounters(r.env.BPFFS)
+	if err != nil {
+		return nil, err
+	}
+	status := r.offload.Status()
+	status.Packets, status.Bytes = packets, bytes
+	b := metrics.NewBatch()
+	addStatus(b, &status)
+	return b.Metrics, nil
+}
+
+// addStatus adds the state of flow offload with its counters of packets.
+func addStatus(b *metrics.Batch, status *offload.Status) {
+	for path, n := range status.Packets {
+		b.Add("beeline_offload_packets_total", float64(n), "path", path)
+	}
+	b.Add("beeline_offload_bytes_total", float64(status.Bytes))
+	b.Add("beeline_offload_entries", float64(status.Entries))
+	b.Add("beeline_offload_entries_limit", float64(status.Limit))
+	b.Add("beeline_offload_learned_total", float64(status.Learned))
+	for reason, n := range status.Ended {
+		b.Add("beeline_offload_ended_total", float64(n), "reason", reason)
+	}
+	refused := 0
+	for _, n := range status.Refused {
+		refused += n
+	}
+	b.Add("beeline_offload_refused", float64(refused))
+	b.Add("beeline_offload_provider_info", 1, "provider", cmp.Or(status.Provider, "none"))
+	replaced := uint64(0)
+	if status.Flowtable != nil {
+		for _, n := range status.Flowtable.Replaced {
+			replaced += n
+		}
+	}
+	b.Add("beeline_offload_flowtable_replaced_total", float64(replaced))
+}

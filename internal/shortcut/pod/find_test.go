@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package pod
+
+import (
+	"maps"
+	"net/netip"
+	"testing"
+
+	"beeline.io/beeline/internal/node"
+)
+
+// A pod is behind the device of the longest route to it, or behind the port of a bridge at which its MAC address was
+// seen. Not a pod: the node itself, an address that does not answer, and what is behind a device by which the node
+// reaches everything else.
+func TestFind(t *testing.T) {
+	mac := func(n byte) [6]byte { return [6]byte{2, 0, 0, 0, 0, n} }
+	pod := func(index, master int) link {
+		return link{index: index, kind: "veth", up: true, otherPeer: true, master: master}
+	}
+	to := func(network string, device int, direct bool) route {
+		return route{to: netip.MustParsePrefix(network), device: device, direct: direct}
+	}
+	at := func(device int, addr string, mac [6]byte) neighbour {
+		return neighbour{device: device, addr: netip.MustParseAddr(addr), mac: mac}
+	}
+	const bridge, port, routed, uplink, ethernet = 1, 2, 3, 4, 9
+	gone := at(bridge, "10.10.2.8", mac(7))
+	gone.gone = true
+	n := &network{
+		links: []link{{index: bridge, kind: "bridge", up: true}, pod(port, bridge), pod(routed, 0), pod(uplink, 0), {index: ethernet, up: true}},
+		routes: []route{
+			to("10.10.1.3/32", routed, true), to("10.10.1.4/32", uplink, true), to("0.0.0.0/0", uplink, false),
+			to("10.10.2.0/24", bridge, true), to("10.10.0.0/16", ethernet, true), to("10.20.0.1/32", routed, true),
+		},
+		neighbours: []neighbour{at(routed, "10.10.1.3", mac(3)), at(bridge, "10.10.2.7", mac(7)), at(bridge, "10.10.2.1", mac(7)), at(bridge, "10.10.2.9", mac(9)), gone},
+		ports:      map[portKey]int{{bridge, mac(7)}: port},
+		own:        map[netip.Addr]bool{netip.MustParseAddr("10.10.2.1"): true},
+	}
+	n.prepare()
+	want := map[netip.Addr]place{
+		netip.MustParseAddr("10.10.1.3"): {routed, mac(3), false},
+		netip.MustParseAddr("10.10.2.7"): {port, mac(7), true},
+	}
+	if got := n.find([]netip.Prefix{netip.MustParsePrefix("10.10.0.0/16")}, nil); !maps.Equal(got, want) {
+		t.Errorf("found %v, want %v", got, want)
+	}
+}
+
+// The MTU to a pod is the smaller of its device's and of a route's to it.
+func TestMTUToPods(t *testing.T) {
+	n := &network{routeMTUs: node.DestinationMTUs{netip.MustParsePrefix("10.10.1.0/24"): 1400, netip.MustParsePrefix("10.10.2.0/24"): 9000}}
+	for addr, want := range map[string]uint16{"10.10.1.3": 1400, "10.10.2.3": 1500, "10.10.3.3": 1500} {
+		if got := n.mtuTo(netip.MustParseAddr(addr), link{mtu: 1500}); got != want {
+			t.Errorf("the MTU to %s is %d, want %d", addr, got, want)
+		}
+	}
+	if got := n.mtuTo(netip.MustParseAddr("10.10.3.3"), link{mtu: 1 << 17}); got != 0xffff {
+		t.Errorf("the MTU of a device without a limit is %d, want 65535", got)
+	}
+}

@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package pod is the pod shortcut as a component of the agent: packets between pods skip the IP stack of their node
+// (internal/shortcut/pod).
+package pod
+
+import (
+	"fmt"
+	"path"
+	"slices"
+	"time"
+
+	"github.com/spf13/pflag"
+
+	"beeline.io/beeline/internal/api"
+	"beeline.io/beeline/internal/bpf"
+	"beeline.io/beeline/internal/cluster/service"
+	"beeline.io/beeline/internal/component"
+	"beeline.io/beeline/internal/report/condition"
+	"beeline.io/beeline/internal/report/metrics"
+	"beeline.io/beeline/internal/shortcut/pod"
+)
+
+// config is the configuration of the pod shortcut.
+type config struct {
+	devices       []string // auto, off, or names and shell patterns
+	ignoreFilters bool
+	filterAge     time.Duration
+}
+
+// New returns the pod shortcut. It is enabled by --pod-devices.
+func New() *component.Component {
+	c := &config{}
+	programs := bpf.PodShortcut()
+	return &component.Component{Name: programs.Name, BPF: programs, AddFlags: c.addFlags, Complete: c.complete, Options: c.options, New: c.run}
+}
+
+// NewNetkit returns the part of the pod shortcut at netkit devices, and NewL3 that at devices without MAC addresses.
+// The pod shortcut enables and runs both.
+func NewNetkit() *component.Component { return part(bpf.PodNetkit()) }
+func NewL3() *component.Component     { return part(bpf.PodL3()) }
+
+func part(programs *bpf.Component) *component.Component {
+	return &component.Component{Name: programs.Name, BPF: programs}
+}
+
+const (
+	auto = "auto"
+	off  = "off"
+)
+
+// Bounds of --pod-filter-age. Searches are 5 seconds apart, and an upgrade of the agent must not end the shortcut.
+const (
+	defaultFilterAge = 30 * time.Second
+	minFilterAge     = 10 * time.Second
+	maxFilterAge     = time.Hour
+)
+
+func (c *config) addFlags(fs *pflag.FlagSet) {
+	fs.StringSliceVar(&c.devices, "pod-devices", []string{off}, "devices of pods between which packets skip the node's IP stack, and with it netfilter: off, auto (all that lead to a pod alone), or names and shell patterns")
+	fs.BoolVar(&c.ignoreFilters, "pod-ignore-filters", false, "let packets between pods skip the node's IP stack even where a packet filter, a queue or another BPF program at the device would see them there; these then have no effect on them")
+	fs.DurationVar(&c.filterAge, "pod-filter-age", defaultFilterAge, fmt.Sprintf("age of the last complete search for packet filters from which on packets between pods take the stack: how long a rule may have no effect on them if the agent is dead or hangs (%v to %v)", minFilterAge, maxFilterAge))
+}
+
+// enabled reports whether the flags ask for the shortcut.
+func (c *config) enabled() bool { return !slices.Equal(c.devices, []string{off}) }
+
+// patterns are the names and patterns of the devices; nil: all.
+func (c *config) patterns() []string {
+	if slices.Equal(c.devices, []string{auto}) {
+		return nil
+	}
+	return c.devices
+}
+
+func (c *config) complete(services *service.Config) error {
+	for _, p := range c.devices {
+		if _, err := path.Match(p, ""); err != nil || p == "" || (p == auto || p == off) && len(c.devices) > 1 {
+			return fmt.Errorf("--pod-devices %q: %s, %s, or names and shell patterns of devices", p, auto, off)
+		}
+	}
+	if c.enabled() && !services.Edge {
+		return fmt.Errorf("--pod-devices has no effect with --edge-mode=off, whose tables tell which flows take the stack: remove one of them")
+	}
+	if c.ignoreFilters && !c.enabled() {
+		return fmt.Errorf("--pod-ignore-filters has no effect with --pod-devices=off: remove one of them")
+	}
+	if c.filterAge < minFilterAge || c.filterAge > maxFilterAge {
+		return fmt.Errorf("--pod-filter-age %v: between %v and %v", c.filterAge, minFilterAge, maxFilterAge)
+	}
+	return nil
+}
+
+func (c *config) options(o *bpf.Options) {
+	if c.enabled() {
+		o.Pods = &bpf.PodOptions{}
+	}
+}
+
+// running is a running pod shortcut.
+type running struct {
+	env      component.Env
+	shortcut *pod.Shortcut
+}
+
+func (c *config) run(env component.Env) (*component.Instance, error) {
+	if !c.enabled() {
+		return &component.Instance{}, nil
+	}
+	if reason := env.Datapath.NoPodShortcut; reason != "" {
+		condition.PodShortcutFailed.Log(env.Log, reason)
+		return &component.Instance{
+			Status:     func(s *api.Status) { s.Pods = &api.Pods{Unavailable: reason} },
+			Conditions: func() condition.List { return condition.List{condition.PodShortcutFailed.New("%s", reason)} },
+		}, nil
+	}
+	r := &running{env, pod.New(env.Datapath, pod.Config{Devices: c.patterns(), IgnoreFilters: c.ignoreFilters, Lease: c.filterAge, Log: env.Log})}
+	return &component.Instance{
+		Apply: r.apply, Start: r.shortcut.Start,
+		Run:    []component.Task{{Name: "pods", Run: r.shortcut.Run}},
+		Status: r.status, Conditions: r.shortcut.Conditions, Metrics: r.metrics,
+	}, nil
+}
+
+func (r *running) apply(change component.Change) {
+	r.shortcut.SetNetworks(change.Cluster.PodNetworks())
+}
+
+func (r *running) status(s *api.Status) {
+	status := r.shortcut.Status()
+	status.Packets, _ = bpf.ReadPodCounters(r.env.BPFFS)
+	s.Pods = &status
+}
+
+func (r *running) metrics() ([]api.Metric, error) {
+	packets, err := bpf.ReadPodCounters(r.env.BPFFS)
+	if err != nil {
+		return nil, err
+	}
+	b := metrics.NewBatch()
+	for path, n := range packets {
+		b.Add("beeline_pod_shortcut_packets_total", float64(n), "path", path)
+	}
+	status := r.shortcut.Status()
+	pods, withheld := status.Addresses()
+	b.Add("beeline_pod_shortcut_addresses", float64(pods), "state", "shortcut")
+	b.Add("beeline_pod_shortcut_addresses", float64(withheld), "state", "stack")
+	return b.Metrics, nil
+}

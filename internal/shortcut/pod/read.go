@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package pod
+
+import (
+	"fmt"
+	"net/netip"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"beeline.io/beeline/internal/node"
+	"beeline.io/beeline/internal/node/netdev"
+)
+
+// readNetwork reads the devices, routes, neighbours, bridge ports and addresses of this network namespace.
+func readNetwork() (*network, error) {
+	n := &network{ports: map[portKey]int{}, own: map[netip.Addr]bool{}}
+	for _, read := range []func(*network) error{readLinks, readRoutes, readNeighbours, readPorts, readAddresses, readReversePaths, readRuleMarks} {
+		if err := read(n); err != nil {
+			return nil, err
+		}
+	}
+	n.prepare()
+	return n, nil
+}
+
+func readLinks(n *network) error {
+	links, err := netdev.Dump(netlink.LinkList)
+	if err != nil {
+		return fmt.Errorf("list devices: %w", err)
+	}
+	for _, l := range links {
+		a := l.Attrs()
+		d := link{
+			index: a.Index, name: a.Name, kind: l.Type(), mtu: a.MTU, master: a.MasterIndex,
+			up: a.RawFlags&unix.IFF_UP != 0, ethernet: a.EncapType == "ether", l3: netdev.BeginsWithIP(a.EncapType), loopback: a.RawFlags&unix.IFF_LOOPBACK != 0,
+			otherPeer: a.NetNsID >= 0, peer: a.ParentIndex, peerNamespace: a.NetNsID,
+		}
+		if d.ethernet { // other links' addresses cannot be in a frame
+			copy(d.mac[:], a.HardwareAddr)
+		}
+		if k, ok := l.(*netlink.Netkit); ok {
+			d.netkit = netkit{
+				primary: k.IsPrimary(), l3: k.Mode == netlink.NETKIT_MODE_L3,
+				blackhole: k.Policy != netlink.NETKIT_POLICY_FORWARD, peerBlackhole: k.PeerPolicy != netlink.NETKIT_POLICY_FORWARD,
+			}
+		}
+		n.links = append(n.links, d)
+	}
+	return nil
+}
+
+func readRoutes(n *network) error {
+	list, err := node.Routes()
+	if err != nil {
+		return err
+	}
+	for _, r := range list {
+		for _, hop := range r.Hops {
+			several := len(r.Hops) > 1
+			n.routes = append(n.routes, route{to: r.To, device: hop.Device, direct: !several && !hop.Gateway.IsValid(), multipath: several})
+		}
+	}
+	n.routeMTUs = node.NewDestinationMTUs(list)
+	return nil
+}
+
+// Neighbours in these states have, or had, the MAC address that the table states.
+const neighboursKnown = netlink.NUD_REACHABLE | netlink.NUD_STALE | netlink.NUD_DELAY | netlink.NUD_PROBE | netlink.NUD_PERMANENT
+
+func readNeighbours(n *network) error {
+	list, err := netdev.Dump(func() ([]netlink.Neigh, error) { return netlink.NeighList(0, netlink.FAMILY_ALL) })
+	if err != nil {
+		return fmt.Errorf("list neighbours: %w", err)
+	}
+	for _, b := range list {
+		addr, ok := netip.AddrFromSlice(b.IP)
+		if !ok || len(b.HardwareAddr) != 6 && b.State&neighboursKnown != 0 {
+			continue
+		}
+		found := neighbour{device: b.LinkIndex, addr: addr.Unmap(), gone: b.State&neighboursKnown == 0}
+		copy(found.mac[:], b.HardwareAddr)
+		n.neighbours = append(n.neighbours, found)
+	}
+	return nil
+}
+
+func readPorts(n *network) error {
+	list, err := netdev.Dump(func() ([]netlink.Neigh, error) { return netlink.NeighList(0, unix.AF_BRIDGE) })
+	if err != nil {
+		return fmt.Errorf("list the forwarding tables of bridges: %w", err)
+	}
+	for _, b := range list {
+		if b.MasterIndex == 0 || len(b.HardwareAddr) != 6 {
+			continue
+		}
+		n.ports[portKey{b.MasterIndex, [6]byte(b.HardwareAddr)}] = b.LinkIndex
+	}
+	return nil
+}
+
+func readAddresses(n *network) error {
+	list, err := netdev.Dump(func() ([]netlink.Addr, error) { return netlink.AddrList(nil, netlink.FAMILY_ALL) })
+	if err != nil {
+		return fmt.Errorf("list addresses: %w", err)
+	}
+	for _, a := range list {
+		if addr, ok := netip.AddrFromSlice(a.IP); ok {
+			n.own[addr.Unmap()] = true
+		}
+	}
+	return nil
+}
+
+func readReversePaths(n *network) (err error) {
+	if n.rpFilters, err = node.RPFilters(); err != nil {
+		return err
+	}
+	rules, err := netdev.Dump(func() ([]netlink.Rule, error) { return netlink.RuleList(netlink.FAMILY_V4) })
+	if err != nil {
+		return fmt.Errorf("list routing rules: %w", err)
+	}
+	for _, r := range rules {
+		if r.IifName != "" && r.IifName != "lo" { // lo: what the node itself sends
+			n.ruleInputs = append(n.ruleInputs, r.IifName)
+		}
+	}
+	return nil
+}
+
+func readRuleMarks(n *network) error {
+	marks, err := node.RuleMarks()
+	n.ruleMarks = len(marks) > 0
+	return err
+}
