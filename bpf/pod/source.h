@@ -23,8 +23,8 @@
 /* Returns whether the stack would accept the source of a packet from another node, and route
  * replies to other nodes. It decides about all others: the source may be its own, or of a pod that
  * is not known yet. While a device has rp_filter=1, the agent excludes routes and rules whose
- * result this lookup cannot tell (internal/shortcut/pod/reverse_path.go). Global function: the verifier
- * checks it once. */
+ * result this lookup cannot tell (internal/shortcut/pod/reverse_path.go). Global function: the
+ * verifier checks it once. */
 __noinline int source_is_of_nodes(struct __sk_buff *ctx, struct scratch *w)
 {
 	const struct pod_device *in, *out;

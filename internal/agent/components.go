@@ -8,10 +8,10 @@ import (
 	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/bpf/pinfs"
 	"beeline.io/beeline/internal/component"
-	"beeline.io/beeline/internal/shortcut/edge/part"
+	"beeline.io/beeline/internal/shortcut/edge"
 	"beeline.io/beeline/internal/shortcut/mesh/part"
 	"beeline.io/beeline/internal/shortcut/offload/part"
-	"beeline.io/beeline/internal/shortcut/pod/part"
+	"beeline.io/beeline/internal/shortcut/pod"
 	"beeline.io/beeline/internal/shortcut/socket"
 	"beeline.io/beeline/internal/shortcut/socketstats"
 )

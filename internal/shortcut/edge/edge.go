@@ -139,8 +139,8 @@ type attached struct {
 	losses losses
 }
 
-// New returns an edge. flows are the conntrack tables of the datapath. Start attaches it.
-func New(d Datapath, flows *conntrack.Tables, c Config) *Edge {
+// newEdge returns an edge. flows are the conntrack tables of the datapath. Start attaches it.
+func newEdge(d Datapath, flows *conntrack.Tables, c Config) *Edge {
 	return &Edge{
 		config: c, datapath: d, flows: flows, read: readDevices, deviceTo: netdev.DeviceTo, lost: netdev.XDPLosses,
 		policies: node.XFRMPolicies, routing: node.ReadRouting, changed: wakeup.NewSignal(),

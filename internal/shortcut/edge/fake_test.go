@@ -23,8 +23,8 @@ import (
 	"beeline.io/beeline/internal/node"
 )
 
-// kernel is a datapath that records what is attached where.
-type kernel struct {
+// fakeKernel is a datapath that records what is attached where.
+type fakeKernel struct {
 	hooks     map[int][]bpf.EdgeHook
 	xdp       map[int]bpf.XDPMode
 	refuse    map[int]error // XDP
@@ -46,8 +46,8 @@ type kernel struct {
 	routeMTUDeleted func()
 }
 
-func newKernel() *kernel {
-	k := &kernel{
+func newKernel() *fakeKernel {
+	k := &fakeKernel{
 		hooks: map[int][]bpf.EdgeHook{}, xdp: map[int]bpf.XDPMode{}, refuse: map[int]error{}, table: hash[uint32, bpf.EdgeDevice]{}, nextHops: hash[bpf.NextHopKey, uint32]{},
 		assured: conntracktest.Table{},
 
@@ -58,7 +58,7 @@ func newKernel() *kernel {
 	return k
 }
 
-func (k *kernel) AttachEdgeTC(device int) error {
+func (k *fakeKernel) AttachEdgeTC(device int) error {
 	k.attach++
 	if k.tcError != nil {
 		return k.tcError
@@ -71,7 +71,7 @@ func (k *kernel) AttachEdgeTC(device int) error {
 	return nil
 }
 
-func (k *kernel) AttachEdgeXDP(device int, mode bpf.XDPMode) ([]xdpdispatch.ChainProgram, error) {
+func (k *fakeKernel) AttachEdgeXDP(device int, mode bpf.XDPMode) ([]xdpdispatch.ChainProgram, error) {
 	err := k.refuse[device]
 	if err != nil && !errors.As(err, new(*bpf.ExclusiveXDPError)) {
 		return nil, err
@@ -80,14 +80,14 @@ func (k *kernel) AttachEdgeXDP(device int, mode bpf.XDPMode) ([]xdpdispatch.Chai
 	return nil, err
 }
 
-func (k *kernel) DetachEdge(device int, hooks ...bpf.EdgeHook) error {
+func (k *fakeKernel) DetachEdge(device int, hooks ...bpf.EdgeHook) error {
 	k.hooks[device] = slices.DeleteFunc(k.hooks[device], func(h bpf.EdgeHook) bool {
 		return len(hooks) == 0 || slices.Contains(hooks, h)
 	})
 	return nil
 }
 
-func (k *kernel) EdgeAttachments() (all []bpf.EdgeAttachment, _ error) {
+func (k *fakeKernel) EdgeAttachments() (all []bpf.EdgeAttachment, _ error) {
 	for device, hooks := range k.hooks {
 		for _, h := range hooks {
 			all = append(all, bpf.EdgeAttachment{Device: device, Hook: h})
@@ -96,33 +96,33 @@ func (k *kernel) EdgeAttachments() (all []bpf.EdgeAttachment, _ error) {
 	return all, nil
 }
 
-func (k *kernel) EdgeDevices() bpf.Hash[uint32, bpf.EdgeDevice] { return k.table }
-func (k *kernel) NextHops() bpf.Hash[bpf.NextHopKey, uint32]    { return k.nextHops }
-func (k *kernel) Prefilter() *bpf.Prefilter                     { return k.prefilter }
+func (k *fakeKernel) EdgeDevices() bpf.Hash[uint32, bpf.EdgeDevice] { return k.table }
+func (k *fakeKernel) NextHops() bpf.Hash[bpf.NextHopKey, uint32]    { return k.nextHops }
+func (k *fakeKernel) Prefilter() *bpf.Prefilter                     { return k.prefilter }
 
-func (k *kernel) WaitForReaders() error {
+func (k *fakeKernel) WaitForReaders() error {
 	if k.readers != nil {
 		<-k.readers
 	}
 	return nil
 }
 
-func (k *kernel) SetXFRMPolicies(all bpf.XFRMPolicies) error {
+func (k *fakeKernel) SetXFRMPolicies(all bpf.XFRMPolicies) error {
 	if k.written != nil {
 		k.written <- all
 	}
 	return nil
 }
 
-func (k *kernel) Routings() bpf.Hash[uint32, bpf.Routing] { return k.routings }
-func (k *kernel) RouteMTUs() bpf.Hash[bpf.RouteKey, uint32] {
+func (k *fakeKernel) Routings() bpf.Hash[uint32, bpf.Routing] { return k.routings }
+func (k *fakeKernel) RouteMTUs() bpf.Hash[bpf.RouteKey, uint32] {
 	return deletes[bpf.RouteKey, uint32]{k.routeMTUs, k.routeMTUDeleted}
 }
-func (k *kernel) RouteEncaps() bpf.Hash[bpf.NetworkKey, bpf.RouteEncap] {
+func (k *fakeKernel) RouteEncaps() bpf.Hash[bpf.NetworkKey, bpf.RouteEncap] {
 	return k.routeEncaps
 }
 
-func (k *kernel) BackendLosses() bpf.Hash[bpf.BackendLossKey, bpf.BackendLoss] {
+func (k *fakeKernel) BackendLosses() bpf.Hash[bpf.BackendLossKey, bpf.BackendLoss] {
 	return k.losses
 }
 
@@ -157,7 +157,7 @@ func (d deletes[K, V]) Delete(k K) error {
 type world struct {
 	*Edge
 	t         *testing.T
-	kernel    *kernel
+	kernel    *fakeKernel
 	devices   []Device
 	collector *conntrack.Collector
 	waited    int // how often the collector waited for programs
@@ -187,7 +187,7 @@ func newWorld(t *testing.T, c Config, devices ...Device) *world {
 	w := &world{t: t, kernel: newKernel(), devices: devices}
 	c.Log = slog.New(slog.NewTextHandler(io.Discard, nil))
 	tables := &conntrack.Tables{Assured: w.kernel.assured, Unreplied: conntracktest.Table{}}
-	w.Edge = New(w.kernel, tables, c)
+	w.Edge = newEdge(w.kernel, tables, c)
 	w.collector = conntrack.NewCollector(tables, func() error { w.waited++; return nil },
 		conntrack.Config{Timeouts: conntrack.DefaultTimeouts, Log: c.Log}, w.FlowRefs())
 	w.Edge.routing = func() (node.Routing, error) { return node.Routing{}, nil }
@@ -218,7 +218,7 @@ func (w *world) want(lines ...string) *api.Edge {
 }
 
 // attachedTo lists what is attached: "2 egress ingress xdp".
-func (k *kernel) attachedTo() (all []string) {
+func (k *fakeKernel) attachedTo() (all []string) {
 	for device, hooks := range k.hooks {
 		if len(hooks) > 0 {
 			all = append(all, strings.TrimSuffix(fmt.Sprintln(device, strings.Trim(fmt.Sprint(hooks), "[]")), "\n"))

@@ -62,7 +62,7 @@ type bench struct {
 
 func newBench(t *testing.T) *bench {
 	b := &bench{t: t, tables: newFakeDatapath(), finder: &slowFinder{make(chan surroundings), make(chan []filter), wakeup.NewSignal(), make(chan struct{})}}
-	b.Shortcut = New(b.tables, Config{Lease: time.Minute, Log: slog.New(slog.NewTextHandler(io.Discard, nil))})
+	b.Shortcut = newShortcut(b.tables, Config{Lease: time.Minute, Log: slog.New(slog.NewTextHandler(io.Discard, nil))})
 	b.filters = b.finder
 	b.read = func() (*network, error) {
 		b.mu.Lock()

@@ -89,8 +89,8 @@ type Shortcut struct {
 	failure  error // of the last reading or writing
 }
 
-// New returns a shortcut. Start attaches it.
-func New(d Datapath, c Config) *Shortcut {
+// newShortcut returns a shortcut. Start attaches it.
+func newShortcut(d Datapath, c Config) *Shortcut {
 	return &Shortcut{
 		config: c, datapath: d, read: readNetwork, filters: newFinder(d.ForeignProgram), changed: wakeup.NewSignal(), due: wakeup.NewSignal(),
 		at: map[netip.Addr]place{}, schedule: newSchedule(),

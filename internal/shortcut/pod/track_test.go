@@ -53,7 +53,7 @@ func TestFlowsLeaveAndReturn(t *testing.T) {
 	ended := kernelct.Flow{Source: c, Destination: netip.MustParseAddrPort("10.0.1.1:1"), Protocol: 6}
 	late := kernelct.Flow{Source: netip.AddrPortFrom(a.Addr(), 9), Destination: b, Protocol: 6}
 	d := &trackingDatapath{fakeDatapath: newFakeDatapath(), t: t, flows: []kernelct.Flow{flow, ended}, beginning: []kernelct.Flow{late}}
-	s := New(d, Config{})
+	s := newShortcut(d, Config{})
 	n := &network{links: []link{{index: 1}, {index: 2}}} // the device of c is gone
 	n.prepare()
 	podRows := func(ends ...netip.AddrPort) map[bpf.Address]bpf.Pod {

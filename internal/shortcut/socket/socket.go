@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package socket is the socket shortcut as a component of the agent: its flags, the pods that opt out of it
-// (internal/part/optout), and garbage collection of sockets whose backend was removed (internal/shortcut/socket/sockgc).
+// (internal/part/optout), and garbage collection of sockets whose backend was removed (sockgc).
 package socket
 
 import (

@@ -31,8 +31,8 @@ func loneCases() []*Case {
 	return all
 }
 
-// createHairpins creates a Service of all pods of the node, with the node. From then on a scenario's result does not depend
-// on which other Services there are.
+// createHairpins creates a Service of all pods of the node, with the node. From then on a scenario's result does not
+// depend on which other Services there are.
 func (j *Judge) createHairpins(ctx context.Context) error {
 	s := Scenario{Number: hairpinNumber, Type: "ClusterIP", Families: "v4v6", Ports: "tcp+udp", Internal: "Cluster", Slices: "one"}
 	for _, host := range []string{"a1", "a2", "a3", judged} {

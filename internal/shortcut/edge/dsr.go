@@ -12,7 +12,6 @@ import (
 	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/component"
-	"beeline.io/beeline/internal/shortcut/edge"
 )
 
 // Values of --dsr-accept.
@@ -56,7 +55,7 @@ func (c *config) completeDSR(services *service.Config) error {
 		}
 		services.Balancers = append(services.Balancers, p)
 	}
-	if c.mode != string(edge.Off) {
+	if c.mode != string(Off) {
 		return nil
 	}
 	for _, flag := range []struct {
@@ -79,7 +78,7 @@ func (c *config) completeDSR(services *service.Config) error {
 // empty if they are not.
 func (c *config) acceptsTunnels() string {
 	switch {
-	case c.edge.Mode == edge.Off || c.dsrAccept == acceptNever:
+	case c.edge.Mode == Off || c.dsrAccept == acceptNever:
 		return ""
 	case c.dsrAccept == acceptAlways:
 		return "--dsr-accept=true"

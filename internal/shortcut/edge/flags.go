@@ -16,12 +16,11 @@ import (
 	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/component"
 	"beeline.io/beeline/internal/conntrack"
-	"beeline.io/beeline/internal/shortcut/edge"
 )
 
 // config is the edge's configuration.
 type config struct {
-	edge     edge.Config
+	edge     Config
 	timeouts conntrack.Timeouts
 	ports    []bpf.PortRange
 	// noEdge is why there is no edge although --edge-mode asks for one.
@@ -44,7 +43,7 @@ type config struct {
 func (c *config) addFlags(fs *pflag.FlagSet) {
 	c.timeouts = conntrack.DefaultTimeouts
 	c.timeouts.AddFlags(fs)
-	fs.StringVar(&c.mode, "edge-mode", string(edge.Auto), "how to serve clients outside the cluster, at the devices that lead to them: xdp (native, in the driver), tc, auto (xdp if the driver supports it), off")
+	fs.StringVar(&c.mode, "edge-mode", string(Auto), "how to serve clients outside the cluster, at the devices that lead to them: xdp (native, in the driver), tc, auto (xdp if the driver supports it), off")
 	fs.BoolVar(&c.edge.Generic, "edge-xdp-generic", false, "use generic XDP if the driver has no XDP; for tests: it is slower than tc")
 	fs.BoolVar(&c.dispatcher, "edge-xdp-dispatcher", false, "run Beeline's XDP program in a dispatcher of libxdp's protocol from the start, so that xdp-loader and similar tools can add other programs to the device later; an existing dispatcher is always joined")
 	fs.StringSliceVar(&c.edge.Devices, "devices", nil, "names or shell patterns of the devices that lead to clients outside the cluster (default: devices with a default route or with an address of the Node); devices that lead to backends on other nodes are always added")
@@ -61,26 +60,26 @@ func (c *config) complete(services *service.Config) error {
 	if err := c.completeEdge(services); err != nil {
 		return err
 	}
-	services.Edge = c.edge.Mode != edge.Off
+	services.Edge = c.edge.Mode != Off
 	return c.completeDSR(services)
 }
 
 // completeEdge validates the edge's settings.
 func (c *config) completeEdge(services *service.Config) error {
-	c.edge.Mode = edge.Mode(c.mode)
-	if !slices.Contains(edge.Modes, c.mode) {
-		return fmt.Errorf("--edge-mode %q: one of %s", c.mode, strings.Join(edge.Modes, ", "))
+	c.edge.Mode = Mode(c.mode)
+	if !slices.Contains(Modes, c.mode) {
+		return fmt.Errorf("--edge-mode %q: one of %s", c.mode, strings.Join(Modes, ", "))
 	}
-	if c.edge.Generic && (c.edge.Mode == edge.TC || c.edge.Mode == edge.Off) {
+	if c.edge.Generic && (c.edge.Mode == TC || c.edge.Mode == Off) {
 		return fmt.Errorf("--edge-xdp-generic has no effect with --edge-mode=%s: remove one of them", c.mode)
 	}
-	if c.dispatcher && (c.edge.Mode == edge.TC || c.edge.Mode == edge.Off) {
+	if c.dispatcher && (c.edge.Mode == TC || c.edge.Mode == Off) {
 		return fmt.Errorf("--edge-xdp-dispatcher has no effect with --edge-mode=%s: remove one of them", c.mode)
 	}
-	if c.edge.SetSysctls && c.edge.Mode == edge.Off {
+	if c.edge.SetSysctls && c.edge.Mode == Off {
 		return errors.New("--set-sysctls has no effect with --edge-mode=off: remove one of them")
 	}
-	if services.MasqueradeAll && c.edge.Mode == edge.Off {
+	if services.MasqueradeAll && c.edge.Mode == Off {
 		return errors.New("--masquerade-all has no effect with --edge-mode=off: remove one of them")
 	}
 	for _, p := range c.edge.Devices {
@@ -140,7 +139,7 @@ func (c *config) completeSNATPorts() (err error) {
 			return fmt.Errorf("--snat-ports %s: %w", strings.Join(c.snatPorts, ","), err)
 		}
 	}
-	if c.edge.Mode == edge.Off {
+	if c.edge.Mode == Off {
 		return nil
 	}
 	local, err := conntrack.LocalPorts()
@@ -156,9 +155,9 @@ func (c *config) completeSNATPorts() (err error) {
 	}
 	problem := fmt.Sprintf("the node's own connections use all ports (net.ipv4.ip_local_port_range is %s), and clients outside the cluster need some: "+
 		"narrow that range, or set --edge-mode=off", local)
-	if c.edge.Mode != edge.Auto {
+	if c.edge.Mode != Auto {
 		return errors.New(problem)
 	}
-	c.edge.Mode, c.noEdge = edge.Off, "clients outside the cluster are not served: "+problem
+	c.edge.Mode, c.noEdge = Off, "clients outside the cluster are not served: "+problem
 	return nil
 }

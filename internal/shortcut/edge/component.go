@@ -14,7 +14,6 @@ import (
 	"beeline.io/beeline/internal/component"
 	"beeline.io/beeline/internal/conntrack"
 	"beeline.io/beeline/internal/report/condition"
-	"beeline.io/beeline/internal/shortcut/edge"
 	"beeline.io/beeline/internal/util/wakeup"
 )
 
@@ -30,7 +29,7 @@ func New() *component.Component {
 }
 
 // off reports whether the edge is disabled.
-func (c *config) off() bool { return c.edge.Mode == edge.Off }
+func (c *config) off() bool { return c.edge.Mode == Off }
 
 // check reports an edge that was requested but is disabled.
 func (c *config) check() condition.List {
@@ -40,7 +39,7 @@ func (c *config) check() condition.List {
 	if c.off() {
 		return nil
 	}
-	return edge.CheckPatterns(c.edge.Devices)
+	return CheckPatterns(c.edge.Devices)
 }
 
 // options enables the datapath's edge.
@@ -50,7 +49,7 @@ func (c *config) options(o *bpf.Options) {
 	}
 	o.Edge = &bpf.EdgeOptions{
 		SNATPorts: c.ports, Timeouts: c.timeouts.Datapath(), ICMPRate: &c.icmpRate, Dispatcher: c.dispatcher,
-		AcceptDSR: c.dsrAccept != acceptNever, LateXDP: !edge.MayEnterXDP(c.edge),
+		AcceptDSR: c.dsrAccept != acceptNever, LateXDP: !MayEnterXDP(c.edge),
 	}
 }
 
@@ -58,7 +57,7 @@ func (c *config) options(o *bpf.Options) {
 type running struct {
 	*config
 	env       component.Env
-	edge      *edge.Edge
+	edge      *Edge
 	conntrack *conntrack.Collector
 	traffic   *traffic
 	forwarded forwarded
@@ -88,7 +87,7 @@ func (c *config) run(env component.Env) (*component.Instance, error) {
 		counters: func() (map[uint32]bpf.ServiceCounters, error) { return bpf.ReadServiceCounters(env.BPFFS) },
 		names:    env.Datapath.Tables.Services.All, drops: env.Datapath.PolicyDrops().All, backends: c.metricsBackends,
 	}
-	r.edge = edge.New(env.Datapath, tables, config)
+	r.edge = newEdge(env.Datapath, tables, config)
 	r.conntrack = conntrack.NewCollector(tables, env.Datapath.WaitForReaders, conntrack.Config{
 		Timeouts: c.timeouts, Serves: env.Serves, Log: env.Log,
 		Counters:   counters,
@@ -174,5 +173,5 @@ func (r *running) status(s *api.Status) {
 		s.Edge.Flows = passes.Status()
 	}
 	s.Edge.Problems = append(s.Edge.Problems, r.conntrack.CompleteStatus(&s.Edge.Flows, s.Edge.Counters)...)
-	s.ComponentConditions = append(s.ComponentConditions, edge.Conditions(s.Edge)...)
+	s.ComponentConditions = append(s.ComponentConditions, Conditions(s.Edge)...)
 }

@@ -18,7 +18,6 @@ import (
 	"beeline.io/beeline/internal/component"
 	"beeline.io/beeline/internal/report/condition"
 	"beeline.io/beeline/internal/report/metrics"
-	"beeline.io/beeline/internal/shortcut/pod"
 )
 
 // config is the configuration of the pod shortcut.
@@ -100,7 +99,7 @@ func (c *config) options(o *bpf.Options) {
 // running is a running pod shortcut.
 type running struct {
 	env      component.Env
-	shortcut *pod.Shortcut
+	shortcut *Shortcut
 }
 
 func (c *config) run(env component.Env) (*component.Instance, error) {
@@ -114,7 +113,7 @@ func (c *config) run(env component.Env) (*component.Instance, error) {
 			Conditions: func() condition.List { return condition.List{condition.PodShortcutFailed.New("%s", reason)} },
 		}, nil
 	}
-	r := &running{env, pod.New(env.Datapath, pod.Config{Devices: c.patterns(), IgnoreFilters: c.ignoreFilters, Lease: c.filterAge, Log: env.Log})}
+	r := &running{env, newShortcut(env.Datapath, Config{Devices: c.patterns(), IgnoreFilters: c.ignoreFilters, Lease: c.filterAge, Log: env.Log})}
 	return &component.Instance{
 		Apply: r.apply, Start: r.shortcut.Start,
 		Run:    []component.Task{{Name: "pods", Run: r.shortcut.Run}},
