@@ -52,7 +52,7 @@ why flows have left it, and why others stay on the stack.`,
 }
 
 // statusOffload prints the state of flow offload.
-func statusOffload(w io.Writer, s *offload.Status) {
+func statusOffload(w io.Writer, s *api.Offload) {
 	if s == nil {
 		return
 	}

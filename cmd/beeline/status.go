@@ -14,7 +14,6 @@ import (
 	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/cluster/source"
-	"beeline.io/beeline/internal/shortcut/socket/sockgc"
 	"beeline.io/beeline/internal/util/plural"
 	"beeline.io/beeline/internal/util/printable"
 )
@@ -125,9 +124,9 @@ func dsrText(w io.Writer, s *api.Status) {
 }
 
 // socketsText prints how sockets of removed backends are terminated.
-func socketsText(w io.Writer, st sockgc.Status) {
+func socketsText(w io.Writer, st api.Sockets) {
 	fmt.Fprintf(w, "Sockets of removed backends:\t%s (%s)\n", st.Method, st.Why)
-	if st.Method == sockgc.Off {
+	if st.Method == api.SocketsOff {
 		return
 	}
 	tcp := "TCP connections are not ended"

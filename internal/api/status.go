@@ -13,8 +13,6 @@ import (
 	"beeline.io/beeline/internal/cluster/source"
 	"beeline.io/beeline/internal/part/optout"
 	"beeline.io/beeline/internal/report/condition"
-	"beeline.io/beeline/internal/shortcut/offload"
-	"beeline.io/beeline/internal/shortcut/socket/sockgc"
 	"beeline.io/beeline/internal/tables/reconcile"
 	"beeline.io/beeline/internal/util/plural"
 )
@@ -61,7 +59,7 @@ type Status struct {
 	Sync   reconcile.Stats `json:"sync,omitzero"`
 	// Slots counts the slots of untracked frontends that still need conntrack entries.
 	Slots       reconcile.SlotUsage `json:"slots,omitzero"`
-	Sockets     sockgc.Status       `json:"sockets,omitzero"`
+	Sockets     Sockets             `json:"sockets,omitzero"`
 	Attachments []bpf.Attachment    `json:"attachments"`
 	// Hooks is the number of expected attachments; 0 if the status comes from the pins alone.
 	Hooks    int           `json:"hooks,omitempty"`
@@ -83,7 +81,7 @@ type Status struct {
 	// Pods is the state of the pod shortcut; nil if it is off.
 	Pods *Pods `json:"pods,omitempty"`
 	// Offload is the state of flow offload; nil if it is off.
-	Offload *offload.Status `json:"offload,omitempty"`
+	Offload *Offload `json:"offload,omitempty"`
 	// Health is the state of health checks; nil if there are none.
 	Health *HealthStatus `json:"health,omitempty"`
 	// Objects are the objects with a failure or a problem.

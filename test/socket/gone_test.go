@@ -27,7 +27,7 @@ func withEachMethod(t *testing.T, test func(t *testing.T, w *world)) {
 			w := newWorld(t, "node-a")
 			w.agent().Flags = []string{"--terminate-sockets", string(method)}
 			test(t, w)
-			if got := w.sockets().Method; got != method {
+			if got := w.sockets().Method; got != string(method) {
 				t.Errorf("the status says that sockets end by %q, want %q", got, method)
 			}
 		})
@@ -58,7 +58,7 @@ func TestUDPSocketsOfServicesEndAtOnce(t *testing.T) {
 				direct = append(direct, w.connectUDP(t, f, host, f.pod(w.Host("b1"))))
 			}
 		}
-		ended, _, err := sockgc.EndAll(w.agent().BPFFS(), w.sockets().Method)
+		ended, _, err := sockgc.EndAll(w.agent().BPFFS(), sockgc.Method(w.sockets().Method))
 		if err != nil || ended != len(byService) {
 			t.Errorf("%d sockets were ended (%v), want %d", ended, err, len(byService))
 		}

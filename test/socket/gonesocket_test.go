@@ -11,7 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"beeline.io/beeline/internal/shortcut/socket/sockgc"
+	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/test/lab"
 )
 
@@ -100,7 +100,7 @@ func wantUntouched(all []*connectedSocket) {
 }
 
 // sockets is the status of socket GC.
-func (w *world) sockets() sockgc.Status {
+func (w *world) sockets() api.Sockets {
 	w.t.Helper()
 	status, err := w.agent().Status()
 	w.must(err)

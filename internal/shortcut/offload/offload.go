@@ -17,6 +17,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/node"
 	"beeline.io/beeline/internal/node/netdev"
@@ -52,19 +53,8 @@ type Config struct {
 	Log     *slog.Logger
 }
 
-// Device is a device of flow offload.
-type Device struct {
-	Index int    `json:"index"`
-	Name  string `json:"name"`
-	// Group is its device group. Rules may decide by it, so flows are learned anew when it changes.
-	Group uint32 `json:"group,omitempty"`
-	// Bridge: it is a bridge.
-	Bridge bool `json:"bridge,omitempty"`
-	// Master is its bridge, bond or VRF; empty: none.
-	Master       string `json:"master,omitempty"`
-	MasterIndex  int    `json:"masterIndex,omitempty"`
-	MasterBridge bool   `json:"masterBridge,omitempty"`
-}
+// Device is a device at which flows are offloaded.
+type Device = api.OffloadDevice
 
 // Offload keeps a provider at the offload devices. All methods may be called from any goroutine.
 type Offload struct {
@@ -89,8 +79,8 @@ type Offload struct {
 	problems map[string]string // errors by what failed; each is logged once
 }
 
-// New returns flow offload. Start attaches it.
-func New(d Datapath, c Config) (*Offload, error) {
+// newOffload returns flow offload. Start attaches it.
+func newOffload(d Datapath, c Config) (*Offload, error) {
 	r, err := newRules(d.ForeignProgram)
 	if err != nil {
 		return nil, err

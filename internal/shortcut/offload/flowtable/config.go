@@ -7,6 +7,8 @@ import (
 	"slices"
 
 	"golang.org/x/sys/unix"
+
+	"beeline.io/beeline/internal/api"
 )
 
 // A PortRange is ports from First to Last.
@@ -42,17 +44,8 @@ func (c Config) protocols() []uint8 {
 	return c.Protocols
 }
 
-// A Report says what Apply did.
-type Report struct {
-	// Hardware and Software are the devices in the flowtables. A device in the first is in the second, too.
-	Hardware, Software []string
-	// Refused are the devices that are in no flowtable, RefusedHardware those of them that are in none of the
-	// hardware, with the reason.
-	Refused, RefusedHardware map[string]string
-	// Accounting: nf_conntrack_acct was off, and is on now, because the threshold needs the packets of a flow.
-	// Flows that were there before are not counted, and not taken.
-	Accounting bool
-}
+// Report says what Apply did.
+type Report = api.FlowtableReport
 
 // spans merges prefixes to sorted ranges of addresses that do not overlap.
 func spans(networks []netip.Prefix, ipv6 bool) (all []span) {

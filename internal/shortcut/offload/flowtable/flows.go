@@ -6,12 +6,13 @@ import (
 	"fmt"
 	"maps"
 	"net/netip"
-	"time"
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/binaryutil"
 	"github.com/mdlayher/netlink"
 	"github.com/ti-mo/conntrack"
+
+	"beeline.io/beeline/internal/api"
 )
 
 // Status bits of conntrack (linux/netfilter/nf_conntrack_common.h).
@@ -102,15 +103,8 @@ func (f *Flowtable) Choose(ids ...uint32) error {
 	return nil
 }
 
-// A Status is what `beeline offload status` shows of the flowtable.
-type Status struct {
-	Report
-	// NextHops is the number of valid next hops by the devices.
-	NextHops int
-	// Replaced is how often all flows returned to the stack, by the reason; Last is the last time.
-	Replaced map[string]uint64
-	Last     time.Time
-}
+// Status is the state of the flowtables, and what has happened to them.
+type Status = api.Flowtable
 
 // Status returns the present status; without an earlier Apply it is empty.
 func (f *Flowtable) Status() Status {
@@ -120,6 +114,6 @@ func (f *Flowtable) Status() Status {
 		return Status{}
 	}
 	return Status{
-		Report: f.report, NextHops: len(f.network.hops(f.devices).valid), Replaced: maps.Clone(f.status.replaced), Last: f.status.last,
+		FlowtableReport: f.report, NextHops: len(f.network.hops(f.devices).valid), Replaced: maps.Clone(f.status.replaced), Last: f.status.last,
 	}
 }

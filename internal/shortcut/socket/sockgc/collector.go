@@ -91,7 +91,7 @@ func newCollector(config Config, method Method, finder finder, why string, err e
 		tcp:        newSchedule(),
 		drain:      drain{timeout: config.TCPDrain, removed: map[bpf.Connection]removedBackend{}, serves: config.Serves},
 	}
-	j.status = Status{Method: method, Why: why, TCPDrainSeconds: config.TCPDrain.Seconds()}
+	j.status = Status{Method: string(method), Why: why, TCPDrainSeconds: config.TCPDrain.Seconds()}
 	if err != nil {
 		j.status.LastError = err.Error()
 	}
@@ -182,7 +182,7 @@ func (j *Collector) runPass(ctx context.Context) {
 	defer j.mu.Unlock()
 	j.running = false
 	j.notBefore = begin.Add((1 + restFactor) * took)
-	j.status.note(s, took)
+	record(&j.status, s, took)
 	due := &j.udp
 	if s.protocol == unix.IPPROTO_TCP {
 		due = &j.tcp

@@ -9,20 +9,19 @@ import (
 	"beeline.io/beeline/internal/component"
 	"beeline.io/beeline/internal/conntrack"
 	"beeline.io/beeline/internal/report/condition"
-	"beeline.io/beeline/internal/shortcut/offload"
 	"beeline.io/beeline/internal/shortcut/offload/devices"
 	"beeline.io/beeline/internal/shortcut/offload/flow"
 	"beeline.io/beeline/internal/shortcut/offload/flowtable"
 )
 
 // offload returns the running offload.
-func (c *config) offload(env component.Env) (*offload.Offload, error) {
+func (c *config) offload(env component.Env) (*Offload, error) {
 	refuses := c.policy.Refuses
 	if env.Datapath.Map(bpf.EdgeTCMapConntrack) != nil {
 		refuses = exceptEdge(conntrack.TablesOf(env.Datapath.ConntrackMaps()), refuses)
 	}
-	return offload.New(env.Datapath, offload.Config{
-		Provider: offload.Provider(c.provider), NoFlowCache: env.Datapath.NoFlowCache, Threshold: c.threshold,
+	return newOffload(env.Datapath, Config{
+		Provider: Provider(c.provider), NoFlowCache: env.Datapath.NoFlowCache, Threshold: c.threshold,
 		IgnoreFilters: c.ignoreFilters, Refuses: refuses, Traffic: c.traffic(), Log: env.Log, Devices: c.find,
 	})
 }
@@ -63,15 +62,15 @@ func exceptEdge(edge *conntrack.Tables, refuses func(flow.Flow) string) func(flo
 }
 
 // find returns the devices of flow offload.
-func (c *config) find() ([]offload.Device, error) {
+func (c *config) find() ([]Device, error) {
 	all, err := devices.Read()
 	if err != nil {
 		return nil, err
 	}
 	chosen, _ := devices.Choose(all, c.patterns())
-	found := make([]offload.Device, len(chosen))
+	found := make([]Device, len(chosen))
 	for i, d := range chosen {
-		found[i] = offload.Device{
+		found[i] = Device{
 			Index: d.Index, Name: d.Name, Group: d.Group, Bridge: d.Kind == "bridge",
 			Master: d.Master.Name, MasterIndex: d.Master.Index, MasterBridge: d.Master.Kind == "bridge",
 		}

@@ -7,13 +7,12 @@ import (
 
 	"beeline.io/beeline/internal/report/metrics"
 	"beeline.io/beeline/internal/report/metrics/metricstest"
-	"beeline.io/beeline/internal/shortcut/offload"
 	"beeline.io/beeline/internal/shortcut/offload/flowtable"
 )
 
 // Each number of the state moves its metric and no other, and so does each path, reason and provider.
 func TestStatusAndMetrics(t *testing.T) {
-	var status offload.Status
+	var status Status
 	read := func(b *metrics.Batch) { addStatus(b, &status) }
 	metricstest.EachMovesOne(t, &status, read, map[string]string{
 		"Threshold": "",
@@ -22,7 +21,7 @@ func TestStatusAndMetrics(t *testing.T) {
 		"Learned":   "beeline_offload_learned_total",
 		"Bytes":     "beeline_offload_bytes_total",
 	})
-	for want, changed := range map[string]offload.Status{
+	for want, changed := range map[string]Status{
 		"beeline_offload_packets_total{path=cache}":         {Packets: map[string]uint64{"cache": 7}},
 		"beeline_offload_ended_total{reason=route}":         {Ended: map[string]uint64{"route": 7}},
 		"beeline_offload_refused":                           {Refused: map[string]int{"a rule": 3, "another": 4}},

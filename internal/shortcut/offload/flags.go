@@ -16,7 +16,6 @@ import (
 	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/component"
-	"beeline.io/beeline/internal/shortcut/offload"
 	"beeline.io/beeline/internal/shortcut/offload/policy"
 )
 
@@ -47,7 +46,7 @@ const defaultThreshold = 20
 func (c *config) addFlags(fs *pflag.FlagSet) {
 	c.flags = fs
 	fs.StringSliceVar(&c.devices, "offload-devices", []string{off}, "devices between which packets of established flows that this node forwards skip its IP stack: off, auto (all that packets enter and leave by, except those of pods), or names and shell patterns")
-	fs.StringVar(&c.provider, "offload-provider", string(offload.Auto), "what forwards the flows: auto (the first of the following that works), flowtable-hardware (a flowtable of the kernel in the NICs, and in software where a driver has none), flowtable (in software), or cache (Beeline's flow cache)")
+	fs.StringVar(&c.provider, "offload-provider", string(Auto), "what forwards the flows: auto (the first of the following that works), flowtable-hardware (a flowtable of the kernel in the NICs, and in software where a driver has none), flowtable (in software), or cache (Beeline's flow cache)")
 	fs.Uint32Var(&c.threshold, "offload-threshold", defaultThreshold, "packets of one direction of a flow that take the stack before flow offload takes the direction")
 	fs.StringSliceVar(&c.networks, "offload-networks", nil, "networks with one end of each flow that flow offload takes, before or after NAT (default: all)")
 	fs.StringSliceVar(&c.ports, "offload-ports", nil, "ports and ranges of ports, such as 8000-8999, with one end of each flow that flow offload takes, before or after NAT (default: all)")
@@ -77,8 +76,8 @@ func (c *config) complete(*service.Config) error {
 			return fmt.Errorf("--offload-devices %q: give %s, %s, or names and shell patterns of devices", p, auto, off)
 		}
 	}
-	if !slices.Contains([]offload.Provider{offload.Auto, offload.Hardware, offload.Flowtable, offload.Cache}, offload.Provider(c.provider)) {
-		return fmt.Errorf("--offload-provider %q: give %s, %s, %s or %s", c.provider, offload.Auto, offload.Hardware, offload.Flowtable, offload.Cache)
+	if !slices.Contains([]Provider{Auto, Hardware, Flowtable, Cache}, Provider(c.provider)) {
+		return fmt.Errorf("--offload-provider %q: give %s, %s, %s or %s", c.provider, Auto, Hardware, Flowtable, Cache)
 	}
 	if c.threshold == 0 {
 		return errors.New("--offload-threshold 0: at least 1, because flow offload learns from packets that the stack has forwarded")
@@ -99,7 +98,7 @@ func (c *config) checkEnabled() error {
 		name  string
 		given bool
 	}{
-		{"provider", c.provider != string(offload.Auto)}, {"threshold", c.threshold != defaultThreshold}, {"ignore-filters", c.ignoreFilters},
+		{"provider", c.provider != string(Auto)}, {"threshold", c.threshold != defaultThreshold}, {"ignore-filters", c.ignoreFilters},
 		{"networks", len(c.networks) > 0}, {"ports", len(c.ports) > 0}, {"protocols", len(c.protocols) > 0},
 		{"exclude-networks", len(c.notNetworks) > 0}, {"exclude-ports", len(c.notPorts) > 0}, {"max-flows", c.sized()},
 	} {
@@ -118,11 +117,11 @@ func (c *config) sized() bool {
 
 // checkCacheSize refuses a size of the flow cache if the provider is another.
 func (c *config) checkCacheSize() error {
-	p := offload.Provider(c.provider)
-	if !c.sized() || p != offload.Flowtable && p != offload.Hardware {
+	p := Provider(c.provider)
+	if !c.sized() || p != Flowtable && p != Hardware {
 		return nil
 	}
-	return fmt.Errorf("--offload-max-flows has no effect with --offload-provider=%s: remove it, or have %s or %s forward the flows", p, offload.Auto, offload.Cache)
+	return fmt.Errorf("--offload-max-flows has no effect with --offload-provider=%s: remove it, or have %s or %s forward the flows", p, Auto, Cache)
 }
 
 func (c *config) completePolicy() error {

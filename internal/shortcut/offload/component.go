@@ -13,7 +13,6 @@ import (
 	"beeline.io/beeline/internal/component"
 	"beeline.io/beeline/internal/report/condition"
 	"beeline.io/beeline/internal/report/metrics"
-	"beeline.io/beeline/internal/shortcut/offload"
 	"beeline.io/beeline/internal/shortcut/offload/flowtable"
 )
 
@@ -33,7 +32,7 @@ func (c *config) options(o *bpf.Options) {
 // running is flow offload of a running agent.
 type running struct {
 	env     component.Env
-	offload *offload.Offload
+	offload *Offload
 }
 
 func (c *config) run(env component.Env) (*component.Instance, error) {
@@ -53,7 +52,7 @@ func (c *config) run(env component.Env) (*component.Instance, error) {
 		Run: []component.Task{{Name: "offload", Run: g.Run}}, Close: g.Close,
 		Status: r.status, Conditions: func() condition.List { return append(g.Conditions(), c.unmatched()...) }, Metrics: r.metrics,
 		Answers: map[string]component.Answer{
-			offload.FlowsPath: func(context.Context) (any, error) { return g.List() },
+			FlowsPath: func(context.Context) (any, error) { return g.List() },
 		},
 	}, nil
 }
@@ -84,7 +83,7 @@ func (r *running) metrics() ([]api.Metric, error) {
 }
 
 // addStatus adds the state of flow offload with its counters of packets.
-func addStatus(b *metrics.Batch, status *offload.Status) {
+func addStatus(b *metrics.Batch, status *Status) {
 	for path, n := range status.Packets {
 		b.Add("beeline_offload_packets_total", float64(n), "path", path)
 	}
