@@ -6,7 +6,7 @@ import (
 	"cmp"
 	"slices"
 
-	"beeline.io/beeline/internal/shortcut/offload/flow"
+	"beeline.io/beeline/internal/node/flow"
 )
 
 // Findings are the rules with an effect on packets of established flows that a shortcut of flow offload would bypass:

@@ -7,8 +7,8 @@ import (
 
 	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/cluster/service"
+	"beeline.io/beeline/internal/node/flow"
 	"beeline.io/beeline/internal/shortcut/offload"
-	"beeline.io/beeline/internal/shortcut/offload/flow"
 )
 
 // Offload is what flow offload does with a packet that is for no Service.

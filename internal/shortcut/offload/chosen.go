@@ -9,7 +9,7 @@ import (
 
 	"github.com/ti-mo/conntrack"
 
-	"beeline.io/beeline/internal/shortcut/offload/flow"
+	"beeline.io/beeline/internal/node/flow"
 )
 
 // chooseInterval is how often flows are chosen for a flowtable if rules keep some of them on the stack.

@@ -8,9 +8,9 @@ import (
 	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/component"
 	"beeline.io/beeline/internal/conntrack"
+	"beeline.io/beeline/internal/node/flow"
 	"beeline.io/beeline/internal/report/condition"
 	"beeline.io/beeline/internal/shortcut/offload/devices"
-	"beeline.io/beeline/internal/shortcut/offload/flow"
 	"beeline.io/beeline/internal/shortcut/offload/flowtable"
 )
 

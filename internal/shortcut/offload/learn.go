@@ -20,8 +20,8 @@ import (
 	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/bpf/settable"
 	"beeline.io/beeline/internal/conntrack/kernelct"
+	"beeline.io/beeline/internal/node/flow"
 	"beeline.io/beeline/internal/node/netdev"
-	"beeline.io/beeline/internal/shortcut/offload/flow"
 )
 
 // FlowsConfig is what the flow cache is told.

@@ -20,9 +20,9 @@ import (
 	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/node"
+	"beeline.io/beeline/internal/node/flow"
 	"beeline.io/beeline/internal/node/netdev"
 	"beeline.io/beeline/internal/report/condition"
-	"beeline.io/beeline/internal/shortcut/offload/flow"
 	"beeline.io/beeline/internal/shortcut/offload/flowtable"
 	"beeline.io/beeline/internal/util/wakeup"
 )

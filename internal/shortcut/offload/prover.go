@@ -9,8 +9,8 @@ import (
 	"net"
 
 	"beeline.io/beeline/internal/bpf"
+	"beeline.io/beeline/internal/node/flow"
 	"beeline.io/beeline/internal/node/netns"
-	"beeline.io/beeline/internal/shortcut/offload/flow"
 )
 
 // prover is the flow cache as the self-test uses it (selftest.Provider): the same programs with tables of their own.

@@ -6,7 +6,7 @@ import (
 	"errors"
 	"testing"
 
-	"beeline.io/beeline/internal/shortcut/offload/flow"
+	"beeline.io/beeline/internal/node/flow"
 )
 
 // Providers that are refused for the same reason are named together.

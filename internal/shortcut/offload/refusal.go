@@ -6,7 +6,7 @@ import (
 	"time"
 
 	"beeline.io/beeline/internal/bpf"
-	"beeline.io/beeline/internal/shortcut/offload/flow"
+	"beeline.io/beeline/internal/node/flow"
 )
 
 func flowOf(e *Entry) flow.Flow {

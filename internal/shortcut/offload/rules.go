@@ -9,9 +9,9 @@ import (
 	"sync"
 
 	"beeline.io/beeline/internal/node"
+	"beeline.io/beeline/internal/node/flow"
 	"beeline.io/beeline/internal/node/netfilter"
 	"beeline.io/beeline/internal/node/tcfilter"
-	"beeline.io/beeline/internal/shortcut/offload/flow"
 	"beeline.io/beeline/internal/shortcut/offload/flowtable"
 )
 

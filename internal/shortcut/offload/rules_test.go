@@ -11,8 +11,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"beeline.io/beeline/internal/node/flow"
 	"beeline.io/beeline/internal/node/netns"
-	"beeline.io/beeline/internal/shortcut/offload/flow"
 )
 
 // A rule at the output of a bridge, and a filter or queue of tc at egress, see what software forwards and not what NICs

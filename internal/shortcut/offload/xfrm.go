@@ -7,7 +7,7 @@ import (
 	"slices"
 
 	"beeline.io/beeline/internal/node"
-	"beeline.io/beeline/internal/shortcut/offload/flow"
+	"beeline.io/beeline/internal/node/flow"
 )
 
 // forwardedPolicies returns the XFRM policies for packets that the node forwards. A policy with a mark counts as one

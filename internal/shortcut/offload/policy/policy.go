@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"beeline.io/beeline/internal/bpf"
-	"beeline.io/beeline/internal/shortcut/offload/flow"
+	"beeline.io/beeline/internal/node/flow"
 )
 
 // A Policy is which flows flow offload may take. Those of no networks are of all; likewise ports and protocols.

@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"beeline.io/beeline/internal/bpf"
-	"beeline.io/beeline/internal/shortcut/offload/flow"
+	"beeline.io/beeline/internal/node/flow"
 )
 
 func flowOf(protocol uint8, helper, source, destination, newSource, newDestination string) flow.Flow {
