@@ -37,7 +37,7 @@ GENERATED := internal/bpf/sock_bpfel.go internal/bpf/bind_bpfel.go internal/bpf/
 GENERATED_FOLDERS := $(sort $(dir $(GENERATED)))
 BENCH_GENERATED := bench/costxdp_bpfel.go bench/costtc_bpfel.go bench/sockmap_bpfel.go bench/podsredirect_bpfel.go \
 	bench/rates_bpfel.go bench/ratestc_bpfel.go
-SCRIPTS := hoststack/programs/run scripts/audit scripts/hoststack scripts/manifests scripts/includes scripts/links scripts/words scripts/setup scripts/mutants scripts/suites scripts/envoy scripts/kernels test/kernels/guest test/kernels/instructions .ci/run test/edge/testdata/systemd
+SCRIPTS := hoststack/programs/run scripts/audit scripts/hoststack scripts/manifests scripts/includes scripts/walls scripts/links scripts/words scripts/setup scripts/mutants scripts/suites scripts/envoy scripts/kernels test/kernels/guest test/kernels/instructions .ci/run test/edge/testdata/systemd
 # Runs commands: hides what passes, reports progress every 30 seconds, and sums up at the end.
 SUITE = bin/suite
 # lint vets all packages. The program is the one that users get. Go runs a test of the first module again if a file of
@@ -242,6 +242,7 @@ lint: programs $(SUITE) ## vet, staticcheck, shellcheck, formats
 		--quiet 'includes of bpf/=scripts/includes' \
 		--quiet 'host stack=scripts/hoststack lint' \
 		--quiet 'links of the documents=scripts/links' \
+		--quiet 'which folders import which=scripts/walls' \
 		--quiet 'words of C and Go=scripts/words' \
 		--quiet 'shellcheck=shellcheck $(SCRIPTS)'
 
