@@ -35,6 +35,9 @@ func smallCache(t *testing.T) *cache {
 	tables := &bpf.OffloadTables{
 		Flows: table(bpf.OffloadMapOffloadFlows), Tags: table(bpf.OffloadMapOffloadTags), Controls: table(bpf.OffloadMapOffloadControls),
 	}
+	for i := range tables.Secret.Multipliers { // with 0 all entries have one tag
+		tables.Secret.Multipliers[i] = 0x9e3779b97f4a7c15 * uint64(i+1)
+	}
 	return newCache(tables, func() error { return nil })
 }
 
