@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/test/packet/model"
 )
 
@@ -37,6 +38,21 @@ func (fl *flow) assures(t testing.TB) {
 	fl.says(t, 0)
 }
 
+// carried is what the entries of a flow have counted, and its Service.
+func (fl *flow) carried(t testing.TB) (service uint32, sum bpf.EdgeTCServiceCounters) {
+	t.Helper()
+	for _, table := range []string{halfOpen, tracks} {
+		records := fl.records(t, table)
+		if record, ok := records[fl.tuple()]; ok {
+			service, sum.SentPackets, sum.SentBytes = record.Service, record.Packets, record.Bytes
+		}
+		if record, ok := records[fl.own]; ok {
+			sum.ReceivedPackets, sum.ReceivedBytes = record.Packets, record.Bytes
+		}
+	}
+	return service, sum
+}
+
 // there reports whether a flow has both entries, or none.
 func (fl *flow) there(t testing.TB) bool {
 	t.Helper()
@@ -55,7 +71,8 @@ func (fl *flow) there(t testing.TB) bool {
 }
 
 // The only port is in use. Its flow is evicted if it has expired, is closed, or is not assured; an assured one
-// of UDP if it is idle. An established TCP connection keeps it: then the new flow is refused. No agent runs.
+// of UDP if it is idle. An established TCP connection keeps it: then the new flow is refused. What an evicted flow has
+// sent and received stays counted for its Service. No agent runs.
 func TestPortIsTaken(t *testing.T) {
 	w := newWorld(t, limits{ports: [2][2]uint16{{2000, 1}, {3000, 0}}})
 	w.apply(t, w.scene())
@@ -85,6 +102,8 @@ func TestPortIsTaken(t *testing.T) {
 				c.holds(t, held)
 				w.pass(t, c.idle)
 				before := w.counts(t)
+				service, want := held.carried(t)
+				counted := w.traffic(t, service)
 				next := w.from(t, at, f, c.protocol, 20001, toRemote)
 				if !c.taken {
 					w.counted(t, before, model.DropNoPort)
@@ -99,6 +118,11 @@ func TestPortIsTaken(t *testing.T) {
 					t.Fatalf("the new flow is %+v; the old one has entries: %v", next, held.there(t))
 				}
 				w.counted(t, before, model.New)
+				want.Flows = 1
+				want.Add(counted)
+				if got := w.traffic(t, service); got != want {
+					t.Errorf("with the evicted flow the Service has counted %+v, want %+v", got, want)
+				}
 				next.assures(t)
 			})
 		})

@@ -42,6 +42,8 @@ func (w *world) traffic(t testing.TB, id uint32) (sum bpf.EdgeTCServiceCounters)
 		sum.Flows += c.Flows
 		sum.SentPackets += c.SentPackets
 		sum.SentBytes += c.SentBytes
+		sum.ReceivedPackets += c.ReceivedPackets
+		sum.ReceivedBytes += c.ReceivedBytes
 	}
 	var sent []bpf.EdgeTCServicePackets
 	if err := w.maps[bpf.EdgeTCMapServiceUntracked].Lookup(id, &sent); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
