@@ -37,6 +37,7 @@ type tree struct {
 	other   bool              // files elsewhere are changed, too
 
 	building sync.Mutex        // of what follows
+	planted  bool              // a program has the mutant
 	program  string            // the changed bin/beeline, once it is built
 	tests    map[string]string // programs with the tests of packages, likewise
 }
@@ -188,6 +189,7 @@ func (b *builder) build(ctx context.Context, t *tree, name string, plain func() 
 	if err := b.compilePrograms(ctx, t); err != nil {
 		return "", err
 	}
+	t.planted = true
 	return path, b.goBuild(ctx, t, verb, append([]string{"-o", path}, args...)...)
 }
 

@@ -6,11 +6,12 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 )
 
-// The lists fit the sources: the old text of each change occurs once. The packages of the tests exist.
+// The lists fit the sources: the old text of each change occurs once, and each test that a list names exists.
 func TestListsFitTheSources(t *testing.T) {
 	root, err := filepath.Abs("../..")
 	if err != nil {
@@ -25,12 +26,42 @@ func TestListsFitTheSources(t *testing.T) {
 			t.Error(err)
 		}
 		for _, c := range m.tests {
-			if _, err := os.Stat(filepath.Join(root, c.target)); c.kind == "test" && err != nil {
-				t.Errorf("%s, line %d: mutant %q: %v", m.part, m.line, m.name, err)
+			if c.kind != "test" {
+				continue
+			}
+			for _, one := range strings.Split(c.filter, "|") {
+				if !hasTest(t, filepath.Join(root, c.target), one) {
+					t.Errorf("%s, line %d: mutant %q: no test of %s matches %q", m.part, m.line, m.name, c.target, one)
+				}
 			}
 		}
 	}
 }
+
+// hasTest reports whether a test in a folder matches a pattern of -run.
+func hasTest(t *testing.T, folder, pattern string) bool {
+	t.Helper()
+	top, _, _ := strings.Cut(pattern, "/")
+	named := regexp.MustCompile(top)
+	files, err := filepath.Glob(filepath.Join(folder, "*_test.go"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, f := range testFunction.FindAllStringSubmatch(string(text), -1) {
+			if named.MatchString(f[1]) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+var testFunction = regexp.MustCompile(`(?m)^func (Test\w+)\(`)
 
 const example = `# a comment
 mutant two ends of a range are swapped

@@ -71,6 +71,7 @@ func (b *builder) patch(ctx context.Context, t *tree, from, to string) (done boo
 		}
 		clear(program[at : at+len(original)])
 		copy(program[at:], object)
+		t.planted = true
 	}
 	return true, os.WriteFile(to, program, 0o755)
 }

@@ -132,6 +132,9 @@ func (r *runner) test(ctx context.Context, m *mutant) (caught, output string, er
 			return result.failed, result.output, nil
 		}
 	}
+	if len(tree.bpf) > 0 && !tree.planted {
+		return "", "", errors.New("no program of the tests has the changed BPF object; were objects compiled again meanwhile?")
+	}
 	return "", "", nil
 }
 
