@@ -14,7 +14,8 @@ import (
 )
 
 // K3: all datagrams of one socket to one Service go to one backend, whatever happens in between; other sockets
-// have their own.
+// have their own. Two Services of one socket do not share a backend: each is selected up to four times, so of six
+// backends one is shared by one of 1296 sockets; by one of six if it were selected once.
 func TestUDPFlowKeepsItsBackend(t *testing.T) {
 	w := startWorld(t, "node-a")
 	w.apply("one", objects(w.udp("one", 1, "a1 a2 a3 b1 b2 b3"))...)
@@ -32,6 +33,18 @@ func TestUDPFlowKeepsItsBackend(t *testing.T) {
 					t.Errorf("a datagram of %s went to %s, earlier ones to %s", host.Name, got, two)
 				}
 			}
+		}
+		const sockets, most = 200, 8
+		shared := 0
+		for range sockets {
+			s := f.datagrams(t, w.Host("a1"))
+			if s.exchange(f.clusterIP(1)).Pod == s.exchange(f.clusterIP(2)).Pod {
+				shared++
+			}
+			s.close()
+		}
+		if shared > most {
+			t.Errorf("two Services share a backend on %d of %d sockets, want at most %d", shared, sockets, most)
 		}
 	})
 }
