@@ -18,6 +18,7 @@ import (
 	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/test/controlplane"
 	"beeline.io/beeline/test/lab"
+	"beeline.io/beeline/test/needs"
 	"beeline.io/beeline/test/node"
 )
 
@@ -29,9 +30,7 @@ func TestMain(m *testing.M) {
 
 // Every scenario carries traffic on its path: run itself fails if the hooks did not count each connection.
 func TestSmoke(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("the lab needs root")
-	}
+	needs.Root(t)
 	var out bytes.Buffer
 	asked := netip.MustParseAddrPort("192.0.2.80:80")
 	peer := idOf(t, loadPeer(t, LoadCostXDP, 0, asked))

@@ -5,21 +5,19 @@ package main
 import (
 	"net"
 	"net/netip"
-	"os"
 	"strings"
 	"testing"
 	"time"
 
 	"beeline.io/beeline/bench/endpoint"
 	"beeline.io/beeline/test/lab"
+	"beeline.io/beeline/test/needs"
 )
 
 // A datagram client tolerates a server that loses some, answers twice or pauses as a busy machine does, and
 // fails if that would invalidate the measurement.
 func TestDatagramClient(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("the lab needs root")
-	}
+	needs.Root(t)
 	t.Parallel()
 	cpus, _, err := chooseCPUs()
 	if err != nil {

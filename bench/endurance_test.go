@@ -18,6 +18,7 @@ import (
 	"beeline.io/beeline/bench/endpoint"
 	"beeline.io/beeline/bench/result"
 	"beeline.io/beeline/test/controlplane"
+	"beeline.io/beeline/test/needs"
 	"beeline.io/beeline/test/node"
 )
 
@@ -32,9 +33,7 @@ func skipInShort(t *testing.T) {
 // next to another run's.
 func TestEnduranceSmoke(t *testing.T) {
 	skipInShort(t)
-	if os.Geteuid() != 0 {
-		t.Skip("the lab needs root")
-	}
+	needs.Root(t)
 	s := settings{program: node.Program(t), controlPlane: "../build/controlplane", parts: []string{partEndurance}, cpus: cpusAuto, smoke: true,
 		output: filepath.Join(t.TempDir(), "results.json")}
 	if err := s.check(1); err != nil {
@@ -90,9 +89,7 @@ func TestEnduranceSmoke(t *testing.T) {
 // Failures of clients are counted by kind: rules on the path cause each fault for a part of their packets.
 func TestEnduranceCountsFaults(t *testing.T) {
 	skipInShort(t)
-	if os.Geteuid() != 0 {
-		t.Skip("the lab needs root")
-	}
+	needs.Root(t)
 	one, two, err := chooseCPUs()
 	if err != nil {
 		t.Fatal(err)

@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"beeline.io/beeline/bench/result"
+	"beeline.io/beeline/test/needs"
 )
 
 // loadPeer loads the yardstick as a peer, with a Service of its own.
@@ -83,9 +84,7 @@ func peerPacket(asked netip.AddrPort, more int) []byte {
 // A peer is timed with the yardstick and all its flows, whatever its kind, and whatever it does to a packet's
 // length; its verdict is shown.
 func TestPeers(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("BPF programs need root")
-	}
+	needs.Root(t)
 	four, six := netip.MustParseAddrPort("192.0.2.80:80"), netip.MustParseAddrPort("[2001:db8::80]:80")
 	for _, c := range []struct {
 		what     string
@@ -131,9 +130,7 @@ func TestPeers(t *testing.T) {
 
 // Peers that cannot be timed are refused before the measurement, with what to change.
 func TestPeerErrors(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("BPF programs need root")
-	}
+	needs.Root(t)
 	four := netip.MustParseAddrPort("192.0.2.80:80")
 	good := writePacket(t, string(peerPacket(four, 0)))
 	xdp := idOf(t, loadPeer(t, LoadCostXDP, 0, four))

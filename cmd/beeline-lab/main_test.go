@@ -13,14 +13,13 @@ import (
 	"testing"
 
 	"beeline.io/beeline/test/lab"
+	"beeline.io/beeline/test/needs"
 	"beeline.io/beeline/test/node"
 )
 
 // The exit code distinguishes a usage error, a command that did not run and the command's own code.
 func TestExitCodes(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("the lab needs root")
-	}
+	needs.Root(t)
 	program, name := node.LabProgram(t), fmt.Sprintf("lab-test-%d", os.Getpid())
 	t.Cleanup(func() {
 		if err := lab.Down(name); err != nil {

@@ -11,14 +11,14 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"beeline.io/beeline/test/needs"
 )
 
 // TestCgroupRoot (K6): a cgroup v2 hierarchy beside v1 ones is mounted for the agent. The test runs in a
 // mount namespace of its own.
 func TestCgroupRoot(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("needs root: mounts")
-	}
+	needs.Root(t)
 	if _, err := CgroupRoot("/proc"); err == nil || !strings.Contains(err.Error(), "not a cgroup v2 directory") {
 		t.Errorf("/proc: %v", err)
 	}

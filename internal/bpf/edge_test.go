@@ -19,6 +19,7 @@ import (
 	"beeline.io/beeline/internal/bpf/settable"
 	"beeline.io/beeline/internal/bpf/xdpdispatch"
 	"beeline.io/beeline/test/lab"
+	"beeline.io/beeline/test/needs"
 )
 
 // edgeWorld is a node with a datapath that has an edge.
@@ -354,9 +355,7 @@ func TestCountersOfAnotherVersion(t *testing.T) {
 
 // The kernel tells which flags bpf_fib_lookup has.
 func TestLookupFlags(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("loading programs needs root")
-	}
+	needs.Root(t)
 	if !acceptsLookupFlags(0) {
 		t.Error("a look-up without flags is refused")
 	}
@@ -367,9 +366,7 @@ func TestLookupFlags(t *testing.T) {
 
 // The kernel tells which flags bpf_l4_csum_replace has.
 func TestChecksumFlags(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("loading programs needs root")
-	}
+	needs.Root(t)
 	if !acceptsChecksumFlags(pseudoHeaderFlag) {
 		t.Error("the flag BPF_F_PSEUDO_HDR of Linux 3.18 is refused")
 	}

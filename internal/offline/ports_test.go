@@ -16,6 +16,7 @@ import (
 	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/node/sockdiag"
+	"beeline.io/beeline/test/needs"
 )
 
 // TestHeldBy: which sockets conflict with a port of an address (K5).
@@ -58,9 +59,7 @@ func TestHeldBy(t *testing.T) {
 // TestHeldPortsOfOthers: a socket that only another process has open is reported; one that this process has
 // open is not.
 func TestHeldPortsOfOthers(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("network namespaces need root")
-	}
+	needs.Root(t)
 	runtime.LockOSThread()
 	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 		t.Fatal(err)

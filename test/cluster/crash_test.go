@@ -16,6 +16,7 @@ import (
 	"testing"
 
 	"beeline.io/beeline/test/lab"
+	"beeline.io/beeline/test/needs"
 )
 
 // partOwner is this binary started again: it creates a cluster in the lab argv[1], prints ready and waits.
@@ -41,9 +42,7 @@ func ownAndWait(name string) error {
 // Nothing of a cluster outlives a killed test.
 func TestOwnerKilled(t *testing.T) {
 	t.Parallel()
-	if os.Geteuid() != 0 {
-		t.Skip("the lab needs root: network namespaces, mounts and cgroups")
-	}
+	needs.Root(t)
 	name := fmt.Sprintf("killed-%d", os.Getpid())
 	t.Cleanup(func() {
 		if err := lab.Down(name); err != nil {

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"beeline.io/beeline/test/lab"
+	"beeline.io/beeline/test/needs"
 	"beeline.io/beeline/test/node"
 )
 
@@ -20,9 +21,7 @@ func TestMain(m *testing.M) {
 
 // The demo works twice in a row over the lab of the first run, and leaves nothing with --down.
 func TestDemo(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("the lab needs root")
-	}
+	needs.Root(t)
 	o := options{program: node.Program(t), labProgram: node.LabProgram(t), manifests: "../../examples", name: fmt.Sprintf("demo-test-%d", os.Getpid())}
 	t.Cleanup(func() {
 		if err := lab.Down(o.name); err != nil {

@@ -21,6 +21,7 @@ import (
 	"beeline.io/beeline/internal/conntrack"
 	"beeline.io/beeline/internal/node/sockdiag"
 	"beeline.io/beeline/test/lab"
+	"beeline.io/beeline/test/needs"
 	"beeline.io/beeline/test/node"
 )
 
@@ -48,9 +49,7 @@ func borrowWorld(t *testing.T, flags ...string) *world {
 func borrowWorldOf(t *testing.T, shape lab.Shape, nodes []string, flags ...string) *world {
 	t.Helper()
 	t.Parallel()
-	if os.Geteuid() != 0 {
-		t.Skip("the lab needs root: network namespaces, mounts and cgroups")
-	}
+	needs.Root(t)
 	kind := fmt.Sprint(shape, nodes, flags)
 	w := takeIdle(kind)
 	if w == nil {

@@ -13,14 +13,14 @@ import (
 	"testing"
 	"time"
 
-	"beeline.io/beeline/internal/bpf"
+	"beeline.io/beeline/test/needs"
 )
 
 // newShared is a world in which libxdp attaches other programs to the node's device: the distribution's
 // xdp-loader and xdp-filter.
 func newShared(t *testing.T, flags ...string) *world {
 	t.Helper()
-	needsReplacement(t)
+	needs.Kernel(t, needs.Replacement)
 	if _, err := exec.LookPath("xdp-filter"); err != nil {
 		t.Fatalf("%v: `make setup` installs it (Debian package xdp-tools)", err)
 	}
@@ -120,16 +120,6 @@ func (w *world) dispatchers() []string {
 		}
 	}
 	return names
-}
-
-// needsReplacement skips a test where XDP programs cannot share a device.
-func needsReplacement(t *testing.T) {
-	t.Helper()
-	for _, f := range bpf.Features() {
-		if !f.Present && strings.Contains(f.Name, "freplace") {
-			t.Skipf("this kernel has, or allows, no %s; test/kernels runs this under others", f.Name)
-		}
-	}
 }
 
 // hits is the number of packets from an address that xdp-filter has dropped.

@@ -23,6 +23,7 @@ import (
 	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/node/netns"
 	"beeline.io/beeline/test/lab"
+	"beeline.io/beeline/test/needs"
 	"beeline.io/beeline/test/node"
 )
 
@@ -262,11 +263,7 @@ func verified(t *testing.T, tables string) map[string]uint32 {
 
 // The verifier accepts the dispatcher, and the edge's program in it.
 func TestSharedDevice(t *testing.T) {
-	for _, f := range bpf.Features() {
-		if !f.Present && strings.Contains(f.Name, "freplace") {
-			t.Skipf("this kernel has, or allows, no %s; scripts/kernels runs this under others", f.Name)
-		}
-	}
+	needs.Kernel(t, needs.Replacement)
 	node := lab.New(t).Nodes()[0]
 	t.Setenv("LIBXDP_BPFFS", node.BPFFS)
 	bpffs := filepath.Join(node.BPFFS, "beeline")

@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"beeline.io/beeline/test/needs"
 )
 
 // Tests that need a process to be killed start this binary again in one of these parts, named by the first
@@ -105,9 +107,7 @@ func eventually(t *testing.T, what string, ok func() bool) {
 // newName reserves a random name for a lab that the test creates itself.
 func newName(t *testing.T) string {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("the lab needs root: network namespaces, mounts and cgroups")
-	}
+	needs.Root(t)
 	cfg := Config{}
 	if err := cfg.complete(); err != nil {
 		t.Fatal(err)

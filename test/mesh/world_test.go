@@ -19,6 +19,7 @@ import (
 	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/report/condition"
 	"beeline.io/beeline/test/lab"
+	"beeline.io/beeline/test/needs"
 	"beeline.io/beeline/test/node"
 )
 
@@ -87,14 +88,15 @@ func served(state string) bool {
 	return n == 2 && err == nil && some == all
 }
 
-// needSockmap skips a test under a kernel under which messages take TCP.
+// needSockmap skips a test under a kernel under which messages have to take TCP.
 func (w *world) needSockmap() {
 	w.t.Helper()
+	needs.Kernel(w.t, needs.Sockmap)
 	s, err := w.agent.Status()
 	w.must(err)
 	for _, c := range s.Conditions {
 		if c.Code == condition.MeshSockmapUnavailable.Code {
-			w.t.Skip(c.Message)
+			w.t.Fatalf("the kernel lets messages skip TCP, and the agent says: %s", c.Message)
 		}
 	}
 }

@@ -71,8 +71,8 @@ func Program(t testing.TB) string {
 	return program
 }
 
-// Run runs a package's tests, and sets the program for them to start; without root it builds none, and tests
-// that need one are skipped.
+// Run runs a package's tests, and sets the program for them to start. Without root it builds none: each test that
+// needs one fails.
 func Run(m *testing.M, program *string) (exit int) {
 	if os.Geteuid() != 0 {
 		return m.Run()

@@ -15,6 +15,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"beeline.io/beeline/test/needs"
 	"beeline.io/beeline/test/packet/model"
 )
 
@@ -22,9 +23,7 @@ import (
 // header is removed.
 func TestEncapsulatedChecksumMadeByDevice(t *testing.T) {
 	w := newDSRScene(t)
-	if !w.sumsUp(t) {
-		t.Skip("this kernel's test runs cannot have CHECKSUM_COMPLETE: that needs BPF_F_TEST_SKB_CHECKSUM_COMPLETE (Linux 6.17)")
-	}
+	needs.Kernel(t, needs.SummedTestRuns)
 	w.eachWrapping(t, func(t *testing.T, at hook, f family, how wrapping, question wrapped) {
 		if at != atIngress {
 			return // XDP has no such sum

@@ -13,6 +13,7 @@ import (
 	"github.com/gopacket/gopacket"
 	"github.com/gopacket/gopacket/layers"
 
+	"beeline.io/beeline/test/needs"
 	"beeline.io/beeline/test/packet/model"
 )
 
@@ -260,9 +261,7 @@ func (p ping) piece(t testing.TB, message []byte, from, to int) []byte {
 // The sum that a device computed stays correct.
 func TestEchoSummedUp(t *testing.T) {
 	w := newScene(t)
-	if !w.sumsUp(t) {
-		t.Skip("this kernel's test runs cannot have CHECKSUM_COMPLETE: that needs BPF_F_TEST_SKB_CHECKSUM_COMPLETE (Linux 6.17)")
-	}
+	needs.Kernel(t, needs.SummedTestRuns)
 	for _, f := range families {
 		w.enter(t)
 		for _, payload := range []string{"even", "uneven!"} {

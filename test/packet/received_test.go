@@ -3,33 +3,17 @@
 package packet
 
 import (
-	"errors"
 	"testing"
 
-	"github.com/cilium/ebpf"
-	"golang.org/x/sys/unix"
-
+	"beeline.io/beeline/test/needs"
 	"beeline.io/beeline/test/packet/model"
 )
-
-// sumsUp reports whether the kernel's test runs support the flag.
-func (w *world) sumsUp(t testing.TB) bool {
-	t.Helper()
-	frame := families[0].question(udp, passed).frame(t)
-	_, err := w.ingress.Run(&ebpf.RunOptions{Data: frame, DataOut: output, Flags: bpfTestChecksumComplete})
-	if err != nil && !errors.Is(err, unix.EINVAL) {
-		t.Fatal(err)
-	}
-	return err == nil
-}
 
 // A device may have computed a packet's sum (CHECKSUM_COMPLETE): it stays correct through every rewrite, or the
 // stack would drop the packet.
 func TestChecksumMadeByDevice(t *testing.T) {
 	w := newScene(t)
-	if !w.sumsUp(t) {
-		t.Skip("this kernel's test runs cannot have CHECKSUM_COMPLETE: that needs BPF_F_TEST_SKB_CHECKSUM_COMPLETE (Linux 6.17)")
-	}
+	needs.Kernel(t, needs.SummedTestRuns)
 	w.each(t, func(t *testing.T, at hook, f family, protocol uint8) {
 		if at != atIngress {
 			return // XDP has no such sum

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"beeline.io/beeline/internal/bpf"
+	"beeline.io/beeline/test/needs"
 	"beeline.io/beeline/test/packet/model"
 )
 
@@ -193,7 +194,7 @@ func TestSCTPWithoutChunk(t *testing.T) {
 // kernel splits itself.
 func TestSCTPSummedUpOrMerged(t *testing.T) {
 	w := newScene(t)
-	sums := w.sumsUp(t)
+	sums := needs.Has(t, needs.SummedTestRuns)
 	for _, f := range families {
 		t.Run(f.name, func(t *testing.T) {
 			w.enter(t)

@@ -3,7 +3,6 @@
 package pod
 
 import (
-	"errors"
 	"net"
 	"testing"
 
@@ -11,8 +10,8 @@ import (
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/link"
 
-	"beeline.io/beeline/internal/node/netfilter"
 	"beeline.io/beeline/test/lab"
+	"beeline.io/beeline/test/needs"
 )
 
 // A native XDP program at the pod's own device drops what comes to the pod. bpf_redirect_peer would deliver past it.
@@ -49,9 +48,7 @@ func TestDropsOfXDPInPods(t *testing.T) {
 
 // A BPF program at a hook of netfilter drops what it drops on the stack.
 func TestDropsOfNetfilterPrograms(t *testing.T) {
-	if err := netfilter.ListsFunctions(); errors.Is(err, errors.ErrUnsupported) {
-		t.Skipf("other tests would find the program, too: %v", err)
-	}
+	needs.Kernel(t, needs.NetfilterHooks) // without, other tests would find the program, too
 	var attached link.Link
 	testDrops(t, lab.Shape{}, []drop{{name: "BPF program at forward", from: "a1", to: "a2", do: func(w *world) {
 		p, err := ebpf.NewProgram(&ebpf.ProgramSpec{Name: "drops", Type: ebpf.Netfilter, AttachType: ebpf.AttachNetfilter, License: "GPL",

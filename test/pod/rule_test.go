@@ -7,8 +7,8 @@ import (
 	"testing"
 	"time"
 
-	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/test/lab"
+	"beeline.io/beeline/test/needs"
 )
 
 // Routing rules decide about packets on the shortcut by all that they match: packets that a rule drops do not arrive,
@@ -48,9 +48,7 @@ func TestRoutingRulesByMark(t *testing.T) {
 	if err := lab.Supports(lab.NetworkVXLAN); err != nil {
 		t.Skipf("this kernel has no VXLAN: %v", err)
 	}
-	if !bpf.RouteLookupsTakeMarks() {
-		t.Skip("this kernel looks up routes without marks: the shortcut is withheld")
-	}
+	needs.Kernel(t, needs.MarkedLookups) // without, the shortcut is withheld
 	w := startWorld(t, lab.Shape{Network: lab.NetworkVXLAN}, "--pod-ignore-filters")
 	w.rules("node-a", `table netdev outer {
 		chain in {

@@ -10,11 +10,10 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 
-	"golang.org/x/sys/unix"
-
-	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/shortcut/socket/sockgc"
+	"beeline.io/beeline/test/needs"
 	"beeline.io/beeline/test/node"
+	"golang.org/x/sys/unix"
 )
 
 // withEachMethod runs a test once for each method of ending sockets, with an agent on node-a that is not
@@ -23,7 +22,7 @@ func withEachMethod(t *testing.T, test func(t *testing.T, w *world)) {
 	t.Helper()
 	for _, method := range []sockgc.Method{sockgc.Iterator, sockgc.Netlink} {
 		t.Run(string(method), func(t *testing.T) {
-			needs(t, method)
+			needsMethod(t, method)
 			w := newWorld(t, "node-a")
 			w.agent().Flags = []string{"--terminate-sockets", string(method)}
 			test(t, w)
@@ -34,11 +33,11 @@ func withEachMethod(t *testing.T, test func(t *testing.T, w *world)) {
 	}
 }
 
-// needs skips a test on a kernel that lacks a method.
-func needs(t *testing.T, method sockgc.Method) {
+// needsMethod skips a test on a kernel that lacks a method.
+func needsMethod(t *testing.T, method sockgc.Method) {
 	t.Helper()
-	if method == sockgc.Iterator && !bpf.HaveSockDestroy() {
-		t.Skip("the kernel lacks bpf_sock_destroy (Linux 6.5)")
+	if method == sockgc.Iterator {
+		needs.Kernel(t, needs.SockDestroy)
 	}
 }
 

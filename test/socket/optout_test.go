@@ -4,7 +4,6 @@ package socket
 
 import (
 	"net/netip"
-	"os"
 	"os/exec"
 	"strings"
 	"testing"
@@ -23,6 +22,7 @@ import (
 	"beeline.io/beeline/internal/part/optout"
 	"beeline.io/beeline/internal/report/condition"
 	"beeline.io/beeline/test/lab"
+	"beeline.io/beeline/test/needs"
 )
 
 // shortcut is the annotation with a value; nil if that is empty.
@@ -227,9 +227,7 @@ func TestOptOutByNamespaceAndRuntimeClass(t *testing.T) {
 // The kubelet's other naming scheme for cgroups.
 func TestOptOutWithTheCgroupfsDriver(t *testing.T) {
 	t.Parallel()
-	if os.Geteuid() != 0 {
-		t.Skip("the lab needs root: network namespaces, mounts and cgroups")
-	}
+	needs.Root(t)
 	l, err := lab.Up(lab.Config{Temporary: true, CgroupLayout: lab.LayoutCgroupfs})
 	if err != nil {
 		t.Fatal(err)

@@ -5,18 +5,20 @@ package kernelct
 import (
 	"errors"
 	"net/netip"
-	"os"
 	"runtime"
 	"slices"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"beeline.io/beeline/test/needs"
 )
 
 // inNamespace runs f in a network namespace of its own.
 func inNamespace(t *testing.T, f func()) {
 	t.Helper()
+	needs.Root(t)
 	done := make(chan error)
 	go func() {
 		runtime.LockOSThread() // the thread ends with the goroutine
@@ -26,9 +28,7 @@ func inNamespace(t *testing.T, f func()) {
 		}
 		done <- err
 	}()
-	if err := <-done; errors.Is(err, os.ErrPermission) {
-		t.Skip("needs root")
-	} else if err != nil {
+	if err := <-done; err != nil {
 		t.Fatal(err)
 	}
 }

@@ -129,14 +129,7 @@ const (
 )
 
 // errNoHooks: the kernel does not list the functions at the hooks.
-var errNoHooks = fmt.Errorf("this kernel has no nfnetlink_hook (CONFIG_NETFILTER_NETLINK_HOOK): %w", errors.ErrUnsupported)
-
-// ListsFunctions returns an error that wraps errors.ErrUnsupported if the kernel does not list the functions at the
-// hooks of a network namespace.
-func ListsFunctions() error {
-	_, err := readHooks()
-	return err
-}
+var errNoHooks = errors.New("this kernel has no nfnetlink_hook (CONFIG_NETFILTER_NETLINK_HOOK)")
 
 // readHooks returns the functions at hooks of this network namespace that are not known, except those at devices.
 func readHooks() (all []base, err error) {

@@ -3,22 +3,21 @@
 package netfilter
 
 import (
-	"errors"
 	"strings"
 	"testing"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
 	ebpflink "github.com/cilium/ebpf/link"
+
+	"beeline.io/beeline/test/needs"
 )
 
 // A BPF program at a hook is a filter while it is attached, found by the functions at the hooks and by the IDs of
 // links. What the kernel itself has there for all kinds of rules is none.
 func TestFunctionsAtHooks(t *testing.T) {
-	if err := ListsFunctions(); errors.Is(err, errNoHooks) {
-		// Without it the tests of other packages would find the program, too, which have other namespaces.
-		t.Skip(err)
-	}
+	// Without, the tests of other packages would find the program, too, which have other namespaces.
+	needs.Kernel(t, needs.NetfilterHooks)
 	inNamespace(t, func() {
 		load(t, `table inet t {
 			chain a { type filter hook prerouting priority -300; notrack; }

@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"beeline.io/beeline/test/needs"
 )
 
 // all collects what All returns, by inode, and fails on duplicates.
@@ -49,7 +51,7 @@ func (r *resident) want(t *testing.T, when string) {
 }
 
 func TestAllFindsNamespacesOfThreads(t *testing.T) {
-	needRoot(t)
+	needs.Root(t)
 	r := settle(t, nil)
 	defer r.leave()
 	r.want(t, "a thread is in it")
@@ -64,7 +66,7 @@ func TestAllFindsNamespacesOfThreads(t *testing.T) {
 
 // The first thread of a process has ended; another one lives on in a namespace.
 func TestAllFindsNamespacesOfHeadlessProcesses(t *testing.T) {
-	needRoot(t)
+	needs.Root(t)
 	cmd := exec.Command("/proc/self/exe")
 	cmd.Env = append(os.Environ(), headless+"=1")
 	out, err := cmd.StdoutPipe()
@@ -114,7 +116,7 @@ func init() {
 
 // A namespace that is only mounted, at a path with characters that the kernel escapes.
 func TestAllFindsMountedNamespaces(t *testing.T) {
-	needRoot(t)
+	needs.Root(t)
 	mount := filepath.Join(t.TempDir(), "a b\tc\\d")
 	if err := os.WriteFile(mount, nil, 0o600); err != nil {
 		t.Fatal(err)
@@ -140,7 +142,7 @@ func TestAllFindsMountedNamespaces(t *testing.T) {
 
 // The namespace stays open during its iteration, even if its last thread leaves it.
 func TestNamespaceOutlivesItsResidents(t *testing.T) {
-	needRoot(t)
+	needs.Root(t)
 	r := settle(t, nil)
 	for ns, err := range All() {
 		if err != nil || ns.Inode != r.inode {
@@ -157,7 +159,7 @@ func TestNamespaceOutlivesItsResidents(t *testing.T) {
 
 // While namespaces appear and vanish, All returns no error and does not stop early.
 func TestAllWhileNamespacesComeAndGo(t *testing.T) {
-	needRoot(t)
+	needs.Root(t)
 	r, stop, stopped := settle(t, nil), make(chan struct{}), make(chan struct{})
 	defer r.leave()
 	go func() {
@@ -181,7 +183,7 @@ func TestAllWhileNamespacesComeAndGo(t *testing.T) {
 // BenchmarkAll measures one pass over 500 processes and 100 namespaces more than this machine has, with and
 // without entering each.
 func BenchmarkAll(b *testing.B) {
-	needRoot(b)
+	needs.Root(b)
 	for range 100 {
 		defer settle(b, nil).leave()
 	}

@@ -13,14 +13,6 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// needRoot skips the test without the privileges to create namespaces.
-func needRoot(t testing.TB) {
-	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("needs root: creates network namespaces")
-	}
-}
-
 // A resident is a thread in its own network namespace.
 type resident struct {
 	inode, cookie uint64

@@ -10,10 +10,12 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"beeline.io/beeline/test/needs"
 )
 
 func TestOpenSaysWhatHasVanished(t *testing.T) {
-	needRoot(t)
+	needs.Root(t)
 	r := settle(t, nil)
 	r.leave()
 	file := filepath.Join(t.TempDir(), "no namespace")
@@ -29,7 +31,7 @@ func TestOpenSaysWhatHasVanished(t *testing.T) {
 
 // Do runs on a thread in the namespace, and returns the function's error; no thread stays there.
 func TestDo(t *testing.T) {
-	needRoot(t)
+	needs.Root(t)
 	r := settle(t, nil)
 	defer r.leave()
 	ns := r.open(t)
@@ -67,7 +69,7 @@ func TestDo(t *testing.T) {
 
 // A thread that cannot return to its namespace is discarded, not reused.
 func TestDoDiscardsAThreadThatIsLost(t *testing.T) {
-	needRoot(t)
+	needs.Root(t)
 	r := settle(t, nil)
 	defer r.leave()
 	ns := r.open(t)

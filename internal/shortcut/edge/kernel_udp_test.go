@@ -4,7 +4,6 @@ package edge
 
 import (
 	"net/netip"
-	"os"
 	"testing"
 
 	kernel "github.com/ti-mo/conntrack"
@@ -12,13 +11,12 @@ import (
 
 	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/node/netns"
+	"beeline.io/beeline/test/needs"
 )
 
 // Cleanup removes the entries that programs have added to the kernel's conntrack, and no others.
 func TestOwnEntriesAreRemoved(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("network namespaces need root")
-	}
+	needs.Root(t)
 	n, err := netns.New()
 	if err != nil {
 		t.Fatal(err)

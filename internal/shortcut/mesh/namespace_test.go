@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"beeline.io/beeline/internal/node/netns"
+	"beeline.io/beeline/test/needs"
 )
 
 // sleeping starts a process that sleeps, in new namespaces.
@@ -33,9 +34,7 @@ func sleeping(t *testing.T, flags uintptr) (pid string) {
 // TestNamespaceOfPod: what an application makes is not taken for the pod's network namespace, whatever the order in
 // which processes are listed.
 func TestNamespaceOfPod(t *testing.T) {
-	if os.Getuid() != 0 {
-		t.Skip("needs root")
-	}
+	needs.Root(t)
 	own := strconv.Itoa(os.Getpid())
 	pod := sleeping(t, syscall.CLONE_NEWNET)
 	younger := sleeping(t, syscall.CLONE_NEWNET)

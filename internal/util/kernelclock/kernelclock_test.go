@@ -8,6 +8,8 @@ import (
 	"os/exec"
 	"testing"
 	"time"
+
+	"beeline.io/beeline/test/needs"
 )
 
 // printClock makes this program print its clock.
@@ -23,9 +25,7 @@ func TestMain(m *testing.M) {
 
 // A process in a time namespace whose clock is ahead or behind reads the clock of BPF programs.
 func TestTimeNamespace(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("time namespaces need root")
-	}
+	needs.Root(t)
 	for _, ahead := range []string{"0", "86400", "-5"} {
 		before := Coarse()
 		cmd := exec.Command("unshare", "--time", "--monotonic", ahead, "/proc/self/exe")

@@ -4,7 +4,6 @@ package sockgc
 
 import (
 	"errors"
-	"os"
 	"runtime"
 	"testing"
 	"time"
@@ -12,14 +11,13 @@ import (
 	"golang.org/x/sys/unix"
 
 	"beeline.io/beeline/internal/bpf"
+	"beeline.io/beeline/test/needs"
 )
 
 // A socket keeps its cookie when its program reconnects it, which it should do when its backend is removed:
 // such a socket changed between the scan and its termination, and must stay.
 func TestNetlinkSparesWhatIsConnectedAnew(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("a network namespace needs root")
-	}
+	needs.Root(t)
 	const before, now = 1111, 2222
 	loopback := [4]byte{127, 0, 0, 1}
 	inOwnNamespace(t, func() error {
