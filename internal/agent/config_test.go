@@ -3,6 +3,7 @@
 package agent
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -51,9 +52,25 @@ func wantComplete(t *testing.T, args, want string) (c Config) {
 	}
 	err := c.Complete(fs)
 	if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
-		t.Errorf("%s: %v, want %q", args, err, want)
+		t.Errorf("the flags %q are %s, want them %s", args, answered(err), answered(wanted(want)))
 	}
 	return c
+}
+
+// wanted is the error of a text that a test wants, nil if it wants none.
+func wanted(text string) error {
+	if text == "" {
+		return nil
+	}
+	return errors.New(text)
+}
+
+// answered is the result of reading a configuration in the words of a failed test.
+func answered(err error) string {
+	if err == nil {
+		return "accepted"
+	}
+	return fmt.Sprintf("refused with %q", err)
 }
 
 // configFile returns the path of a file for --config.
@@ -228,7 +245,7 @@ func TestNestedSettings(t *testing.T) {
 		new(Config).AddFlags(fs)
 		err := readConfigFile(configFile(t, text), fs)
 		if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
-			t.Errorf("%q: %v, want %q", text, err, want)
+			t.Errorf("the configuration file %q is %s, want it %s", text, answered(err), answered(wanted(want)))
 		}
 		if err != nil && regexp.MustCompile(`(?i)json|unmarshal|struct|interface|strconv|time: `).MatchString(err.Error()) {
 			t.Errorf("%q: in the words of Go: %v", text, err)

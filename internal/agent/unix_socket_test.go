@@ -36,10 +36,10 @@ func TestRemoveSocket(t *testing.T) {
 		path := filepath.Join(dir, name)
 		RemoveSocket(path)
 		if _, err := os.Lstat(path); stays != !errors.Is(err, os.ErrNotExist) {
-			t.Errorf("%s: kept %v (%v), want %v", name, !stays, err, stays)
+			t.Errorf("RemoveSocket(%q): the file stays: %t (%v), want %t; \"running\" is the socket of an agent that listens, \"killed\" of one that does not", name, !stays, err, stays)
 		}
 		if pins := PinsOf(path); name == "running" && pins != "/pins" || name != "running" && pins != "" {
-			t.Errorf("%s: the link to the pins leads to %q", name, pins)
+			t.Errorf("RemoveSocket(%q): the link to the agent's pins leads to %q, want /pins for the agent that listens, and no link for others", name, pins)
 		}
 	}
 }

@@ -99,7 +99,7 @@ func TestHeldPortsOfOthers(t *testing.T) {
 	frontend.Key.Port = bpf.NetworkOrder(40080)
 	tables.Services[0].Frontends = append(tables.Services[0].Frontends, frontend)
 	if held, err := PortConflicts(tables); len(held) != 0 || err != nil {
-		t.Errorf("with the socket open here: %v, %v", held, err)
+		t.Errorf("this process has sockets at UDP 0.0.0.0:30080 and :40080, two NodePorts: reported as held are %v (%v), want none: it may hold them for the Service", held, err)
 	}
 	f.Close()
 	l.Close()
@@ -107,12 +107,12 @@ func TestHeldPortsOfOthers(t *testing.T) {
 	ephemeral.Close()
 	held, err := PortConflicts(tables)
 	if len(held) != 1 || err != nil || held[0].PID != other.Process.Pid || held[0].Process != "cat" {
-		t.Errorf("with the socket open in process %d (cat): %v, %v", other.Process.Pid, held, err)
+		t.Errorf("cat (pid %d) has sockets at UDP 0.0.0.0:30080 and at :40080, which is in ip_local_port_range: reported as held are %v (%v), want port 30080 alone", other.Process.Pid, held, err)
 	}
 	for i := range tables.Services[0].Frontends {
 		tables.Services[0].Frontends[i].Kind = service.LoadBalancer
 	}
 	if held, err := PortConflicts(tables); len(held) != 0 || err != nil {
-		t.Errorf("at an address of another node: %v, %v", held, err)
+		t.Errorf("cat has a socket at UDP 0.0.0.0:30080, and a Service has the load-balancer address 192.0.2.1:30080: reported as held are %v (%v), want none", held, err)
 	}
 }

@@ -50,7 +50,7 @@ func eventually(t *testing.T, what string, ok func() error) {
 			return
 		}
 		if time.Now().After(deadline) {
-			t.Fatalf("not after %v: %s: %v", patience, what, err)
+			t.Fatalf("waited %v in vain for this: %s: %v", patience, what, err)
 		}
 	}
 }

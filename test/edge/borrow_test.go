@@ -251,6 +251,12 @@ func (w *world) statusOf(a *node.Agent) (*api.Status, error) {
 	return s, err
 }
 
+// edgeCounters is what node-a's edge has counted since the test began, for its messages.
+func (w *world) edgeCounters() string {
+	w.t.Helper()
+	return node.Counted(w.status().Edge.Counters)
+}
+
 // remove ends the agents and takes the lab down.
 func (w *world) remove() error {
 	if w == nil {

@@ -69,7 +69,7 @@ func (w *world) wantServedShared() {
 func (w *world) wantAnswered(network string, to netip.AddrPort) {
 	w.t.Helper()
 	if answer, err := w.ask(network, to); err != nil || answer.Pod != "b1" {
-		w.t.Errorf("%s to %s: %+v, %v; the edge counted %v", network, to, answer, err, w.status().Edge.Counters)
+		w.t.Errorf("%s to %s: %+v, %v; the edge counted %v", network, to, answer, err, w.edgeCounters())
 	}
 }
 

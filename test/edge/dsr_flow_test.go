@@ -87,7 +87,7 @@ func TestDSROverOverlay(t *testing.T) {
 						continue
 					}
 					if err := transfer(w.open("tcp", to), "b1", 5<<20); err != nil {
-						t.Errorf("%s, to %s: %v; node-a's counters: %v", kind, to, err, w.status().Edge.Counters)
+						t.Errorf("%s, to %s: %v; node-a's counters: %v", kind, to, err, w.edgeCounters())
 					}
 				}
 			}

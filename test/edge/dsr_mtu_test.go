@@ -43,7 +43,7 @@ func TestDSRPathMTUToTheClient(t *testing.T) {
 			for family, pod := range pods {
 				w.applyKinds(pod)
 				if err := transfer(w.open("tcp", w.address("ExternalIP", i+1, family)), pod, 5<<20); err != nil {
-					t.Errorf("%s, to %s: %v; node-a's counters: %v", kind, pod, err, w.status().Edge.Counters)
+					t.Errorf("%s, to %s: %v; node-a's counters: %v", kind, pod, err, w.edgeCounters())
 				}
 				if mtu := w.knownMTU(pod, w.clientOf(family), family); mtu != narrowMTU {
 					t.Errorf("%s: %s has a path MTU of %d to %s, want %d", kind, pod, mtu, w.clientOf(family), narrowMTU)
@@ -130,7 +130,7 @@ func (w *world) wantClientToLearn(n, family, mtu int, pod string) {
 	// Each address has a path MTU of its own.
 	stream := w.address("LoadBalancer", n, family)
 	if err := transfer(w.open("tcp", stream), pod, 5<<20); err != nil {
-		w.t.Errorf("to %s by %s: %v; node-a's counters: %v", pod, stream, err, w.status().Edge.Counters)
+		w.t.Errorf("to %s by %s: %v; node-a's counters: %v", pod, stream, err, w.edgeCounters())
 	}
 	if known := w.knownMTU("client", stream.Addr(), family); known != mtu {
 		w.t.Errorf("by TCP the client has a path MTU of %d to %s, want %d", known, stream, mtu)
@@ -165,7 +165,7 @@ func (w *world) wantClientToLearn(n, family, mtu int, pod string) {
 		answer, err = lab.Ask(ctx, conn, strings.Repeat("x", known-headers))
 	}
 	if err != nil {
-		w.t.Errorf("a datagram that fits, to %s: %q, %v; node-a's counters: %v", to, answer.Pod, err, w.status().Edge.Counters)
+		w.t.Errorf("a datagram that fits, to %s: %q, %v; node-a's counters: %v", to, answer.Pod, err, w.edgeCounters())
 	}
 }
 

@@ -65,7 +65,7 @@ func TestPathMTUBehindECMP(t *testing.T) {
 			family := n % 2
 			conn := w.openFrom(nth(clientRanges[family], 256+n), "tcp", w.address("ExternalIP", n/2%3+1, family))
 			if err := transfer(conn, w.served(conn), 256<<10); err != nil {
-				t.Fatalf("connection %d: %v; node-a's counters: %v", n, err, w.status().Edge.Counters)
+				t.Fatalf("connection %d: %v; node-a's counters: %v", n, err, w.edgeCounters())
 			}
 			conn.Close()
 		}

@@ -171,7 +171,7 @@ func (w *world) wantBothForward(reason string) {
 		if w.countAt(w.agents[host], reason) == 0 {
 			s, err := w.statusOf(w.agents[host])
 			w.must(err)
-			w.t.Errorf("%s counted nothing as %s: %v", host, reason, s.Edge.Counters)
+			w.t.Errorf("%s counted nothing as %s: %v", host, reason, node.Counted(s.Edge.Counters))
 		}
 	}
 }

@@ -18,6 +18,7 @@ import (
 	"beeline.io/beeline/internal/conntrack"
 	"beeline.io/beeline/internal/report/explain"
 	"beeline.io/beeline/test/lab"
+	"beeline.io/beeline/test/node"
 )
 
 func exitCode(err error) int {
@@ -28,10 +29,15 @@ func exitCode(err error) int {
 }
 
 // explain explains a packet.
-func (w *world) explain(args ...string) explain.Answer { return w.explained("packet", args...) }
+func (w *world) explain(args ...string) explanation { return w.explained("packet", args...) }
+
+// explanation is what explain says. A failed test prints it as JSON: the backends and addresses are behind pointers.
+type explanation struct{ explain.Answer }
+
+func (a explanation) String() string { return node.JSON(a.Answer) }
 
 // explained explains a packet or a connect.
-func (w *world) explained(what string, args ...string) (a explain.Answer) {
+func (w *world) explained(what string, args ...string) (a explanation) {
 	w.t.Helper()
 	text, err := w.agent.CLI(append([]string{"explain", what, "-o", "json"}, args...)...)
 	if exit, ok := errors.AsType[*exec.ExitError](err); ok {
@@ -46,7 +52,7 @@ func (w *world) explained(what string, args ...string) (a explain.Answer) {
 type explained struct {
 	name, network          string
 	from, to               netip.AddrPort
-	answer                 explain.Answer
+	answer                 explanation
 	reason, service, rules string
 }
 
@@ -177,8 +183,8 @@ func (w *world) wantTruth(c *explained) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	type result struct {
-		lab.Answer
-		err error
+		answer lab.Answer
+		err    error
 	}
 	results := make(chan result, 1)
 	go func() {
@@ -195,7 +201,7 @@ func (w *world) wantTruth(c *explained) {
 		w.eventually(c.name+" is dropped", func() bool { return count() > before })
 		cancel()
 		if r := <-results; r.err == nil || errors.Is(r.err, syscall.ECONNREFUSED) {
-			w.t.Errorf("%s to %s was explained as dropped, but the result is %+v", c.name, c.to, r)
+			w.t.Errorf("%s to %s was explained as dropped, but the client has: %v, %v", c.name, c.to, r.answer, r.err)
 		}
 		return
 	}
@@ -203,16 +209,16 @@ func (w *world) wantTruth(c *explained) {
 	switch c.answer.Verdict {
 	case "balance":
 		becomes := c.answer.Rewritten
-		if r.err != nil || r.Pod != w.podAt(becomes.Destination.Addr()) || r.Peer != becomes.Source {
-			w.t.Errorf("%s to %s is answered %+v, but was explained as %s", c.name, c.to, r, becomes)
+		if r.err != nil || r.answer.Pod != w.podAt(becomes.Destination.Addr()) || r.answer.Peer != becomes.Source {
+			w.t.Errorf("%s to %s was explained as %s, but the client has: %v, %v", c.name, c.to, becomes, r.answer, r.err)
 		}
 	case "reject":
 		if !errors.Is(r.err, syscall.ECONNREFUSED) || count() != before+1 {
-			w.t.Errorf("%s to %s was explained as refused, but the result is %+v", c.name, c.to, r)
+			w.t.Errorf("%s to %s was explained as refused, but the client has: %v, %v", c.name, c.to, r.answer, r.err)
 		}
 	default: // the node's stack refuses
 		if !errors.Is(r.err, syscall.ECONNREFUSED) {
-			w.t.Errorf("%s to %s was explained as passed, but the result is %+v", c.name, c.to, r)
+			w.t.Errorf("%s to %s was explained as passed, but the client has: %v, %v", c.name, c.to, r.answer, r.err)
 		}
 	}
 }
@@ -232,7 +238,7 @@ func TestExplainSocket(t *testing.T) {
 		verdict       string
 		rules         string
 	}
-	var answers []explain.Answer
+	var answers []explanation
 	questions := []question{
 		{"a2", "tcp", w.address("ClusterIP", 5, 0), "balance", "R16"},
 		{"node-a", "tcp", w.address("ClusterIP", 5, 1), "balance", "R16 R19"},

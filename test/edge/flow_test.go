@@ -5,8 +5,10 @@ package edge
 import (
 	"context"
 	"encoding/json"
+	"maps"
 	"net"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -72,7 +74,7 @@ func (w *world) eventually(what string, ok func() bool) {
 			return
 		}
 		if time.Since(begun) > patience {
-			w.t.Fatalf("not after %v: %s", patience, what)
+			w.t.Fatalf("waited %v in vain for this: %s\n%s", patience, what, node.Says(slices.Collect(maps.Values(w.agents))...))
 		}
 		time.Sleep(node.PollPause(begun, asked))
 	}

@@ -69,7 +69,7 @@ func (w *world) wantEchoed(host string, to netip.AddrPort, sizes ...int) {
 		}
 		n, err := conn.Read(got)
 		if err != nil {
-			w.t.Fatalf("%d bytes to %s: %v; the edge counted %v", size, to, err, w.status().Edge.Counters)
+			w.t.Fatalf("%d bytes to %s: %v; the edge counted %v", size, to, err, w.edgeCounters())
 		}
 		if !bytes.Equal(got[:n], sent) {
 			w.t.Errorf("%d bytes to %s returned as %d others", size, to, n)

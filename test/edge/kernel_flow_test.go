@@ -46,7 +46,7 @@ func (w *world) connectFrom(host, network string, from, to netip.AddrPort) net.C
 	defer cancel()
 	conn, err := w.Host(host).DialWith(ctx, lab.DialOptions{Local: from}, network, to.String())
 	if err != nil {
-		w.t.Fatalf("%s, %s from %s to %s: %v; the edge counted %v", host, network, from, to, err, w.status().Edge.Counters)
+		w.t.Fatalf("%s, %s from %s to %s: %v; the edge counted %v", host, network, from, to, err, w.edgeCounters())
 	}
 	w.t.Cleanup(func() { conn.Close() })
 	return conn
@@ -59,7 +59,7 @@ func (w *world) wantPeer(conn net.Conn, who string, peer netip.AddrPort) netip.A
 	defer cancel()
 	answer, err := lab.Ask(ctx, conn, "hello")
 	if err != nil || answer.Pod != who || peer.IsValid() && answer.Peer != peer {
-		w.t.Errorf("%s to %s: %+v, %v; want %s to answer %s; the edge counted %v", conn.LocalAddr(), conn.RemoteAddr(), answer, err, who, peer, w.status().Edge.Counters)
+		w.t.Errorf("%s to %s: %+v, %v; want %s to answer %s; the edge counted %v", conn.LocalAddr(), conn.RemoteAddr(), answer, err, who, peer, w.edgeCounters())
 	}
 	return answer.Peer
 }

@@ -71,7 +71,7 @@ func TestTablesAreMigrated(t *testing.T) {
 		ended()
 		clients.end()
 		if t.Failed() {
-			t.Logf("counters: %v", w.status().Edge.Counters)
+			t.Logf("counters: %v", w.edgeCounters())
 		}
 		w.must(w.agent.Kill())
 		w.mustRefuse(program, "tables_v1001")

@@ -68,7 +68,7 @@ func TestOptedOutPodIsServedByPacket(t *testing.T) {
 			for range 3 * tries {
 				answer, err := w.askAs("a1", network, to)
 				if err != nil {
-					t.Fatalf("%s to %s: %v; the edge counted %v", network, to, err, w.status().Edge.Counters)
+					t.Fatalf("%s to %s: %v; the edge counted %v", network, to, err, w.edgeCounters())
 				}
 				want := w.Host("a1").Addr4
 				if to.Addr().Is6() {
@@ -108,7 +108,7 @@ func TestOptedOutPodAsksItsNode(t *testing.T) {
 					for range 5 * tries {
 						answer, err := w.askAs("a1", network, netip.AddrPortFrom(ips[0], nodePort))
 						if err != nil {
-							t.Fatalf("%s to %s: %v; the edge counted %v", network, ips[0], err, w.status().Edge.Counters)
+							t.Fatalf("%s to %s: %v; the edge counted %v", network, ips[0], err, w.edgeCounters())
 						}
 						if want := sees[answer.Pod]; answer.Peer.Addr() != want {
 							t.Fatalf("%s to %s: %s sees %s, want %s", network, ips[0], answer.Pod, answer.Peer, want)
@@ -187,7 +187,7 @@ func TestPodAsksABackendFromTheSamePort(t *testing.T) {
 					}}
 					conn, err := w.Host("a1").DialWith(ctx, options, "tcp", to.String())
 					if err != nil {
-						t.Fatalf("%s, after %s: %v; the edge counted %v", to, how, err, w.status().Edge.Counters)
+						t.Fatalf("%s, after %s: %v; the edge counted %v", to, how, err, w.edgeCounters())
 					}
 					defer conn.Close()
 					if reset {
@@ -252,7 +252,7 @@ func (w *world) wantDatagramServed(host string, options lab.DialOptions, to neti
 	}
 	defer conn.Close()
 	if answer, err := lab.Ask(ctx, conn, "hello"); err != nil || answer.Pod != pod {
-		w.t.Errorf("%s: %q answers, %v; the edge counted %v", to, answer.Pod, err, w.status().Edge.Counters)
+		w.t.Errorf("%s: %q answers, %v; the edge counted %v", to, answer.Pod, err, w.edgeCounters())
 	}
 }
 

@@ -170,7 +170,7 @@ func (w *world) wantPathMTU(host string, to netip.AddrPort, family, mtu int, pod
 	defer cancel()
 	answer, err := lab.Ask(ctx, conn, strings.Repeat("x", mtu-headers))
 	if err != nil || answer.Pod != pod {
-		w.t.Errorf("a datagram that fits, to %s: %+v, %v; the edge counted %v", to, answer.Pod, err, w.status().Edge.Counters)
+		w.t.Errorf("a datagram that fits, to %s: %+v, %v; the edge counted %v", to, answer.Pod, err, w.edgeCounters())
 	}
 }
 

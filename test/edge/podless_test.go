@@ -41,7 +41,7 @@ func TestNodesWithoutPodCIDRs(t *testing.T) {
 		for _, ip := range []string{node.ClusterIPs(1)[0], vip} {
 			to := netip.AddrPortFrom(netip.MustParseAddr(ip), 80)
 			if answer, err := w.askAs("a1", network, to); err != nil || answer.Pod != "b1" {
-				t.Errorf("%s to %s: %+v, %v; the edge counted %v", network, to, answer, err, w.status().Edge.Counters)
+				t.Errorf("%s to %s: %+v, %v; the edge counted %v", network, to, answer, err, w.edgeCounters())
 			}
 		}
 	}

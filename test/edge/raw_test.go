@@ -82,7 +82,7 @@ func first(t *testing.T, wanted func(packet []byte) bool, sockets ...*rawSocket)
 			}
 		}
 	}
-	t.Fatalf("nothing arrived in %v; the edge counted %v", patience, sockets[0].status().Edge.Counters)
+	t.Fatalf("nothing arrived in %v; the edge counted %v", patience, sockets[0].edgeCounters())
 	return nil, nil, netip.Addr{}
 }
 

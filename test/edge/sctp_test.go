@@ -224,7 +224,7 @@ func TestSCTPSockets(t *testing.T) {
 				seen[w.askSCTP(to, family)] = true
 			}
 			if !seen["a1"] || !seen["b1"] {
-				t.Errorf("%s is served by %v; the edge counted %v", to, seen, w.status().Edge.Counters)
+				t.Errorf("%s is served by %v; the edge counted %v", to, seen, w.edgeCounters())
 			}
 		}
 		w.eventually("the associations have ended", func() bool {
@@ -296,7 +296,7 @@ func (w *world) askSCTP(to netip.AddrPort, family int) (pod string) {
 		err = unix.Connect(fd, sctpSockaddr(to))
 	}
 	if err != nil && err != unix.EISCONN {
-		w.t.Fatalf("connect to %s: %v; the edge counted %v", to, err, w.status().Edge.Counters)
+		w.t.Fatalf("connect to %s: %v; the edge counted %v", to, err, w.edgeCounters())
 	}
 	question := strings.Repeat("question", 500)
 	_, err = unix.Write(fd, []byte(question))

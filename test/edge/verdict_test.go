@@ -23,7 +23,7 @@ func (w *world) wantRefused(network string, to netip.AddrPort) {
 func (w *world) wantRefusedAs(host, network string, to netip.AddrPort) {
 	w.t.Helper()
 	if answer, err := w.askAs(host, network, to); !errors.Is(err, syscall.ECONNREFUSED) {
-		w.t.Errorf("%s to %s: %+v, %v; want it refused; the edge counted %v", network, to, answer, err, w.status().Edge.Counters)
+		w.t.Errorf("%s to %s: %+v, %v; want it refused; the edge counted %v", network, to, answer, err, w.edgeCounters())
 	}
 }
 
@@ -114,7 +114,7 @@ func TestSourceRangesFromOutside(t *testing.T) {
 			w.wantSilence(network, to, "drop_source")
 			for n := range 4 {
 				if answer, err := w.askFrom(nth(clientRanges[family], 16+n), network, to); err != nil {
-					t.Errorf("%s to %s from an address that is admitted: %+v, %v; the edge counted %v", network, to, answer, err, w.status().Edge.Counters)
+					t.Errorf("%s to %s from an address that is admitted: %+v, %v; the edge counted %v", network, to, answer, err, w.edgeCounters())
 				}
 			}
 		})

@@ -220,7 +220,7 @@ func (w *world) wantServedAs(host, network string, to netip.AddrPort, pods ...st
 	for range triesFor(len(pods)) {
 		answer, err := w.askAs(host, network, to)
 		if err != nil {
-			w.t.Errorf("%s to %s: %v; the edge counted %v", network, to, err, w.status().Edge.Counters)
+			w.t.Errorf("%s to %s: %v; the edge counted %v", network, to, err, w.edgeCounters())
 			return answers
 		}
 		seen[answer.Pod] = true

@@ -90,7 +90,7 @@ func (w *world) eventually(what string, ok func() bool) {
 	for end := time.Now().Add(patience); !ok(); time.Sleep(100 * time.Millisecond) {
 		if time.Now().After(end) {
 			report, _ := json.MarshalIndent(w.report(), "", " ")
-			w.t.Fatalf("not within %v: %s; the agent sees %s", patience, what, report)
+			w.t.Fatalf("waited %v in vain for this: %s; the agent sees %s", patience, what, report)
 		}
 	}
 }

@@ -99,7 +99,7 @@ func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(2 * patience); !ok(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatalf("not within %v: %s", 2*patience, what)
+			t.Fatalf("waited %v in vain for this: %s", 2*patience, what)
 		}
 	}
 }

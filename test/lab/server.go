@@ -35,6 +35,14 @@ type Answer struct {
 	Payload string `json:"payload"`
 }
 
+// String is an answer in the words of a failed test.
+func (a Answer) String() string {
+	if a == (Answer{}) {
+		return "no answer"
+	}
+	return fmt.Sprintf("%s, at %s, answers %s with %q", a.Pod, a.Local, a.Peer, a.Payload)
+}
+
 // ServerOptions configure a server. Most callers use the zero value.
 type ServerOptions struct {
 	TCP  uint16 `json:"tcp"`  // port of the line server, 8080 if 0

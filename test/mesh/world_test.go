@@ -121,7 +121,7 @@ func (w *world) eventually(what string, ok func() bool) {
 	w.t.Helper()
 	for end := time.Now().Add(patience); !ok(); time.Sleep(50 * time.Millisecond) {
 		if time.Now().After(end) {
-			w.t.Fatalf("not within %v: %s", patience, what)
+			w.t.Fatalf("waited %v in vain for this: %s\n%s", patience, what, node.Says(w.agent))
 		}
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -263,6 +264,16 @@ func (a *Agent) CLI(args ...string) (string, error) {
 	}
 	out, err := a.command(context.Background(), args...).Output()
 	return string(out), err
+}
+
+// JSON is a report of the program as a failed test prints it: with the names of the API, and with what is behind
+// pointers.
+func JSON(report any) string {
+	text, err := json.Marshal(report)
+	if err != nil {
+		return err.Error()
+	}
+	return string(text)
 }
 
 // WriteManifest atomically writes objects to a file of a folder. API types have their TypeMeta set.

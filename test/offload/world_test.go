@@ -159,7 +159,7 @@ func (w *world) within(limit time.Duration, what string, ok func() bool) {
 	w.t.Helper()
 	for end := time.Now().Add(limit); !ok(); time.Sleep(20 * time.Millisecond) {
 		if time.Now().After(end) {
-			w.t.Fatalf("not within %v: %s", limit, what)
+			w.t.Fatalf("waited %v in vain for this: %s\n%s", limit, what, node.Says(w.agent))
 		}
 	}
 }

@@ -6,7 +6,9 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -201,7 +203,7 @@ func (w *world) eventually(what string, ok func() bool) {
 			return
 		}
 		if time.Since(begun) > patience {
-			w.t.Fatalf("not within %v: %s", patience, what)
+			w.t.Fatalf("waited %v in vain for this: %s\n%s", patience, what, node.Says(slices.Collect(maps.Values(w.agents))...))
 		}
 		time.Sleep(node.PollPause(begun, asked))
 	}

@@ -228,7 +228,7 @@ func (w *world) eventually(what string, ok func() error) {
 			return
 		}
 		if time.Since(begun) > patience {
-			w.t.Fatalf("not after %v: %s: %v", patience, what, err)
+			w.t.Fatalf("waited %v in vain for this: %s: %v", patience, what, err)
 		}
 		time.Sleep(max(50*time.Millisecond, node.PollPause(begun, asked)))
 	}

@@ -139,7 +139,7 @@ func (w *world) eventually(what string, ok func() bool) {
 			return
 		}
 		if time.Since(begun) > patience {
-			w.t.Fatalf("not after %v: %s", patience, what)
+			w.t.Fatalf("waited %v in vain for this: %s\n%s", patience, what, node.Says(w.agents...))
 		}
 		time.Sleep(node.PollPause(begun, asked))
 	}

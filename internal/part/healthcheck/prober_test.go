@@ -101,8 +101,20 @@ func run(t *testing.T, n *network, options Options, test func(t *testing.T, p *P
 func wantState(t *testing.T, p *Prober, target service.Target, up bool, why string) {
 	t.Helper()
 	if s, ok := p.State(target); !ok || s.Up != up || !strings.Contains(s.Why, why) || why == "" && s.Why != "" {
-		t.Errorf("%s is %+v, want up %v, %q", target.Addr, s, up, why)
+		t.Errorf("%s is %s, want %s", target.Addr, s, State{Up: up, Why: why})
 	}
+}
+
+// String is a state in the words of a failed test.
+func (s State) String() string {
+	health, probe := "down", "the last probe succeeded"
+	if s.Up {
+		health = "up"
+	}
+	if s.Why != "" {
+		probe = "the last probe failed: " + s.Why
+	}
+	return health + " (" + probe + ")"
 }
 
 // Fall consecutive failures take a target down, Rise successes bring it up; fewer have no effect.
@@ -135,24 +147,31 @@ func TestRiseAndFall(t *testing.T) {
 			{refused, false}, {nil, false}, {refused, false}, {nil, false}, {nil, true}, {refused, false}, {nil, false},
 		}
 		up := true
-		for i, r := range row {
-			if next(r.err) != r.changed {
-				t.Errorf("probe %d: a change is reported: %v", i, !r.changed)
-			}
+		var probes []string
+		for _, r := range row {
+			changed := next(r.err)
 			if r.changed {
 				up = !up
 			}
-			why := ""
+			want := State{Up: up}
 			if r.err != nil {
-				why = "connection refused"
+				want.Why = "connection refused"
 			}
-			wantState(t, p, target, up, why)
+			probes = append(probes, map[bool]string{true: "answered", false: "refused"}[r.err == nil])
+			s, _ := p.State(target)
+			if s.Up != want.Up || s.Why != want.Why || changed != r.changed {
+				t.Errorf("%s goes down after 3 failures in a row, and up after 2 successes; after the probes %q it is %s, reported as a change: %t; want it %s, reported: %t",
+					target.Addr, probes, s, changed, want, r.changed)
+				return // what follows depends on it
+			}
 		}
 		if c := p.Counters(); c.Changes != 2 || c.Probes != uint64(len(row)) || c.Failures != 8 || c.Late != 0 {
-			t.Errorf("counted %+v", c)
+			t.Errorf("of %d probes, 8 failed, and 2 changed the state; counted %+v", len(row), c)
 		}
 	})
 }
+
+var starts = map[Start]string{Unknown: "unknown", Served: "served", Unserved: "not served"}
 
 // The assumed state of a target determines how many results the first change takes.
 func TestStart(t *testing.T) {
@@ -170,16 +189,18 @@ func TestStart(t *testing.T) {
 		run(t, n, Options{}, func(t *testing.T, p *Prober, changes <-chan []Change) {
 			p.SetTargets([]service.Target{tcp(1)}, as(test.start))
 			if s, _ := p.State(tcp(1)); s.Up != test.before || s.Probed {
-				t.Errorf("%v, %v: before the first probe it is %+v", test.start, test.err, s)
+				t.Errorf("a target that was %s when the agent started is up before its first probe: %t (probed: %t), want %t, not probed", starts[test.start], s.Up, s.Probed, test.before)
 			}
 			select {
 			case <-changes:
 				if got := n.timesAsked(addr(1)); got != test.probes || p.states()[0].Up == test.before {
-					t.Errorf("%v, %v: reported after %d probes, want %d", test.start, test.err, got, test.probes)
+					t.Errorf("a target that was %s when the agent started, with probes that end with %v: it is reported as %s after %d probes, want a change after %d (0: none)",
+						starts[test.start], test.err, p.states()[0], got, test.probes)
 				}
 			case <-time.After(10 * time.Second):
 				if test.probes != 0 {
-					t.Errorf("%v, %v: no change is reported", test.start, test.err)
+					t.Errorf("a target that was %s when the agent started, with probes that end with %v: no change is reported, want one after %d probes",
+						starts[test.start], test.err, test.probes)
 				}
 			}
 		})
@@ -321,7 +342,7 @@ func TestRemovedBeforeTheReport(t *testing.T) {
 		time.Sleep(batchDelay / 2) // both have failed
 		p.SetTargets([]service.Target{tcp(1)}, as(Unknown))
 		if all := <-changes; len(all) != 1 || all[0].Target != tcp(1) {
-			t.Errorf("reported %+v, want the target that is left", all)
+			t.Errorf("10.0.0.1:80 and 10.0.0.2:80 went down, and 10.0.0.2:80 was removed before the report; reported are %v, want 10.0.0.1:80 alone", all)
 		}
 	})
 }

@@ -94,16 +94,34 @@ func TestOnce(t *testing.T) {
 			r.Set(step.set)
 			time.Sleep(step.wait)
 			if len(s.events) != step.want {
-				t.Errorf("%s: %d Events, want %d", step.name, len(s.events), step.want)
+				var conditions []string
+				for _, i := range step.set {
+					conditions = append(conditions, fmt.Sprint(i))
+				}
+				t.Errorf("step %q, %v after these conditions hold: %q: the API server has %d Events, want %d; the last one is %s", step.name, step.wait, conditions,
+					len(s.events), step.want, last(s.events))
+				return // later steps count on from here
 			}
 		}
 	})
+	if t.Failed() {
+		return
+	}
 	if e := s.events[1]; e.Regarding.UID != "uid-web" || e.Reason != "ObjectLeftOut" || !strings.HasPrefix(e.Note, "node node-a: of web: ") || e.ReportingInstance != "beeline-node-a" {
-		t.Errorf("%+v", e)
+		t.Errorf("the Event of a Service that is left out is %s, of object UID %s, from %s; want ObjectLeftOut of uid-web, from beeline-node-a", last(s.events[:2]), e.Regarding.UID, e.ReportingInstance)
 	}
 	if a, b := s.events[0], s.events[2]; a.Name == b.Name || strings.Contains(a.Note, "node-a") {
-		t.Errorf("%+v and %+v", a, b)
+		t.Errorf("a condition that came again has the Events %s (%s) and %s (%s); want two names, and no node in the text", last(s.events[:1]), a.Name, last(s.events[:3]), b.Name)
 	}
+}
+
+// last is the last of some Events in the words of a failed test.
+func last(events []*eventsv1.Event) string {
+	if len(events) == 0 {
+		return "none"
+	}
+	e := events[len(events)-1]
+	return fmt.Sprintf("%s of %s %q", e.Reason, e.Regarding.Name, e.Note)
 }
 
 // A flood is cut: the queue is bounded, and Events leave it slowly.
@@ -115,14 +133,14 @@ func TestFlood(t *testing.T) {
 		}
 		time.Sleep(refill - time.Second)
 		if len(s.events) != burst {
-			t.Errorf("%d Events at once, want %d", len(s.events), burst)
+			t.Errorf("of 10,000 conditions at once the API server has %d Events, want a burst of %d", len(s.events), burst)
 		}
 		time.Sleep(10 * refill)
 		if n := len(s.events); n != burst+10 {
-			t.Errorf("%d Events after %v, want %d", n, 10*refill, burst+10)
+			t.Errorf("of 10,000 conditions at once the API server has %d Events %v later, want %d: one each %v after the burst", n, 10*refill, burst+10, refill)
 		}
 		if n := len(r.queued); n >= maxQueued {
-			t.Errorf("%d wait", n)
+			t.Errorf("of 10,000 conditions at once %d Events wait, want less than %d", n, maxQueued)
 		}
 	})
 }
@@ -146,23 +164,24 @@ func TestRefused(t *testing.T) {
 				time.Sleep(refusedPause / 4)
 			}
 			if s.asked != c.asked || strings.Count(log.String(), "\n") != c.logs {
-				t.Errorf("%v: %d requests, want %d, log %q", c.err, s.asked, c.asked, log.String())
+				t.Errorf("the API server refuses 3 Events of the namespace default with %q: it has %d requests, want %d; the log has %d lines, want %d:\n%s", c.err, s.asked, c.asked,
+					strings.Count(log.String(), "\n"), c.logs, &log)
 			}
 			asked := s.asked
 			r.Note(Item{service.Ref{Kind: service.KindService, Namespace: "shop", Name: "web"}, condition.AddressTaken.New("x")})
 			time.Sleep(time.Second)
 			if s.asked != asked+1 {
-				t.Errorf("%v: %d requests for an Event of another namespace", c.err, s.asked-asked)
+				t.Errorf("the API server has refused Events of the namespace default with %q: it has %d requests for an Event of the namespace shop, want 1", c.err, s.asked-asked)
 			}
 			time.Sleep(refusedPause)
 			s.err = nil
 			r.Note(item("later", condition.AddressTaken))
 			time.Sleep(time.Second)
 			if len(s.events) != 1 {
-				t.Errorf("%v: %d Events when they are taken again", c.err, len(s.events))
+				t.Errorf("the API server has refused Events with %q, and takes one again: it has %d, want 1", c.err, len(s.events))
 			}
 			if muted := strings.Contains(log.String(), "namespace=default events=2"); muted != (c.err == error(forbidden)) {
-				t.Errorf("%v: the log tells of Events that were not sent: %v, %q", c.err, muted, log.String())
+				t.Errorf("the API server has refused Events of the namespace default with %q: the log says at the end that 2 were not sent: %t, want %t; the log:\n%s", c.err, muted, !muted, &log)
 			}
 		})
 	}

@@ -95,5 +95,5 @@ func await(t *testing.T, what string, done func() bool) {
 			return
 		}
 	}
-	t.Errorf("not within 1.5 seconds: %s", what)
+	t.Errorf("waited 1.5 s in vain for this: %s", what)
 }

@@ -67,13 +67,14 @@ func TestProbes(t *testing.T) {
 		healthz, status := ask(t, tracker, "/healthz")
 		livez, live := ask(t, tracker, "/livez")
 		if status != c.healthz || live != c.livez || len(healthz.Reasons) != c.reasons {
-			t.Errorf("%s: /healthz %d with reasons %q, /livez %d; want %d with %d, %d", c.name, status, healthz.Reasons, live, c.healthz, c.reasons, c.livez)
+			t.Errorf("%q: /healthz answers %d with the reasons %q, /livez %d; want %d with %d reasons, and %d (R35)", c.name, status, healthz.Reasons, live, c.healthz, c.reasons, c.livez)
 		}
 		if healthz.Status["IPv4"].Healthy != c.v4 || healthz.Status["IPv6"].Healthy != c.v6 || healthz.Healthy != (c.v4 && c.v6) || livez.NodeEligible != nil {
-			t.Errorf("%s: %+v, %+v", c.name, healthz, livez)
+			t.Errorf("%q: /healthz says healthy %t, IPv4 %t, IPv6 %t, and /livez has nodeEligible: %t; want %t, %t, %t, false (R35)", c.name, healthz.Healthy,
+				healthz.Status["IPv4"].Healthy, healthz.Status["IPv6"].Healthy, livez.NodeEligible != nil, c.v4 && c.v6, c.v4, c.v6)
 		}
 		if recent := healthz.LastUpdated.Equal(now); recent != (status == 200) && now != start {
-			t.Errorf("%s: last updated %v, now %v", c.name, healthz.LastUpdated, now)
+			t.Errorf("%q: /healthz answers %d, and was last updated %v ago; want that to be now if, and only if, it answers 200 (R35)", c.name, status, now.Sub(healthz.LastUpdated))
 		}
 	}
 }

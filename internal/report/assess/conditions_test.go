@@ -117,7 +117,11 @@ func TestConditionsOfCounts(t *testing.T) {
 		Status(&test.status)
 		all := test.status.Conditions
 		if test.want == nil && len(all) > 0 || test.want != nil && (len(all) != 1 || !all.Has(test.want)) {
-			t.Errorf("%s: conditions\n%s", test.name, all)
+			want := "none"
+			if test.want != nil {
+				want = string(test.want.Code) + " alone"
+			}
+			t.Errorf("an agent that is %q has the conditions %q, want %s", test.name, all, want)
 		}
 	}
 }

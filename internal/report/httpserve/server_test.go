@@ -114,5 +114,5 @@ func await(t *testing.T, what string, done func() bool) {
 			return
 		}
 	}
-	t.Fatalf("%s: not within 30 seconds", what)
+	t.Fatalf("waited 30 s in vain for this: %s", what)
 }

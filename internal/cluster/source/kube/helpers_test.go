@@ -224,7 +224,7 @@ func (r *receiver) until(what string, ok func() bool) {
 	end := time.Now().Add(deadline)
 	for !ok() {
 		if time.Now().After(end) {
-			r.t.Fatalf("not within %v: %s", deadline, what)
+			r.t.Fatalf("waited %v in vain for this: %s", deadline, what)
 		}
 		r.next()
 	}
@@ -235,7 +235,7 @@ func (r *receiver) wait(what string, ok func() bool) {
 	r.t.Helper()
 	for end := time.Now().Add(deadline); !ok(); time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
-			r.t.Fatalf("not within %v: %s", deadline, what)
+			r.t.Fatalf("waited %v in vain for this: %s", deadline, what)
 		}
 	}
 }

@@ -43,12 +43,12 @@ func EachMovesOne(t *testing.T, counts any, read func(*metrics.Batch), want map[
 			}
 			changed = append(changed, s)
 			if n != value {
-				t.Errorf("%s is %v, and %s %v", name, value, s, n)
+				t.Errorf("the counter %s is %v, and its metric %s is %v", name, value, s, n)
 			}
 		}
 		slices.Sort(changed)
 		if got := strings.Join(changed, " "); got != wanted {
-			t.Errorf("%s alone moves %q, want %q", name, got, wanted)
+			t.Errorf("the counter %s, changed alone, moves the metrics %q, want %q", name, got, wanted)
 		}
 	})
 	for name := range want {
