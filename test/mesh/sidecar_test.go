@@ -28,11 +28,11 @@ func TestSidecars(t *testing.T) {
 	for _, s := range sidecars {
 		t.Run(s.name, func(t *testing.T) {
 			w := w.in(t)
-			w.moves("inbound", func() { w.inbound(s) })
+			w.moves("the client connects to "+s.pod.Name+" at a port that is not excluded", "inbound", func() { w.inbound(s) })
 			if s.outbound {
 				w.outbound(s)
 			}
-			w.moves("", func() { w.untouched(s) })
+			w.moves("connections to excluded ports and networks, and to the own address of "+s.pod.Name, "", func() { w.untouched(s) })
 			w.restartOfProxy(s)
 		})
 	}
@@ -235,12 +235,12 @@ func (w *world) restartOfProxy(s *sidecar) {
 	w.t.Helper()
 	in, out := netip.AddrPortFrom(s.pod.Addr4, lab.PortTCP), netip.AddrPortFrom(w.Host("b1").Addr4, lab.PortTCP)
 	s.end()
-	w.moves("refused", func() {
+	w.moves("no proxy runs in "+s.pod.Name+", and the client connects to it", "refused", func() {
 		if conn, err := w.dial("client", in, lab.DialOptions{}); !errors.Is(err, syscall.ECONNREFUSED) {
 			w.t.Errorf("without a proxy a client connects to %s: %v, %v", in, conn, err)
 		}
 	})
-	w.moves("outbound", func() {
+	w.moves("no proxy runs in "+s.pod.Name+", and its application connects to b1", "outbound", func() {
 		if conn, err := w.dial(s.pod.Name, out, lab.DialOptions{}); !errors.Is(err, syscall.ECONNREFUSED) {
 			w.t.Errorf("without a proxy the application connects to %s: %v, %v", out, conn, err)
 		}

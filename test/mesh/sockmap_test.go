@@ -4,10 +4,12 @@ package mesh
 
 import (
 	"bytes"
+	"cmp"
 	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"math/rand/v2"
 	"net"
 	"net/netip"
@@ -22,6 +24,7 @@ import (
 	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/node/sockdiag"
 	"beeline.io/beeline/test/lab"
+	"beeline.io/beeline/test/node"
 )
 
 // sockmap: what skips TCP arrives as it would by TCP. The test is application and proxy itself, in a pod whose proxy
@@ -160,19 +163,22 @@ func (w *world) counts() *bpf.MeshCounters {
 	return c
 }
 
-// moves runs a part of the test, and expects that of the counters of connections one grows, and no other; "": none
-// does.
-func (w *world) moves(one string, do func()) {
+// moves runs a part of the test, which sends what its first argument says, and expects that of the counters of
+// connections one grows, and no other; "": none does.
+func (w *world) moves(sends, one string, do func()) {
 	w.t.Helper()
 	of := func(c *bpf.MeshCounters) map[string]uint64 {
 		return map[string]uint64{"outbound": c.Outbound, "inbound": c.Inbound, "dns": c.Dns, "refused": c.Refused, "unnamed": c.Unnamed, "loops": c.Loops, "unknown": c.Unknown}
 	}
 	before := of(w.counts())
 	do()
-	for name, n := range of(w.counts()) {
-		if grown := n - before[name]; grown > 0 != (name == one) {
-			w.t.Errorf("the counter %q has grown by %d, want %q to grow alone", name, grown, one)
-		}
+	grown := of(w.counts())
+	maps.DeleteFunc(grown, func(name string, n uint64) bool {
+		grown[name] = n - before[name]
+		return grown[name] == 0
+	})
+	if one == "" && len(grown) > 0 || one != "" && (len(grown) != 1 || grown[one] == 0) {
+		w.t.Errorf("%s: of the agent's counters of connections there have grown: %s; want: %s alone", sends, node.Counted(grown), cmp.Or(one, "none"))
 	}
 }
 

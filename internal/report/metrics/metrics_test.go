@@ -69,10 +69,10 @@ func TestMaxSeries(t *testing.T) {
 	} {
 		names = strings.Fields(step.names)
 		if got := fmt.Sprint(scrape(t, m, "beeline_test")); got != step.served {
-			t.Errorf("of %s are served %s, want %s", step.names, got, step.served)
+			t.Errorf("with room for 2 series, of %s are served %s, want %s: those that were served before stay", step.names, got, step.served)
 		}
 		if got := fmt.Sprint(scrape(t, m, "beeline_metrics_dropped_series")); got != step.dropped {
-			t.Errorf("of %s are dropped %s, want %s", step.names, got, step.dropped)
+			t.Errorf("with room for 2 series, of %s the metric of those left out is %s, want %s", step.names, got, step.dropped)
 		}
 	}
 }

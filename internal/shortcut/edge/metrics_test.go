@@ -54,7 +54,8 @@ func TestEntriesAndMetrics(t *testing.T) {
 	} {
 		var got bpf.ServiceCounters
 		if got.AddEntry(&c.of); got != c.want {
-			t.Errorf("%s entry counts %+v, want %+v", c.name, got, c.want)
+			t.Errorf("%s conntrack entry has 3 packets of 5 bytes; it counts as sent: %d of %d, received: %d of %d; want sent: %d of %d, received: %d of %d", c.name,
+				got.SentPackets, got.SentBytes, got.ReceivedPackets, got.ReceivedBytes, c.want.SentPackets, c.want.SentBytes, c.want.ReceivedPackets, c.want.ReceivedBytes)
 		}
 	}
 }
@@ -88,7 +89,7 @@ func TestPassesAndMetrics(t *testing.T) {
 		read(b)
 		for _, m := range b.Metrics {
 			if name := metricstest.Name(m); m.Name == "beeline_conntrack_entries" && (m.Value == 4) != (name == want) {
-				t.Errorf("4 entries of %+v: %s is %v", class, name, m.Value)
+				t.Errorf("of 4 conntrack entries (assured: %t, %s, %s) the metric %s is %v, want 4 for %s alone", class.Assured, class.Protocol, conntrack.StateNames[class.State], name, m.Value, want)
 			}
 		}
 	}

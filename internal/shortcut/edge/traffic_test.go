@@ -27,7 +27,7 @@ func TestTrafficOnlyGrows(t *testing.T) {
 		},
 		drops: func() (map[bpf.FrontendKey]uint64, error) { return nil, nil },
 	}
-	pass := func(want uint64, live ...uint64) {
+	pass := func(when string, want uint64, live ...uint64) {
 		t.Helper()
 		traffic.Begin()
 		for _, n := range live {
@@ -39,17 +39,17 @@ func TestTrafficOnlyGrows(t *testing.T) {
 			t.Fatal(err)
 		}
 		if got := traffic.totals[port.Owner].SentPackets; got != want {
-			t.Errorf("%d packets, want %d", got, want)
+			t.Errorf("%s, when conntrack entries have counted %v packets, and deleted ones %d: the Service's metric has %d packets, want %d", when, live, gone[7].SentPackets, got, want)
 		}
 	}
-	pass(15, 10, 5)
-	pass(25, 20, 5) // one flow continues
-	pass(26, 20, 6) // the first is deleted by this pass
+	pass("two flows", 15, 10, 5)
+	pass("one of them continues", 25, 20, 5)
+	pass("the other continues, and this GC pass deletes the first", 26, 20, 6)
 	gone[7] = bpf.ServiceCounters{SentPackets: 20}
-	pass(27, 7)
-	pass(27)    // the second was evicted
-	pass(30, 3) // a new flow
+	pass("the first is deleted", 27, 7)
+	pass("the second was evicted, which nothing counts", 27)
+	pass("a new flow", 30, 3)
 	port.Name = "other"
 	gone[7] = bpf.ServiceCounters{}
-	pass(32, 2) // of another port of the Service with the same ID
+	pass("another port of the Service has the ID", 32, 2)
 }

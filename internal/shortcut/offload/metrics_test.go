@@ -37,7 +37,7 @@ func TestStatusAndMetrics(t *testing.T) {
 				value = 1
 			}
 			if is := m.Value == value && name != "beeline_offload_provider_info{provider=none}"; is != (name == want) {
-				t.Errorf("state %+v: %s is %v", changed, name, m.Value)
+				t.Errorf("the metric %s is %v, want %s alone to be %v, of the status %+v", name, m.Value, want, value, changed)
 			}
 		}
 	}

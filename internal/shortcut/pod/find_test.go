@@ -3,7 +3,8 @@
 package pod
 
 import (
-	"maps"
+	"fmt"
+	"net"
 	"net/netip"
 	"testing"
 
@@ -42,9 +43,29 @@ func TestFind(t *testing.T) {
 		netip.MustParseAddr("10.10.1.3"): {routed, mac(3), false},
 		netip.MustParseAddr("10.10.2.7"): {port, mac(7), true},
 	}
-	if got := n.find([]netip.Prefix{netip.MustParsePrefix("10.10.0.0/16")}, nil); !maps.Equal(got, want) {
-		t.Errorf("found %v, want %v", got, want)
+	got := n.find([]netip.Prefix{netip.MustParsePrefix("10.10.0.0/16")}, nil)
+	for a, p := range want {
+		if got[a] != p {
+			t.Errorf("the pod %s is found %s, want %s (routes: %v)", a, got[a], p, n.routes)
+		}
 	}
+	for a, p := range got {
+		if _, ok := want[a]; !ok {
+			t.Errorf("%s is found %s, and is no pod: the node itself, one that does not answer, or behind a device for everything else", a, p)
+		}
+	}
+}
+
+// String is a place in the words of a failed test.
+func (p place) String() string {
+	if p == (place{}) {
+		return "nowhere"
+	}
+	by := "by a route"
+	if p.learned {
+		by = "by its bridge"
+	}
+	return fmt.Sprintf("behind device %d, MAC %s, %s", p.device, net.HardwareAddr(p.mac[:]), by)
 }
 
 // The MTU to a pod is the smaller of its device's and of a route's to it.
@@ -52,7 +73,7 @@ func TestMTUToPods(t *testing.T) {
 	n := &network{routeMTUs: node.DestinationMTUs{netip.MustParsePrefix("10.10.1.0/24"): 1400, netip.MustParsePrefix("10.10.2.0/24"): 9000}}
 	for addr, want := range map[string]uint16{"10.10.1.3": 1400, "10.10.2.3": 1500, "10.10.3.3": 1500} {
 		if got := n.mtuTo(netip.MustParseAddr(addr), link{mtu: 1500}); got != want {
-			t.Errorf("the MTU to %s is %d, want %d", addr, got, want)
+			t.Errorf("the MTU to %s behind a device of MTU 1500 is %d, want %d; MTUs of routes: %v", addr, got, want, n.routeMTUs)
 		}
 	}
 	if got := n.mtuTo(netip.MustParseAddr("10.10.3.3"), link{mtu: 1 << 17}); got != 0xffff {

@@ -85,7 +85,7 @@ func TestLease(t *testing.T) {
 	begin := kernelclock.CoarseSeconds()
 	s.searchFilters()
 	if got := d.leases[0].Until; got < begin+29 || got > begin+31 {
-		t.Errorf("the lease ends at second %d, the search began at %d", got, begin)
+		t.Errorf("the lease of 30 s ends %d s after the begin of the search", got-begin)
 	}
 	if has(s.Conditions(), condition.PodShortcutUnsearched) {
 		t.Error("a condition although the search is recent")
@@ -94,7 +94,7 @@ func TestLease(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got := d.leases[0].Until; got > begin+15 {
-		t.Errorf("the lease ends %d s after a search that took 20 s, want about 10", got-begin)
+		t.Errorf("a search took 20 s: the lease of 30 s ends %d s after the end of the search, want about 10: it begins with the search", got-begin)
 	}
 	s.lease.until.Store(begin - 10)
 	if !has(s.Conditions(), condition.PodShortcutUnsearched) {

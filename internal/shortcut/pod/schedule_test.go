@@ -62,7 +62,8 @@ func TestScheduleWithholds(t *testing.T) {
 	want := func(when string, ms int, changed, held bool) {
 		t.Helper()
 		if got := s.update(at(ms)); got != changed || s.held != held {
-			t.Errorf("%s: changed %t, held %t; want %t, %t", when, got, s.held, changed, held)
+			t.Fatalf("%d ms, %s: pods are withheld: %t, a change: %t; want %t, %t (withheld from %v after a change of filters that no search has seen)", ms, when,
+				s.held, got, held, changed, lateAfter)
 		}
 	}
 	s.podsChanged(at(0))
@@ -70,7 +71,7 @@ func TestScheduleWithholds(t *testing.T) {
 	want("a long search for pods", 10_000, false, false)
 	s.filtersChanged(at(10_000))
 	if _, update := s.next(at(10_000)); !update.Equal(at(10_700)) {
-		t.Errorf("update is due at %v", update.Sub(at(0)))
+		t.Errorf("the filters changed at 10 s: update is due at %v, want %v later", update.Sub(at(0)), lateAfter)
 	}
 	want("before it is late", 10_699, false, false)
 	want("a change during a search that does not see it", 10_700, true, true)

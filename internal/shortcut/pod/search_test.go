@@ -151,7 +151,7 @@ func (b *bench) want(when string, pods []int, uplinks ...int) {
 			return
 		}
 		if time.Since(begin) > 10*time.Second {
-			b.t.Fatalf("%s: the tables have pods %v and uplinks %v, want %v and %v", when, gotPods, gotUplinks, pods, uplinks)
+			b.t.Fatalf("%s: the tables have pods at the devices %v and uplinks %v, want %v and %v", when, gotPods, gotUplinks, pods, uplinks)
 		}
 	}
 }
@@ -203,17 +203,17 @@ func TestMovedPodsWait(t *testing.T) {
 	b := newBench(t)
 	b.set([]int{1, 2})
 	b.start()
-	for _, change := range []func(n *network){
-		func(n *network) { n.links[0].name = "renamed" },
-		func(n *network) { n.links[0].master = 2 },
-		func(n *network) { n.routes[0].device = 2 },
+	for what, change := range map[string]func(n *network){
+		"its device has another name":           func(n *network) { n.links[0].name = "renamed" },
+		"its device has another bridge":         func(n *network) { n.links[0].master = 2 },
+		"the route to it leads to the device 2": func(n *network) { n.routes[0].device = 2 },
 	} {
 		b.set([]int{1, 2})
 		b.Reconcile()
 		b.want("as before", []int{1, 2})
 		change(b.network)
 		b.Reconcile()
-		b.want("after a change", []int{2})
+		b.want("the pod of device 1 is to wait for a search: "+what, []int{2})
 	}
 }
 
@@ -225,7 +225,8 @@ func TestBridgeMadeAgain(t *testing.T) {
 		return n
 	}
 	if !sameDevice(behind(5), behind(5), 1) || sameDevice(behind(5), behind(6), 1) {
-		t.Errorf("behind the same bridge it is the same: %v; behind one that was made again: %v", sameDevice(behind(5), behind(5), 1), sameDevice(behind(5), behind(6), 1))
+		t.Errorf("veth1 counts as the same device, with the filters that were found: behind the same bridge: %v, behind another bridge of the name cni0: %v; want true, false",
+			sameDevice(behind(5), behind(5), 1), sameDevice(behind(5), behind(6), 1))
 	}
 }
 

@@ -75,14 +75,14 @@ func TestFlowsLeaveAndReturn(t *testing.T) {
 	write(a, b, c)
 	write()
 	if !slices.Equal(d.flows, []kernelct.Flow{ended}) {
-		t.Errorf("left on the shortcut: %v", d.flows)
+		t.Errorf("all pods have left the shortcut: conntrack does not have the flows %v, want it to have all but %v, whose pod has ended", d.flows, ended)
 	}
 	write(a)
 	if len(d.returned) > 0 {
-		t.Errorf("returned although one of its pods is withheld: %v", d.returned)
+		t.Errorf("%s is on the shortcut again, %s is not: the flows %v between them have returned, want none", a.Addr(), b.Addr(), d.returned)
 	}
 	write(a, b)
 	if !slices.Equal(d.returned, []kernelct.Flow{flow, late}) {
-		t.Errorf("returned: %v", d.returned)
+		t.Errorf("%s and %s are on the shortcut again: the flows %v have returned, want %v and %v", a.Addr(), b.Addr(), d.returned, flow, late)
 	}
 }
