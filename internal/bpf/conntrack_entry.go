@@ -3,6 +3,7 @@
 package bpf
 
 import (
+	"fmt"
 	"net/netip"
 	"os"
 
@@ -48,6 +49,11 @@ func (t EdgeTCTuple) From() netip.AddrPort { return addrPort(t.Source.Bytes, t.S
 
 // To returns the destination of a tuple.
 func (t EdgeTCTuple) To() netip.AddrPort { return addrPort(t.Destination.Bytes, t.DestinationPort) }
+
+// String is a tuple as users see it, such as TCP 192.0.2.1:1234 to 10.96.0.1:80.
+func (t EdgeTCTuple) String() string {
+	return fmt.Sprintf("%s %s to %s", protocolName(t.Protocol), t.From(), t.To())
+}
 
 // Reverse returns the tuple of packets in the other direction.
 func (t EdgeTCTuple) Reverse() Tuple {

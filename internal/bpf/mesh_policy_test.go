@@ -3,6 +3,7 @@
 package bpf
 
 import (
+	"fmt"
 	"net/netip"
 	"os"
 	"testing"
@@ -100,9 +101,43 @@ func TestMeshPolicy(t *testing.T) {
 			q.Remote.Bytes, q.Local.Bytes = AddressFrom(netip.MustParseAddr(c.remote)).Bytes, AddressFrom(netip.MustParseAddr(c.local)).Bytes
 			p.Ask(&q)
 			if q.Outbound != 0 != c.outbound || q.Dns != 0 != c.dns || q.Inbound != 0 != c.inbound {
-				t.Errorf("to the proxy: connect() to %s port %d %d, a question for it %d, a connection from it to %s %d; want %v, %v, %v",
-					c.remote, c.port, q.Outbound, q.Dns, c.local, q.Inbound, c.outbound, c.dns, c.inbound)
+				goes := map[bool]string{true: "goes to the proxy", false: "passes it by"}
+				for _, x := range []struct {
+					what      string
+					got, want bool
+				}{
+					{fmt.Sprintf("the application's connect() to %s port %d", c.remote, c.port), q.Outbound != 0, c.outbound},
+					{fmt.Sprintf("the application's DNS query to %s port %d", c.remote, c.port), q.Dns != 0, c.dns},
+					{fmt.Sprintf("a connection from %s to the application's %s port %d", c.remote, c.local, c.port), q.Inbound != 0, c.inbound},
+				} {
+					if x.got != x.want {
+						t.Errorf("%s %s, want: %s; the policy of the pod: %s", x.what, goes[x.got], goes[x.want], policyText(&c.policy))
+					}
+				}
 			}
 		})
 	}
+}
+
+// policyText is a policy in the words of a failed test.
+func policyText(p *MeshPolicy) string {
+	id := func(n *uint32) string {
+		if n == nil {
+			return "any"
+		}
+		return fmt.Sprint(*n)
+	}
+	rules := map[MeshRule]string{MeshExclude: "exclude", MeshInclude: "include", MeshProbe: "of probes", MeshProbeIncluded: "of probes, and included"}
+	text := fmt.Sprintf("proxy of user %s, group %s; all outbound %t, all inbound %t; DNS %t, of all servers %t, of %v", id(p.Proxy.UID), id(p.Proxy.GID),
+		p.AllOutbound, p.AllInbound, p.DNS, p.AllNameServers, p.NameServers)
+	for port, rule := range p.OutboundPorts {
+		text += fmt.Sprintf("; outbound port %d: %s", port, rules[rule])
+	}
+	for port, rule := range p.InboundPorts {
+		text += fmt.Sprintf("; inbound port %d: %s", port, rules[rule])
+	}
+	for network, rule := range p.Networks {
+		text += fmt.Sprintf("; network %s: %s", network, rules[rule])
+	}
+	return text
 }

@@ -3,6 +3,7 @@
 package bpf
 
 import (
+	"fmt"
 	"math/rand/v2"
 	"testing"
 
@@ -72,7 +73,7 @@ func TestFollowConntrack(t *testing.T) {
 	oldU.Set(half, settable.Eviction{Owner: 8})
 	must(t, d.follow(firstPass))
 	if _, _, found := newU.At(&half.Key); found {
-		t.Error("a flow is copied whose other entry is lost")
+		t.Error("of a flow with NAT the old tables have the client's entry alone, unused since before the migration: the first pass copies it, want it left: its replies would be dropped")
 	}
 	oldU.Delete(&half.Key)
 	for range flows {
@@ -89,16 +90,24 @@ func TestFollowConntrack(t *testing.T) {
 	must(t, d.follow(lastPass))
 	for _, table := range []*ConntrackSets{assured, unreplied} {
 		must(t, table.Walk(func(e *ConntrackSlot) bool {
-			if w, ok := want[e.Key]; !ok || e.Ct != w {
-				t.Errorf("entry %d is %+v, want %+v (%v)", e.Key.SourcePort, e.Ct, w, ok)
+			if w, ok := want[e.Key]; !ok {
+				t.Errorf("after the last pass the new tables have the entry of flow %d, %s, which the old tables no longer have", e.Key.SourcePort, shown(e.Ct))
+			} else if e.Ct != w {
+				t.Errorf("after the last pass the new tables have the entry of flow %d as %s, the old ones as %s", e.Key.SourcePort, shown(e.Ct), shown(w))
 			}
 			delete(want, e.Key)
 			return !t.Failed()
 		}))
 	}
-	if len(want) > 0 {
-		t.Errorf("%d entries of %d are missing", len(want), flows)
+	for key, w := range want {
+		t.Errorf("after the last pass the new tables lack %d entries of about %d; the old ones have flow %d as %s", len(want), flows, key.SourcePort, shown(w))
+		break
 	}
+}
+
+// shown is a conntrack entry in the words of a failed test.
+func shown(e ConntrackEntry) string {
+	return fmt.Sprintf("state %d, flags %#x, %d packets, last seen at %d", e.State, e.Flags, e.Packets, e.LastSeen)
 }
 
 // TestFollowIntoFullTables: a connection that begins during the migration is copied, although its sets are full:
@@ -147,7 +156,7 @@ func TestFollowIntoFullTables(t *testing.T) {
 		_, _, inA := newA.At(&key)
 		_, _, inU := newU.At(&key)
 		if !inA && !inU {
-			t.Errorf("a connection begun %s is lost", when)
+			t.Errorf("a connection begun %s is in no new table; its sets are full of closed connections and of datagrams, which are to give way", when)
 		}
 	}
 }
@@ -182,7 +191,8 @@ func TestFlowThatHasBegunAgain(t *testing.T) {
 		_, _, stays := c.unreplied.At(&e.Key)
 		_, _, replaced := c.assured.At(&e.Key)
 		if own := copied == 0; stays != own || replaced == own {
-			t.Errorf("%s: it stays: %v, the old one is copied: %v", name, stays, replaced)
+			t.Errorf("the new tables have %s from port 1, the old ones an established flow from the same port: after the last pass the former is there: %t, the latter: %t; want %t, %t",
+				name, stays, replaced, own, !own)
 		}
 	}
 }
@@ -209,9 +219,9 @@ func TestEvictedFlowsAreDeletedWhole(t *testing.T) {
 	c.deleteOther(entry(1, 2000, false))
 	c.deleteOther(entry(2, 3000, false)) // had the port before
 	if _, _, found := c.assured.At(&own.Key); found {
-		t.Error("the other entry of an evicted flow stays")
+		t.Error("a flow from port 1 with SNAT port 2000 was evicted: its entry of replies stays, want it deleted")
 	}
 	if _, _, found := c.assured.At(&others.Key); !found {
-		t.Error("the entry of another flow is deleted")
+		t.Error("a flow from port 2 was evicted, whose SNAT port 3000 a flow from port 9 has by now: the entry of replies of the latter is deleted, want it to stay")
 	}
 }

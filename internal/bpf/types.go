@@ -9,7 +9,10 @@ import (
 	"math/bits"
 	"net/netip"
 	"reflect"
+	"strconv"
 	"strings"
+
+	"golang.org/x/sys/unix"
 )
 
 // The structures of bpf/lb/types.h. Addresses are 16 bytes in network byte order, with IPv4 mapped; ports
@@ -103,6 +106,26 @@ func AddressFrom(a netip.Addr) Address { return Address{Bytes: a.As16()} }
 
 // Addr is the inverse of AddressFrom.
 func (a SockAddress) Addr() netip.Addr { return netip.AddrFrom16(a.Bytes).Unmap() }
+
+func (a SockAddress) String() string { return a.Addr().String() }
+
+// String is a key as users see it, such as 10.96.0.1:80/TCP.
+func (k SockFrontendKey) String() string {
+	return addrPort(k.Address.Bytes, k.Port).String() + "/" + protocolName(k.Protocol)
+}
+
+// protocolName is the name of an IP protocol, or its number.
+func protocolName(protocol uint8) string {
+	switch protocol {
+	case unix.IPPROTO_TCP:
+		return "TCP"
+	case unix.IPPROTO_UDP:
+		return "UDP"
+	case unix.IPPROTO_SCTP:
+		return "SCTP"
+	}
+	return strconv.Itoa(int(protocol))
+}
 
 // NetworkOrder converts a port from host to network byte order, and back. The programs are built only for
 // little-endian machines.

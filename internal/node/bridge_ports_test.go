@@ -45,7 +45,7 @@ func TestBridgePorts(t *testing.T) {
 				return err
 			}
 			if got := ports[port.Attrs().Index]; got != c.want || len(ports) != 1 {
-				t.Errorf("after %q: %+v, want %+v alone", c.do, ports, c.want)
+				t.Errorf("after \"bridge link set dev p0 %s\" the ports of bridges are %+v, want device %d with %+v alone", c.do, ports, port.Attrs().Index, c.want)
 			}
 		}
 		return nil
@@ -127,7 +127,7 @@ func TestVLANFiltering(t *testing.T) {
 				return err
 			}
 			if got := ports[port.Attrs().Index].Stopped; got != c.want {
-				t.Errorf("after %q: %q, want %q", c.do, got, c.want)
+				t.Errorf("after \"bridge %s\" the port p0 is stopped by %q, want %q", c.do, got, c.want)
 			}
 		}
 		return nil

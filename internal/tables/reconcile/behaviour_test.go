@@ -3,12 +3,13 @@
 package reconcile
 
 import (
+	"cmp"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
-
-	"github.com/google/go-cmp/cmp"
 
 	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/bpf/codec"
@@ -37,7 +38,7 @@ func (k *fakeKernel) meets(key service.FrontendKey) (b behaviour, ok bool) {
 	}
 	content := k.rows.rows[row]
 	if content.Key != codec.FrontendKey(key) {
-		k.t.Errorf("the index leads from %s to another frontend's row", key)
+		k.t.Errorf("the index leads a packet to %s to the row of another frontend, %s", key, content.Key)
 	}
 	for class, d := range content.Decisions {
 		if d.Count == 0 {
@@ -56,7 +57,7 @@ func (k *fakeKernel) meets(key service.FrontendKey) (b behaviour, ok bool) {
 	}
 	name, known := k.services.entries[content.Service]
 	if !known {
-		k.t.Errorf("frontend %s names service id %d, which has no name", key, content.Service)
+		k.t.Errorf("the row of the frontend %s has service id %d, which has no name", key, content.Service)
 	}
 	b.kind, b.service, b.affinity, b.sources = service.FrontendKind(content.Kind), codec.PortOf(name), content.AffinitySeconds, k.admitted(content.SourceSet)
 	b.dsr, b.untracked = codec.DSROf(bpf.DSR(content.Dsr)), content.Flags&uint16(bpf.FlagUntracked) != 0
@@ -198,12 +199,48 @@ func (k *fakeKernel) state() state {
 	return all
 }
 
-var compare = cmp.AllowUnexported(behaviour{})
+// differences says what clients get that is not planned, of a few frontends; "" if there is nothing.
+func differences(planned, found state) string {
+	keys := maps.Clone(planned)
+	maps.Copy(keys, found)
+	var all []string
+	for key := range keys {
+		want, isPlanned := planned[key]
+		got, isFound := found[key]
+		switch {
+		case isPlanned == isFound && want == got:
+		case !isFound:
+			all = append(all, fmt.Sprintf("a packet to %s finds no frontend; planned for %s: %s", key, want.service, want))
+		case !isPlanned:
+			all = append(all, fmt.Sprintf("a packet to %s finds a frontend that no Service has; in its row: %s, %s", key, got.service, got))
+		default:
+			all = append(all, fmt.Sprintf("a packet to %s of %s finds another frontend than planned\n  found:   %s\n  planned: %s", key, want.service, got, want))
+		}
+	}
+	slices.Sort(all)
+	const shown = 5
+	if more := len(all) - shown; more > 0 {
+		all = append(all[:shown], fmt.Sprintf("and %d more", more))
+	}
+	return strings.Join(all, "\n")
+}
+
+func (b behaviour) String() string {
+	text := fmt.Sprintf("%s; pods get %s, this node %s, clients outside %s; flows that stay: %s; affinity %d s; sources %s", b.kind,
+		b.decisions[service.FromPod], b.decisions[service.FromNode], b.decisions[service.FromOutside], cmp.Or(b.kept, "none"), b.affinity, b.sources)
+	if b.dsr != "" {
+		text += "; DSR " + string(b.dsr)
+	}
+	if b.untracked {
+		text += "; untracked"
+	}
+	return text
+}
 
 // mustHold ends the test if a client gets anything but what is planned.
 func (k *fakeKernel) mustHold(t *testing.T, plans map[service.Ref]*service.Plan, when string) {
 	t.Helper()
-	if diff := cmp.Diff(stateOf(plans), k.state(), compare); diff != "" {
-		t.Fatalf("%s: planned (-) and found (+):\n%s", when, diff)
+	if all := differences(stateOf(plans), k.state()); all != "" {
+		t.Fatalf("%s:\n%s", when, all)
 	}
 }

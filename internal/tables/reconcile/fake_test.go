@@ -16,13 +16,14 @@ import (
 // fakeKernel holds tables in memory. Each operation that would change one calls before first, so that a
 // test can make it fail, count it, or inspect the tables between two operations.
 type fakeKernel struct {
-	t       *testing.T
-	tables  *bpf.Tables
-	before  func(operation string) error
-	after   func()
-	reading []use // what programs may still be reading: reachable since the last grace period
-	known   []use // what they may have cached: reachable since the epoch was last bumped
-	trusts  bool  // do not check whether what is overwritten can be read: for millions of slots
+	t           *testing.T
+	tables      *bpf.Tables
+	before      func(operation string) error
+	after       func()
+	reading     []use // what programs may still be reading: reachable since the last grace period
+	known       []use // what they may have cached: reachable since the epoch was last bumped
+	overwritten bool  // what a program may be reading was overwritten, and the test has failed
+	trusts      bool  // do not check whether what is overwritten can be read: for millions of slots
 
 	index    *fakeHash[bpf.FrontendKey, uint32]
 	rows     *fakeArray[bpf.Frontend]
@@ -144,15 +145,27 @@ func (k *fakeKernel) listsOf(row uint32) codec.Lists {
 	return content.Lists()
 }
 
-// mustBeFree fails the test if a program could be reading what is overwritten.
+// mustBeFree fails the test if a program could be reading what is overwritten. It reports the first time alone: others
+// follow from it.
 func (k *fakeKernel) mustBeFree(table string, number uint32) {
 	u := use{table, number}
-	taken := slices.Contains(k.reading, u) || slices.Contains(k.known, u)
-	for key := range k.index.entries {
-		taken = taken || slices.Contains(k.reachable(key), u)
+	reader := ""
+	switch {
+	case k.overwritten:
+	case slices.Contains(k.reading, u):
+		reader = "one that began before the last wait for readers"
+	case slices.Contains(k.known, u):
+		reader = "one that has cached a row since the epoch was last bumped"
+	default:
+		for key := range k.index.entries {
+			if slices.Contains(k.reachable(key), u) {
+				reader = fmt.Sprintf("one that looks up the frontend %s", key)
+			}
+		}
 	}
-	if taken {
-		k.t.Errorf("%s %d is overwritten while a program may be reading it", table, number)
+	if reader != "" {
+		k.overwritten = true
+		k.t.Errorf("row %d of table %s is overwritten while a program may be reading it: %s (further rows are not reported)", number, table, reader)
 	}
 }
 

@@ -9,8 +9,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/bpf/codec"
 	"beeline.io/beeline/internal/cluster/service"
@@ -49,13 +47,13 @@ func TestConvergesUnderFaults(t *testing.T) {
 		_, planned := want[stuck]
 		delete(want, stuck)
 		delete(got, stuck)
-		if diff := cmp.Diff(want, got, compare); diff != "" {
-			t.Fatalf("planned (-) and found (+):\n%s", diff)
+		if all := differences(want, got); all != "" {
+			t.Fatalf("writes to the tables have failed now and then; after 600 retries:\n%s", all)
 		}
 		for _, st := range s.Status() {
 			failed := planned && st.Owner == ref("s0")
 			if (st.State == Failed) != failed || (failed && !strings.Contains(st.Reasons[0], stuck.String())) {
-				t.Fatalf("status %+v; the broken frontend is planned: %v", st, planned)
+				t.Fatalf("the row of %s of Service default/s0 cannot be written, and is planned: %t; the status of %s is %s %q", stuck, planned, st.Owner, st.State, st.Reasons)
 			}
 		}
 	}
@@ -81,7 +79,7 @@ func TestFullTableNamesTheFlag(t *testing.T) {
 			more := simplePlans(3, 2)
 			err := s.Apply(difference(plans, more))
 			if err == nil || !strings.Contains(err.Error(), test.flag) {
-				t.Errorf("the error is %v", err)
+				t.Errorf("3 Services of 2 backends each do not fit into the limits %+v: the error is %v, want one that names %s", test.limits, err, test.flag)
 			}
 			k.mustHold(t, plans, "after the change that does not fit")
 			// One Service is removed and another added in one delta: there is room for it.

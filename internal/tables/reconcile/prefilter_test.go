@@ -43,7 +43,7 @@ func TestPrefilter(t *testing.T) {
 		}
 		for key := range k.index.entries {
 			if !k.tables.Prefilter.Contains(key) {
-				t.Fatalf("the prefilter does not pass packets to %v", key)
+				t.Fatalf("the prefilter does not pass packets to %v, which is in the index of frontends: programs would leave them to the stack", key)
 			}
 		}
 		change()

@@ -3,6 +3,7 @@
 package reconcile
 
 import (
+	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
@@ -116,6 +117,22 @@ func TestHistoryAfterRestart(t *testing.T) {
 	}
 }
 
+// explainEntry is a conntrack entry in the words of a failed test.
+func explainEntry(key bpf.Tuple, e *bpf.ConntrackEntry) string {
+	how := "by NAT"
+	if e.Dsr != 0 {
+		how = "by DSR"
+	}
+	if e.Flags&uint8(bpf.ConntrackLocal) != 0 {
+		how += ", as to a backend on this node"
+	}
+	if e.Flags&uint8(bpf.ConntrackReply) != 0 {
+		how += ", of replies"
+	}
+	to := netip.AddrPortFrom(netip.AddrFrom16(e.Xlate.Destination.Bytes).Unmap(), bpf.NetworkOrder(e.Xlate.DestinationPort))
+	return fmt.Sprintf("a flow of %s that goes to %s %s", key, to, how)
+}
+
 // TestWhatKeepsASlotContested: a slot stays contested while a conntrack entry leads elsewhere than a packet without one
 // would go: to another backend or port, or to the same one by NAT instead of DSR, or as if it were on this node.
 func TestWhatKeepsASlotContested(t *testing.T) {
@@ -153,7 +170,9 @@ func TestWhatKeepsASlotContested(t *testing.T) {
 			c.change(&e)
 			w.note(key, &e)
 			if group.busy[slot] != c.stays {
-				t.Errorf("the slot stays contested: %v, want %v", group.busy[slot], c.stays)
+				flow := explainEntry(key, &e)
+				t.Errorf("slot %d leads to %s by DSR, on another node; conntrack has %s: the slot stays contested: %t, want %t: it does while an entry leads elsewhere than a packet without one",
+					slot, b.AddrPort(), flow, group.busy[slot], c.stays)
 			}
 		})
 	}
