@@ -7,8 +7,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/signal"
+	"runtime"
 	"strconv"
 	"strings"
 	"syscall"
@@ -196,14 +198,24 @@ func beforeRun(cmd *cobra.Command, do func() error) {
 	}
 }
 
+// versionReport is what `beeline version -o json` prints.
+type versionReport struct {
+	Version  string `json:"version"`
+	Go       string `json:"go"`       // of the toolchain that built the program, such as go1.26.1
+	Platform string `json:"platform"` // such as linux/amd64
+}
+
 func newVersionCommand() *cobra.Command {
-	return &cobra.Command{
+	var format string
+	cmd := &cobra.Command{
 		Use:   "version",
 		Short: "Print the version",
 		Args:  usage(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			_, err := fmt.Fprintln(cmd.OutOrStdout(), "beeline", version)
-			return err
+			report := versionReport{version, runtime.Version(), runtime.GOOS + "/" + runtime.GOARCH}
+			return write(cmd.OutOrStdout(), format, report, func(w io.Writer) { fmt.Fprintln(w, "beeline", version) })
 		},
 	}
+	addOutputFlag(cmd, &format)
+	return cmd
 }

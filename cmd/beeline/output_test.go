@@ -11,6 +11,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -40,6 +41,22 @@ func TestSchemaVersion(t *testing.T) {
 	var text bytes.Buffer
 	if err := write(&text, "yaml", []string{"a"}, nil); err != nil || text.String() != "items:\n- a\nschemaVersion: 1\n" {
 		t.Errorf("YAML %q, %v", &text, err)
+	}
+}
+
+// The version as text is one line for people; as JSON it has what a report of a fault needs.
+func TestVersion(t *testing.T) {
+	for format, want := range map[string]string{
+		"table": "beeline " + version + "\n",
+		"yaml":  "go: " + runtime.Version() + "\nplatform: linux/" + runtime.GOARCH + "\nschemaVersion: 1\nversion: " + version + "\n",
+	} {
+		var text bytes.Buffer
+		cmd := newVersionCommand()
+		cmd.SetOut(&text)
+		cmd.SetArgs([]string{"-o", format})
+		if err := cmd.Execute(); err != nil || text.String() != want {
+			t.Errorf("version -o %s prints %q (%v), want %q", format, text.String(), err, want)
+		}
 	}
 }
 
