@@ -100,6 +100,11 @@ func (w *world) sum() {
 	if all.lost > 0 {
 		w.t.Errorf("%d of %d requests were lost", all.lost, all.tried)
 	}
+	// The ring of a veth has 256 places, and the machine's other work may keep its CPU for longer than these last. Nobody
+	// sends a datagram again.
+	if all.overflowed > 0 {
+		w.t.Logf("excused: %d of %d requests were lost while queues overflowed", all.overflowed, all.tried)
+	}
 	if all.overflowed > all.tried/1000 {
 		w.t.Errorf("%d of %d requests were lost while queues overflowed: this machine is too busy for the test, or a program processes packets too slowly", all.overflowed, all.tried)
 	}

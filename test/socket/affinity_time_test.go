@@ -66,22 +66,27 @@ func TestAffinityTimeoutIsNotCutShort(t *testing.T) {
 	s, slices := w.sticky("web", 1, stickyPods, 1)
 	w.apply("web", objects(s, slices)...)
 	c := &watch{w: w, from: w.Host("a1"), f: ipv4, n: 1}
-	sure := 0
-	for range 4 {
+	// A pair that took longer than the timeout says nothing.
+	sure, late := 0, 0
+	for end := time.Now().Add(time.Minute); sure+late < 4 || sure == 0; {
+		if time.Now().After(end) {
+			t.Fatalf("none of %d pairs of connections was made within the timeout of 1 s", late)
+		}
 		awaitFraction(t, 900*time.Millisecond)
 		c.connect(t)
 		awaitFraction(t, 50*time.Millisecond)
 		kept, _, idle := c.connect(t)
 		if idle >= time.Second {
-			continue // the machine was too slow
+			late++
+			continue
 		}
 		sure++
 		if !kept {
 			t.Errorf("affinity of 1 s had ended after less than %v", idle)
 		}
 	}
-	if sure == 0 {
-		t.Skip("each pair of connections took longer than the timeout of 1 s")
+	if late > 0 {
+		t.Logf("excused: %d of %d pairs of connections took longer than the timeout of 1 s", late, sure+late)
 	}
 }
 
@@ -106,17 +111,25 @@ func TestAffinityTimeoutBeginsAnew(t *testing.T) {
 	w.apply("web", objects(s, slices)...)
 	c := &watch{w: w, from: w.Host("a1"), f: ipv4, n: 1}
 	c.connect(t)
-	pod, begin := c.pod, time.Now()
-	for time.Since(begin) < 4*time.Second {
+	pod, begin, late := c.pod, time.Now(), 0
+	for end := begin.Add(time.Minute); time.Since(begin) < 4*time.Second; {
+		if time.Now().After(end) {
+			t.Fatalf("in a minute, connections were %d times further apart than the timeout of 2 s, instead of 0.7 s", late)
+		}
 		time.Sleep(700 * time.Millisecond)
 		kept, _, idle := c.connect(t)
-		if idle >= 2*time.Second {
-			t.Skipf("the machine took %v instead of 0.7 s", idle)
+		if idle >= 2*time.Second { // either is right: begin again
+			late++
+			pod, begin = c.pod, time.Now()
+			continue
 		}
 		if !kept || c.pod != pod {
 			t.Fatalf("%v after the first connection, and less than %v after the last one, affinity of 2 s leads to %s, want %s",
 				time.Since(begin), idle, c.pod, pod)
 		}
+	}
+	if late > 0 {
+		t.Logf("excused: began again %d times, after connections that were further apart than the timeout of 2 s", late)
 	}
 }
 

@@ -37,6 +37,7 @@ func summarize(c *console, results []*result, logPath string) (ok bool) {
 		printTotals(c, results)
 		printSlowest(c, slowest)
 		printSkips(c, skips)
+		printExcused(c, results)
 		printFailures(c, results)
 		if logPath != "" {
 			c.print("All that was printed is in " + logPath + ".")
@@ -97,6 +98,20 @@ func printSkips(c *console, skips map[string][]test) {
 			names = append(names, fmt.Sprintf("and %d more", left))
 		}
 		c.print(fmt.Sprintf("  %s: %s", strings.Join(names, ", "), reason))
+	}
+}
+
+// printExcused names what tests repeated, or did not take for a fault, because the machine was busy.
+func printExcused(c *console, results []*result) {
+	first := true
+	for _, r := range results {
+		for _, t := range slices.SortedFunc(maps.Keys(r.excused), compareTests) {
+			if first {
+				c.print("\nExcused:")
+				first = false
+			}
+			c.print(fmt.Sprintf("  %s: %s", t, strings.Join(r.excused[t], "; ")))
+		}
 	}
 }
 

@@ -51,6 +51,7 @@ type tally struct {
 	outcome map[test]string // pass, fail, skip
 	took    map[test]float64
 	reasons map[test]string   // why skipped
+	excused map[test][]string // what a test that passed has excused or repeated
 	failure map[test][]string // the first lines of a failed test's output
 	begun   map[test]time.Time
 	output  map[test][]string // of running tests and packages
@@ -59,7 +60,7 @@ type tally struct {
 }
 
 func newTally() tally {
-	return tally{outcome: map[test]string{}, took: map[test]float64{}, reasons: map[test]string{}, failure: map[test][]string{},
+	return tally{outcome: map[test]string{}, took: map[test]float64{}, reasons: map[test]string{}, excused: map[test][]string{}, failure: map[test][]string{},
 		begun: map[test]time.Time{}, output: map[test][]string{}}
 }
 
@@ -89,6 +90,7 @@ func (y *tally) end(t test, e event, c *console) {
 		return
 	}
 	y.outcome[t], y.took[t] = e.Action, e.Elapsed
+	y.excuse(t)
 	if e.Action == "fail" {
 		y.show(t, c)
 	}
@@ -177,6 +179,15 @@ func (y *tally) passedOf(pkg string) (n int) {
 	return n
 }
 
+// excuse keeps what a test logs as excused.
+func (y *tally) excuse(t test) {
+	for _, line := range y.output[t] {
+		if m := whereLine.FindStringSubmatch(line); m != nil && strings.HasPrefix(m[1], "excused: ") {
+			y.excused[t] = append(y.excused[t], strings.TrimPrefix(m[1], "excused: "))
+		}
+	}
+}
+
 var whereLine = regexp.MustCompile(`^\s*[A-Za-z0-9_]+\.go:[0-9]+: (.*)$`)
 
 // reasonOf is the argument of t.Skip, the last that a test logs.
@@ -190,9 +201,8 @@ func reasonOf(output []string) string {
 }
 
 var (
-	skippedLine = regexp.MustCompile(`^SKIP (\S+): (.*)$`)
+	skippedLine = regexp.MustCompile(`^SKIP (Linux \S+|\S+): (.*)$`) // a kernel, or a test
 	failedLine  = regexp.MustCompile(`^(?:FAIL|NOT RUN) (\S+)$`)
-	allSkipped  = regexp.MustCompile(`^\w+: SKIPPED: (.*)$`)
 	countLine   = regexp.MustCompile(`: ([0-9]+) passed, [0-9]+ skipped, [0-9]+ failed`)
 )
 
@@ -200,8 +210,6 @@ var (
 func (y *tally) text(line string) {
 	if m := skippedLine.FindStringSubmatch(line); m != nil {
 		y.skip(test{name: m[1]}, m[2])
-	} else if m := allSkipped.FindStringSubmatch(line); m != nil {
-		y.skip(test{name: "all of them"}, m[1])
 	} else if m := failedLine.FindStringSubmatch(line); m != nil {
 		y.outcome[test{name: m[1]}] = "fail"
 	} else if m := countLine.FindStringSubmatch(line); m != nil {

@@ -73,8 +73,11 @@ func TestReusedPorts(t *testing.T) {
 	for i, side := range p.Sides {
 		t.Logf("%s: %v", side.Name, &counts[i])
 	}
-	// A busy machine delays a segment now and then, on either side.
+	// A busy machine delays a segment now and then, on either side: not in equal numbers.
 	peer, ours := &counts[0], &counts[1]
+	if ours.repeated > peer.repeated {
+		t.Logf("excused: %v by Beeline, and %v by kube-proxy", ours, peer)
+	}
 	if allowed := peer.repeated + ours.made/1000; ours.repeated > allowed || ours.lost > peer.lost {
 		t.Errorf("Beeline: %v (the first failure: %v), kube-proxy: %v", ours, ours.first, peer)
 	}
