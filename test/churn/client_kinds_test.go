@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net"
+	"os"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -92,7 +93,7 @@ func (c *clients) connected() func(*rand.Rand) (int, time.Duration, error) {
 		}
 		payload := fmt.Sprint(random.Uint32())
 		var all []error
-		for ; again < tries; again++ {
+		for range tries {
 			if conn == nil {
 				if conn, err = c.dial("udp", s); err != nil {
 					conn = nil
@@ -116,7 +117,10 @@ func (c *clients) connected() func(*rand.Rand) (int, time.Duration, error) {
 			}
 			all = append(all, err)
 			leave()
+			if errors.Is(err, os.ErrDeadlineExceeded) { // else its endpoint was removed, which ends the socket
+				again++
+			}
 		}
-		return again - 1, 0, s.failed("request from connected UDP sockets", errors.Join(all...))
+		return again, 0, s.failed("request from connected UDP sockets", errors.Join(all...))
 	}
 }
