@@ -38,7 +38,7 @@ type numbers struct {
 }
 
 // tally counts what was compared.
-type tally struct{ frames, arrived int }
+type tally struct{ frames, arrived, late int }
 
 // lastCPU spreads worlds over the CPUs.
 var lastCPU atomic.Int32
@@ -238,7 +238,8 @@ func (w *world) compare(frames []Frame, within time.Duration) (all []Difference)
 const most = 10
 
 // differences compares frames until no difference is left, or the time is over in which a shortcut follows a change.
-// It returns differences that are left.
+// It returns differences that are left. Without a change a frame that differs is sent once more, and a lab then has more
+// time to forward it: report says how many did not differ then.
 func (w *world) differences(frames []Frame, follows time.Duration) []Difference {
 	w.t.Helper()
 	for end := time.Now().Add(follows); ; {
@@ -249,8 +250,12 @@ func (w *world) differences(frames []Frame, follows time.Duration) []Difference 
 			return nil
 		}
 		if last {
-			all := w.compare(spread(frames, most), late)
+			some := spread(frames, most)
+			all := w.compare(some, late)
 			w.pause()
+			if follows == 0 {
+				w.tally.late += len(some) - len(framesOf(all))
+			}
 			return all
 		}
 	}
@@ -294,4 +299,10 @@ func (w *world) renew() {
 func (w *world) report() {
 	w.t.Helper()
 	w.t.Logf("layout %s: %d frames sent into both labs, %d packets compared", w.layout.name, w.tally.frames, w.tally.arrived)
+	if w.tally.late > 0 {
+		w.t.Logf("excused: layout %s: %d of %d frames differed, and did not when sent again with more time", w.layout.name, w.tally.late, w.tally.frames)
+	}
+	if w.tally.late > max(most, w.tally.frames/100) {
+		w.t.Errorf("layout %s: %d of %d frames differed, and did not when sent again", w.layout.name, w.tally.late, w.tally.frames)
+	}
 }

@@ -277,3 +277,37 @@ func TestResultOf(t *testing.T) {
 		}
 	}
 }
+
+// Silence that is not there when a case runs again is counted, by sides, and too much on Beeline's is a failure.
+func TestExcusedSilence(t *testing.T) {
+	heard, nothing := Outcome{{Result: answered, Backend: "a1"}}, Outcome{{Result: silence}, {Result: answered, Backend: "a1"}}
+	of := func(kubeProxy, beeline Outcome, first *Verdict) *Verdict {
+		return &Verdict{Case: &Case{}, KubeProxy: kubeProxy, Beeline: beeline, First: first}
+	}
+	again := of(heard, heard, of(heard, heard, of(heard, nothing, nil)))
+	for _, c := range []struct {
+		what   string
+		all    []*Verdict
+		failed bool
+	}{
+		{"a few", slices.Repeat([]*Verdict{again}, few), false},
+		{"more than a few", slices.Repeat([]*Verdict{again}, few+1), true},
+		{"as much on the other side", append(slices.Repeat([]*Verdict{again}, few+1), of(heard, heard, of(nothing, heard, nil))), false},
+		{"still silent: it is judged as such", slices.Repeat([]*Verdict{of(nothing, nothing, of(heard, nothing, nil))}, few+1), false},
+	} {
+		l := &listener{TB: t}
+		newReport(0, c.all).wantFewExcused(l)
+		if l.failed != c.failed {
+			t.Errorf("%s: failed: %v, want %v", c.what, l.failed, c.failed)
+		}
+	}
+}
+
+// A listener notes whether a test would have failed.
+type listener struct {
+	testing.TB
+	failed bool
+}
+
+func (l *listener) Errorf(string, ...any) { l.failed = true }
+func (l *listener) Logf(string, ...any)   {}
