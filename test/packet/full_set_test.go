@@ -50,6 +50,49 @@ func TestEvictsLargestService(t *testing.T) {
 	})
 }
 
+// A flow has lost the backend's entry, and another flow has taken its port. When the client's entry is evicted, only that
+// goes: the other flow keeps both of its entries.
+func TestEvictedFlowWithoutItsPort(t *testing.T) {
+	const fill = 6 // flows, with the two others one set
+	w := newWorld(t, limits{tracks: setPlaces, ports: [2][2]uint16{{2000, 1}, {3000, 0}}})
+	tables := w.scene()
+	for key, local := range tables.Frontends {
+		if key.Port == toLocal { // one Service, so that age decides; these flows need no SNAT port
+			key.Port = toRemote
+			local.Service = tables.Frontends[key].Service
+			key.Port = toLocal
+			tables.Frontends[key] = local
+		}
+	}
+	w.apply(t, tables)
+	w.each(t, func(t *testing.T, at hook, f family, protocol uint8) {
+		local := func(port uint16) {
+			question := f.question(protocol, toLocal)
+			question.from = on(f.client, port)
+			w.run(t, at, question.frame(t))
+			w.pass(t, 10*time.Millisecond)
+		}
+		first := w.from(t, at, f, protocol, 20000, toRemote)
+		w.lose(t, halfOpen, first.own)
+		w.pass(t, 10*time.Millisecond)
+		for n := range uint16(fill) {
+			local(30000 + n)
+		}
+		second := w.from(t, at, f, protocol, 20001, toRemote)
+		w.pass(t, 10*time.Millisecond)
+		before := w.records(t, halfOpen)
+		if _, there := before[first.tuple()]; !there || second.own != first.own || len(before) != setPlaces {
+			t.Fatalf("before the eviction there are %d entries, the first flow's: %v, the second flow's port is the first one's: %v",
+				len(before), there, second.own == first.own)
+		}
+		local(40000)
+		if _, there := w.records(t, halfOpen)[first.tuple()]; there || !second.there(t) {
+			t.Errorf("the first flow's entry is there: %v; the second flow's: %v", there, second.there(t))
+		}
+		second.assures(t)
+	})
+}
+
 // One Service's flood fills a set: it evicts its own flows, and another Service's stay, handshakes and
 // datagrams alike.
 func TestFloodKeepsToItsService(t *testing.T) {
