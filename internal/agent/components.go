@@ -9,7 +9,7 @@ import (
 	"beeline.io/beeline/internal/bpf/pinfs"
 	"beeline.io/beeline/internal/component"
 	"beeline.io/beeline/internal/shortcut/edge"
-	"beeline.io/beeline/internal/shortcut/mesh/part"
+	"beeline.io/beeline/internal/shortcut/mesh"
 	"beeline.io/beeline/internal/shortcut/offload"
 	"beeline.io/beeline/internal/shortcut/pod"
 	"beeline.io/beeline/internal/shortcut/socket"

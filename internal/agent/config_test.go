@@ -15,7 +15,7 @@ import (
 
 	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/cluster/service"
-	"beeline.io/beeline/internal/shortcut/mesh/part"
+	"beeline.io/beeline/internal/shortcut/mesh"
 	"beeline.io/beeline/internal/tables/reconcile"
 )
 

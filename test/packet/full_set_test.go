@@ -50,8 +50,8 @@ func TestEvictsLargestService(t *testing.T) {
 	})
 }
 
-// A flow has lost the backend's entry, and another flow has taken its port. When the client's entry is evicted, only that
-// goes: the other flow keeps both of its entries.
+// A flow has lost the backend's entry, and another flow has taken its port. When the client's entry is evicted, only
+// that goes: the other flow keeps both of its entries.
 func TestEvictedFlowWithoutItsPort(t *testing.T) {
 	const fill = 6 // flows, with the two others one set
 	w := newWorld(t, limits{tracks: setPlaces, ports: [2][2]uint16{{2000, 1}, {3000, 0}}})

@@ -100,8 +100,8 @@ func (w *world) sum() {
 	if all.lost > 0 {
 		w.t.Errorf("%d of %d requests were lost", all.lost, all.tried)
 	}
-	// The ring of a veth has 256 places, and the machine's other work may keep its CPU for longer than these last. Nobody
-	// sends a datagram again.
+	// The ring of a veth has 256 places, and the machine's other work may keep its CPU for longer than these last.
+	// Nobody sends a datagram again.
 	if all.overflowed > 0 {
 		w.t.Logf("excused: %d of %d requests were lost while queues overflowed", all.overflowed, all.tried)
 	}

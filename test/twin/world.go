@@ -237,8 +237,8 @@ func (w *world) compare(frames []Frame, within time.Duration) (all []Difference)
 // most is how many frames are compared with patience when too much differs.
 const most = 10
 
-// differences compares frames until no difference is left, or the time is over in which a shortcut follows a change.
-// It returns differences that are left. Without a change a frame that differs is sent once more, and a lab then has more
+// differences compares frames until no difference is left, or the time is over in which a shortcut follows a change. It
+// returns differences that are left. Without a change a frame that differs is sent once more, and a lab then has more
 // time to forward it: report says how many did not differ then.
 func (w *world) differences(frames []Frame, follows time.Duration) []Difference {
 	w.t.Helper()

@@ -63,10 +63,10 @@ type Shortcut struct {
 	readers bpf.MeshReaders
 }
 
-// New returns a shortcut that Start starts.
+// newShortcut returns a shortcut that Start starts.
 //
 // Errors: a cgroup that contains the agent's, whose programs would run first.
-func New(d *bpf.Datapath, c Config) (*Shortcut, error) {
+func newShortcut(d *bpf.Datapath, c Config) (*Shortcut, error) {
 	root, err := filepath.EvalSymlinks(d.CgroupPath())
 	if err != nil {
 		return nil, err

@@ -10,6 +10,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"beeline.io/beeline/internal/shortcut/mesh/hoststack"
 )
 
 // mostDescriptors is how many descriptors of a pod's processes are read to find a socket: a pod may have any number,
@@ -80,4 +82,20 @@ func credentialsOf(pid string) (user, group uint32, name string) {
 		}
 	}
 	return user, group, name
+}
+
+// processes lists those of the pods.
+func (s *Shortcut) processes() (all []hoststack.Process) {
+	for _, pod := range s.Pods() {
+		if pod.Cgroup == 0 {
+			continue
+		}
+		pids, _ := Processes(pod.Directory) // as far as they could be read
+		for _, text := range pids {
+			if pid, err := strconv.Atoi(text); err == nil && pid > 0 {
+				all = append(all, hoststack.Process{PID: pid, Pod: pod.Label()})
+			}
+		}
+	}
+	return all
 }

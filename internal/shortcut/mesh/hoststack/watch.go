@@ -6,13 +6,11 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"strconv"
 	"sync"
 	"time"
 
 	"beeline.io/beeline/internal/report/condition"
 	"beeline.io/beeline/internal/report/metrics"
-	"beeline.io/beeline/internal/shortcut/mesh"
 	"beeline.io/beeline/internal/util/plural"
 	"beeline.io/beeline/internal/util/printable"
 )
@@ -38,9 +36,9 @@ var Modes = []Mode{ModeIgnore, ModeOn, ModeOff}
 
 // A Watcher looks at the programs of pods again and again.
 type Watcher struct {
-	mode Mode
-	pods func() []mesh.Pod
-	log  *slog.Logger
+	mode      Mode
+	processes func() []Process
+	log       *slog.Logger
 
 	looking sync.Mutex // while a look is under way
 	totals  totals
@@ -52,9 +50,9 @@ type Watcher struct {
 	failed string
 }
 
-// NewWatcher returns a watcher of the programs in the cgroups of pods.
-func NewWatcher(mode Mode, pods func() []mesh.Pod, log *slog.Logger) *Watcher {
-	return &Watcher{mode: mode, pods: pods, log: log, totals: totals{seen: map[identity]*seenPage{}},
+// NewWatcher returns a watcher of the programs of pods.
+func NewWatcher(mode Mode, processes func() []Process, log *slog.Logger) *Watcher {
+	return &Watcher{mode: mode, processes: processes, log: log, totals: totals{seen: map[identity]*seenPage{}},
 		sums: Counters{Refused: map[string]uint64{}}}
 }
 
@@ -103,22 +101,6 @@ func (w *Watcher) look(causes bool) (*Report, error) {
 		w.took = took
 	}
 	return report, nil
-}
-
-// processes lists those of the pods.
-func (w *Watcher) processes() (all []Process) {
-	for _, pod := range w.pods() {
-		if pod.Cgroup == 0 {
-			continue
-		}
-		pids, _ := mesh.Processes(pod.Directory) // as far as they could be read
-		for _, text := range pids {
-			if pid, err := strconv.Atoi(text); err == nil && pid > 0 {
-				all = append(all, Process{pid, pod.Label()})
-			}
-		}
-	}
-	return all
 }
 
 // set writes a switch that is not as it should be.

@@ -14,7 +14,6 @@ import (
 
 	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/cluster/service"
-	"beeline.io/beeline/internal/shortcut/mesh"
 	"beeline.io/beeline/internal/shortcut/mesh/hoststack"
 )
 
@@ -33,7 +32,7 @@ type config struct {
 	rerouteInterfaces          []string
 	sockmap                    bool
 	hostStack                  string
-	defaults                   mesh.Defaults
+	defaults                   Defaults
 }
 
 // The ports and the user of Istio's proxies.
@@ -83,7 +82,7 @@ func (c *config) complete(s *service.Config) (err error) {
 	if len(c.cgroups) > 0 && c.proxyUID == 0 && c.proxyGID == 0 {
 		return fmt.Errorf("--mesh-proxy-uid=0 --mesh-proxy-gid=0 do not tell proxies from applications, which run as root, too: start the proxies with a user or a primary group of their own, and name it")
 	}
-	c.defaults = mesh.Defaults{ProxyUID: c.proxyUID, ProxyGID: c.proxyGID, DNS: c.dnsPort != 0, AllNameServers: c.dnsAll}
+	c.defaults = Defaults{ProxyUID: c.proxyUID, ProxyGID: c.proxyGID, DNS: c.dnsPort != 0, AllNameServers: c.dnsAll}
 	if c.dnsAll && c.dnsPort == 0 {
 		return fmt.Errorf("--mesh-dns-capture-all has no effect without --mesh-dns-port: remove it, or name the port")
 	}

@@ -14,7 +14,6 @@ import (
 	"beeline.io/beeline/internal/part/optout"
 	"beeline.io/beeline/internal/report/condition"
 	"beeline.io/beeline/internal/report/metrics"
-	"beeline.io/beeline/internal/shortcut/mesh"
 	"beeline.io/beeline/internal/shortcut/mesh/hoststack"
 )
 
@@ -28,7 +27,7 @@ func New() *component.Component {
 // running is a running sidecar shortcut.
 type running struct {
 	env      component.Env
-	shortcut *mesh.Shortcut
+	shortcut *Shortcut
 	programs *hoststack.Watcher // nil: not looked at
 }
 
@@ -36,7 +35,7 @@ func (c *config) run(env component.Env) (*component.Instance, error) {
 	if !c.enabled() {
 		return &component.Instance{}, nil
 	}
-	shortcut, err := mesh.New(env.Datapath, mesh.Config{Cgroups: c.cgroups, Finder: optout.NewFinder(c.podCgroups(), env.Datapath.CgroupPath()),
+	shortcut, err := newShortcut(env.Datapath, Config{Cgroups: c.cgroups, Finder: optout.NewFinder(c.podCgroups(), env.Datapath.CgroupPath()),
 		OutboundPort: c.outboundPort, InboundPort: c.inboundPort, Defaults: c.defaults, Log: env.Log})
 	if err != nil {
 		return nil, err
@@ -46,9 +45,9 @@ func (c *config) run(env component.Env) (*component.Instance, error) {
 		condition.MeshSockmapUnavailable.Log(env.Log, reason)
 	}
 	tasks := []component.Task{{Name: "mesh", Run: shortcut.Run}}
-	answers := map[string]component.Answer{mesh.StatusPath: func(context.Context) (any, error) { return shortcut.Status(), nil }}
+	answers := map[string]component.Answer{StatusPath: func(context.Context) (any, error) { return shortcut.Status(), nil }}
 	if mode := c.hostStackMode(); mode != hoststack.ModeIgnore {
-		r.programs = hoststack.NewWatcher(mode, shortcut.Pods, env.Log)
+		r.programs = hoststack.NewWatcher(mode, shortcut.processes, env.Log)
 		tasks = append(tasks, component.Task{Name: "mesh host stack", Run: r.programs.Run})
 		answers[hoststack.SessionsPath] = func(ctx context.Context) (any, error) { return r.programs.Report(ctx) }
 	}
