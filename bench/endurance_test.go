@@ -119,8 +119,8 @@ func TestEnduranceCountsFaults(t *testing.T) {
 		iptables(t, "-F", "FORWARD")
 		iptables(t, append([]string{"-A", "FORWARD", "-d", rig.target.Addr().String()}, rule...)...)
 	}
-	// Other work on the machine may delay clients that no rule delays, or change the order of their packets: then the
-	// case is repeated. It is the benchmark's own counting that is under test.
+	// Other work on the machine may delay clients that no rule delays, or change the order of their packets: then
+	// the case is repeated. It is the benchmark's own counting that is under test.
 	const clients, tries = 100, 3
 	fourth := []string{"-m", "statistic", "--mode", "nth", "--every", "4", "--packet", "0", "-j"}
 	type counts = endpoint.LoadResult

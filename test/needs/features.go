@@ -22,7 +22,8 @@ var (
 	SockDestroy = feature("bpf_sock_destroy (Linux 6.5)", func() (bool, error) { return hasSymbol("bpf_sock_destroy") })
 	// Flowtable is nftables' flowtable.
 	Flowtable = feature("flowtables (CONFIG_NF_FLOW_TABLE_INET, CONFIG_NFT_FLOW_OFFLOAD)", acceptsFlowtable)
-	// Replacement are programs that replace a function of another one. Some kernels have them, but do not allow them.
+	// Replacement are programs that replace a function of another one. Some kernels have them, but do not allow
+	// them.
 	Replacement = feature("programs that replace functions (freplace)", acceptsReplacement)
 	// MarkedLookups are route look-ups of programs by the mark of a packet.
 	MarkedLookups = feature("BPF_FIB_LOOKUP_MARK (Linux 6.10)", func() (bool, error) { return hasTypeName("BPF_FIB_LOOKUP_MARK") })
