@@ -42,7 +42,7 @@ struct {
 	__type(value, struct frontend_cached);
 } frontend_cache SEC(".maps");
 
-/* Hash of a destination. The agent computes the same (datapath.UntrackedEnds). */
+/* Hash of a destination. The agent computes the same (bpf.UntrackedEnds). */
 static __always_inline __u32 endpoint_hash(const struct address *a, __be16 port)
 {
 	const __u32 *w = address_words_const(a);

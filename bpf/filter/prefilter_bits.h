@@ -30,7 +30,7 @@
 #define PREFILTER_OTHER_MULTIPLIER ((__u64)PREFILTER_LAST_HIGH << 32 | PREFILTER_LAST_LOW)
 
 /* Hash of an address in two words, and of an address and port. The agent computes the same
- * (datapath.Prefilter). A change of these functions is a change of the table layout. */
+ * (bpf.Prefilter). A change of these functions is a change of the table layout. */
 static __always_inline __u64 prefilter_address(__u64 first, __u64 last)
 {
 	return (first * PREFILTER_MULTIPLIER ^ last) * PREFILTER_OTHER_MULTIPLIER;

@@ -12,7 +12,7 @@
  *
  * A row, range or ID is reused only after every program that may have read it has ended. So a
  * reader never sees a partially written set, and an agent that is killed between two steps
- * leaves either the old state or the new one. The loader sets the sizes (datapath.Limits). */
+ * leaves either the old state or the new one. The loader sets the sizes (bpf.Limits). */
 #pragma once
 
 #include <linux/bpf.h>

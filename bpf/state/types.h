@@ -6,7 +6,7 @@
 #include "packet/types.h"
 
 /* Why a packet was handled as it was. The agent reads the names from the BTF
- * (datapath.ReasonNames). */
+ * (bpf.ReasonNames). */
 enum edge_reason {
 	EDGE_NOT_SERVICE,     /* neither to a Service nor of a flow */
 	EDGE_ESTABLISHED,     /* of a flow */
