@@ -131,16 +131,21 @@ func (o *overlayPlan) settings() string {
 	return s.String()
 }
 
-// Supports reports why the kernel cannot make the devices of a network; nil if it can.
+// Supports reports why the kernel cannot make the devices of a network; nil if it can, or if something else fails,
+// which making the lab then reports.
 func Supports(n Network) error {
 	if n != NetworkIPIP {
 		return nil
 	}
-	return withThread(func() error {
+	err := withThread(func() error {
 		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 			return err
 		}
 		// With an address, or it would equal tunl0, which the kernel makes in each namespace.
 		return netlink.LinkAdd(&netlink.Iptun{LinkAttrs: netlink.LinkAttrs{Name: n.Device()}, Local: net.IPv4(192, 0, 2, 1)})
 	})
+	if errors.Is(err, unix.EOPNOTSUPP) {
+		return err
+	}
+	return nil
 }
