@@ -112,9 +112,14 @@ pub fn set_nonblocking(fd: c_int, on: bool) {
 }
 
 pub fn set_option<T>(fd: c_int, name: c_int, value: T) {
+    set_option_of(fd, libc::SOL_SOCKET, name, value);
+}
+
+/// set_option_of is set_option for a level, such as IPPROTO_TCP.
+pub fn set_option_of<T>(fd: c_int, level: c_int, name: c_int, value: T) {
     let (place, length) = (std::ptr::from_ref(&value).cast(), size_of::<T>() as libc::socklen_t);
     // SAFETY: the value lives as long as the call.
-    let result = unsafe { libc::setsockopt(fd, libc::SOL_SOCKET, name, place, length) };
+    let result = unsafe { libc::setsockopt(fd, level, name, place, length) };
     assert_eq!(result, 0, "setsockopt {name}");
 }
 

@@ -6,7 +6,7 @@
 use super::switch::Page;
 use crate::sys::*;
 use libc::{c_int, EPOLLET, EPOLLIN, EPOLLRDHUP, MSG_DONTWAIT, MSG_PEEK, MSG_TRUNC, MSG_WAITALL, SHUT_WR};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const SOON: c_int = 5000;
 
@@ -50,6 +50,36 @@ pub fn kernel_then_ring() {
     // SAFETY: buffers of this function, with their lengths.
     note("readv", outcome(unsafe { libc::readv(p.connector, parts(&mut [&mut a, &mut b]).as_ptr(), 2) }));
     note("parts", String::from_utf8_lossy(&[&a[..], &b[..16]].concat()));
+    p.close();
+}
+
+/// A thread waits for more than the kernel is going to deliver, and the ring has enough behind that. Another thread takes
+/// the octets of the kernel.
+pub fn thread_behind_missing_octets() {
+    let p = fresh();
+    let cork = |on: c_int| set_option_of(p.acceptor, libc::IPPROTO_TCP, libc::TCP_CORK, on);
+    cork(1);
+    send(p.acceptor, b"by the kernel, ", 0);
+    for _ in 0..32 {
+        send(p.connector, b"w", 0);
+        assert_eq!(recv(p.acceptor, 1, 0), "1 w");
+    }
+    send(p.acceptor, &[b'r'; 30], 0);
+    set_option(p.connector, libc::SO_RCVLOWAT, 20 as c_int);
+    // A receive takes what there is at its time limit, so the thread has it in the end in any case.
+    let limit = Duration::from_secs(10);
+    set_option(p.connector, libc::SO_RCVTIMEO, libc::timeval { tv_sec: limit.as_secs() as libc::time_t, tv_usec: 0 });
+    let length = |received: String| received.split(' ').next().unwrap_or_default().to_owned();
+    std::thread::scope(|scope| {
+        let waits = scope.spawn(|| recv(p.connector, 30, 0));
+        arrived(); // the thread waits
+        cork(0);
+        arrived();
+        note("the other thread", length(recv(p.connector, 15, MSG_DONTWAIT)));
+        let begin = Instant::now();
+        note("the thread that waits", length(waits.join().unwrap()));
+        note("before its time limit", begin.elapsed() < limit / 2);
+    });
     p.close();
 }
 

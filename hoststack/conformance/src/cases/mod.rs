@@ -101,7 +101,7 @@ cases! {
     numbers { reconnected, reconnected_in_epoll, reconnected_before_rings, reconnected_by_others, connected_again, disconnected_unseen, number_used_again, number_added_again, number_replaced, number_passed, taken_before_rings, closed_by_io_uring, connected_with_data }
     waits { receive_time_limit, interrupted, restarted, threads_on_one_socket, wakes_from_other_thread }
     switch { switched_under_load, switched_at_an_edge, switched_while_full, switched_before_rings }
-    crossings { kernel_then_ring, end_after_crossing, ring_then_kernel, kernel_ring_kernel, reset_after_ring, many_buffers }
+    crossings { kernel_then_ring, thread_behind_missing_octets, end_after_crossing, ring_then_kernel, kernel_ring_kernel, reset_after_ring, many_buffers }
     splices { splice_to_full_pipe, splice_to_last_slot, splice_waits, splice_to_full_socket, splice_ends, splice_named_pipes, splice_crossing, splice_proxy, sendfile_to_pipe }
     kills { killed_then_received, killed_then_sent, killed_then_polled, killed_then_asked, killed_under_epoll, killed_unasked, killed_while_waiting, killed_beside_another }
     shortages { epoll_without_watches, sleeper_without_watches, nested_without_watches, waits_without_descriptors, closed_without_descriptors }
