@@ -130,6 +130,7 @@ pub fn flags() {
     let child = in_child(|| {
         for part in [&b"12"[..], b"345", b"6789"] {
             send(p.connector, part, 0);
+            std::thread::sleep(std::time::Duration::from_millis(20)); // the other process finds less than all
         }
     });
     note("waitall", recv(p.acceptor, 9, MSG_WAITALL));
