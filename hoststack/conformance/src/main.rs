@@ -128,8 +128,14 @@ fn used(case: &cases::Case, stderr: &str) -> Result<(), String> {
         Expects::Violations => attached > 0 && violations > 0,
         Expects::OneOffer => attached == 1,
     };
+    let want = match case.expects {
+        Expects::Rings => "a connection on rings, with octets, and no violation",
+        Expects::Kernel => "no connection on rings",
+        Expects::Violations => "a connection on rings, and the peer's violation counted",
+        Expects::OneOffer => "exactly one end on rings",
+    };
     right.then_some(()).ok_or(format!(
-        "{attached} ends attached, {received} receives, {sent} sends, {violations} violations: not as the case expects"
+        "the library counted {attached} ends on rings, {received} octets received, {sent} sent, {violations} violations; want {want}"
     ))
 }
 

@@ -208,7 +208,11 @@ mod tests {
             ("127.0.0.1:15002", false),
             ("[::1]:90", false),
         ] {
-            assert_eq!(config.admits(server.parse().unwrap()), admitted, "{server}");
+            assert_eq!(
+                config.admits(server.parse().unwrap()),
+                admitted,
+                "a connection to {server} may go by rings (left), want (right)"
+            );
         }
     }
 
@@ -227,7 +231,11 @@ mod tests {
             ("[fd12::1]:1", false),
             ("[fe80::1]:1", true),
         ] {
-            assert_eq!(config.admits(server.parse().unwrap()), admitted, "{server}");
+            assert_eq!(
+                config.admits(server.parse().unwrap()),
+                admitted,
+                "a connection to {server} may go by rings (left), want (right)"
+            );
         }
     }
 
@@ -242,7 +250,10 @@ mod tests {
             ("BEELINE_HOSTSTACK_EXCLUDE", "fd00::/8"),
         ] {
             let error = with(&[(name, value)]).err().unwrap_or_default();
-            assert!(error.contains(name), "{name}={value}: {error}");
+            assert!(
+                error.contains(name),
+                "{name}={value} is to be refused with its name, the error: {error:?} (empty: accepted)"
+            );
         }
     }
 }

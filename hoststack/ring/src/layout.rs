@@ -138,13 +138,23 @@ mod tests {
         let capacity = 65536;
         let length = Layout::bytes(capacity);
         let good = [MAGIC, 1, VERSION, capacity];
-        assert_eq!(Layout::check(good, length), Some(Layout { capacity, version: VERSION }));
-        assert_eq!(Layout::check(good, length - 1), None);
-        assert_eq!(Layout::check([MAGIC + 1, 1, 1, capacity], length), None);
-        assert_eq!(Layout::check([MAGIC, 1, 1, capacity + 1], length + 2), None);
-        assert_eq!(Layout::check([MAGIC, VERSION + 1, VERSION + 1, capacity], length), None);
-        assert_eq!(Layout::check([MAGIC, 1, 1, capacity], length), Some(Layout { capacity, version: 1 }));
-        assert_eq!(Layout::check([MAGIC, 1, 1, 1 << 31], Layout::bytes(1 << 31)), None);
+        let accepted = |version| Some(Layout { capacity, version });
+        let (huge, later) = (1 << 31, VERSION + 1);
+        for (what, header, length, result) in [
+            ("versions 1 to this one", good, length, accepted(VERSION)),
+            ("a ring longer than its memory", good, length - 1, None),
+            ("another kind of file", [MAGIC + 1, 1, 1, capacity], length, None),
+            ("a capacity that is no power of two", [MAGIC, 1, 1, capacity + 1], length + 2, None),
+            ("a peer with later versions alone", [MAGIC, later, later, capacity], length, None),
+            ("a peer with version 1 alone", [MAGIC, 1, 1, capacity], length, accepted(1)),
+            ("a capacity beyond the limit", [MAGIC, 1, 1, huge], Layout::bytes(huge), None),
+        ] {
+            assert_eq!(
+                Layout::check(header, length),
+                result,
+                "{what}: header {header:x?} in {length} octets of memory"
+            );
+        }
     }
 
     #[test]

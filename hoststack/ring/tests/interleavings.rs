@@ -25,6 +25,26 @@ unsafe impl Sync for Shared {}
 // SAFETY: as above.
 unsafe impl Send for Shared {}
 
+/// Explained prints what a deadlock of loom means here, if a model panics.
+struct Explained;
+
+impl Drop for Explained {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!(
+                "An interleaving of two ends fails. \"deadlock\": a thread (Blocked) sleeps for ever, although the octet or the \
+                 room that it waits for is there: a wake-up is lost. \"Causality violation\": an octet is read before it is written."
+            );
+        }
+    }
+}
+
+/// model runs all interleavings of the threads of a test.
+fn model(f: impl Fn() + Sync + Send + 'static) {
+    let _explained = Explained;
+    loom::model(f);
+}
+
 impl Shared {
     fn new() -> Arc<Self> {
         Arc::new(Self {
@@ -92,7 +112,7 @@ fn send(shared: &Shared, tail: &mut u64, value: u8) {
 
 #[test]
 fn a_sleeping_consumer_is_woken_by_the_next_octet() {
-    loom::model(|| {
+    model(|| {
         let shared = Shared::new();
         let other = shared.clone();
         let producer = thread::spawn(move || {
@@ -107,7 +127,7 @@ fn a_sleeping_consumer_is_woken_by_the_next_octet() {
 /// A worker that wakes and looks by itself does not take the wish of a thread that waits for the same octet.
 #[test]
 fn a_thread_is_woken_beside_a_worker_that_is_awake() {
-    loom::model(|| {
+    model(|| {
         let shared = Shared::new();
         let (producer, worker) = (shared.clone(), shared.clone());
         let producer = thread::spawn(move || send(&producer, &mut 0, 1));
@@ -124,7 +144,7 @@ fn a_thread_is_woken_beside_a_worker_that_is_awake() {
 /// A worker that was awake meanwhile is woken when it sleeps again.
 #[test]
 fn a_worker_that_sleeps_again_is_woken() {
-    loom::model(|| {
+    model(|| {
         let shared = Shared::new();
         let other = shared.clone();
         let producer = thread::spawn(move || send(&other, &mut 0, 1));
@@ -140,7 +160,7 @@ fn a_worker_that_sleeps_again_is_woken() {
 
 #[test]
 fn a_sleeping_producer_is_woken_when_there_is_room() {
-    loom::model(|| {
+    model(|| {
         let shared = Shared::new();
         let mut tail = 0;
         (1..=2).for_each(|value| send(&shared, &mut tail, value));
@@ -157,7 +177,7 @@ fn a_sleeping_producer_is_woken_when_there_is_room() {
 /// Whoever closes the ring, both ends agree on which octets it has.
 #[test]
 fn an_octet_is_in_the_ring_or_refused_when_the_consumer_closes() {
-    loom::model(|| {
+    model(|| {
         let shared = Shared::new();
         let other = shared.clone();
         let producer = thread::spawn(move || {
@@ -168,14 +188,19 @@ fn an_octet_is_in_the_ring_or_refused_when_the_consumer_closes() {
         let (inside, closed) = shared.direction.available(0, CAPACITY).unwrap();
         assert!(closed);
         let published = producer.join().unwrap();
-        assert_eq!(published == Some(Published::Done), inside == 1);
+        let accepted = published == Some(Published::Done);
+        assert_eq!(
+            accepted,
+            inside == 1,
+            "the producer's octet is accepted: {accepted}, octets in the closed ring: {inside}"
+        );
     });
 }
 
 /// The octets before the ring are known before the first one in it.
 #[test]
 fn the_beginning_is_known_with_the_first_octet() {
-    loom::model(|| {
+    model(|| {
         let shared = Shared::new();
         let other = shared.clone();
         let producer = thread::spawn(move || {
@@ -184,7 +209,12 @@ fn the_beginning_is_known_with_the_first_octet() {
             send(&other, &mut tail, 1);
         });
         if shared.direction.available(0, CAPACITY).unwrap().0 > 0 {
-            assert_eq!(shared.direction.start(), Some(5));
+            let start = shared.direction.start();
+            assert_eq!(
+                start,
+                Some(5),
+                "5 octets went by the kernel; the consumer sees the first octet in the ring, and the start {start:?}"
+            );
         }
         producer.join().unwrap();
     });
@@ -194,7 +224,7 @@ fn the_beginning_is_known_with_the_first_octet() {
 /// producer sends next, or else receives it from the ring: none is lost, doubled or out of order.
 #[test]
 fn a_recalled_octet_is_sent_again_or_stays_in_the_ring() {
-    loom::model(|| {
+    model(|| {
         let shared = Shared::new();
         let mut tail = 0;
         send(&shared, &mut tail, 1);
@@ -225,10 +255,14 @@ fn a_recalled_octet_is_sent_again_or_stays_in_the_ring() {
             Answer::Taken => panic!("the producer has ended"),
             Answer::None => 0,
         };
-        assert_eq!(withdrawn, index == 0);
+        assert_eq!(
+            withdrawn,
+            index == 0,
+            "the recall is withdrawn: {withdrawn}, octets that the producer recalled: {index}"
+        );
         let mut received: Vec<u64> = kernel.lock().unwrap().iter().take(index as usize).copied().collect();
         received.extend(index + 1..=inside);
         received.extend(kernel.lock().unwrap().iter().skip(index as usize));
-        assert_eq!(received, [1, 2]);
+        assert_eq!(received, [1, 2], "octets 1 and 2 were sent, and these received; {index} of them were recalled to the kernel, withdrawn: {withdrawn}");
     });
 }
