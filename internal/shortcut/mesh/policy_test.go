@@ -3,6 +3,7 @@
 package mesh
 
 import (
+	"fmt"
 	"maps"
 	"net/netip"
 	"slices"
@@ -30,20 +31,32 @@ func TestPolicyOfPod(t *testing.T) {
 		IncludeInboundPorts: service.Ports{List: []uint16{8080, 9000}}, ExcludeInboundPorts: []uint16{9000}, ProbePorts: []uint16{8080, 8081, 9000},
 	})
 	if *p.Proxy.UID != 1500 || *p.Proxy.GID != 1337 || p.AllOutbound || p.AllInbound || p.DNS {
-		t.Errorf("%+v", p)
+		t.Errorf("the pod's annotations give the proxy user 1500, and the defaults group 1337; the policy has user %d, group %d, all outbound %t, all inbound %t, DNS %t; want 1500, 1337, and false three times",
+			*p.Proxy.UID, *p.Proxy.GID, p.AllOutbound, p.AllInbound, p.DNS)
 	}
 	if want := map[uint16]bpf.MeshRule{22: bpf.MeshExclude, 80: bpf.MeshInclude, 443: bpf.MeshExclude}; !maps.Equal(p.OutboundPorts, want) {
-		t.Errorf("outbound ports %v, want %v", p.OutboundPorts, want)
+		t.Errorf("the pod includes the outbound ports 22, 80 and 443 and excludes 443, the agent excludes 22: the policy has %v, want %v", rulesText(p.OutboundPorts), rulesText(want))
 	}
 	if want := map[uint16]bpf.MeshRule{23: bpf.MeshExclude, 8080: bpf.MeshProbeIncluded, 8081: bpf.MeshProbe, 9000: bpf.MeshExclude}; !maps.Equal(p.InboundPorts, want) {
-		t.Errorf("inbound ports %v, want %v", p.InboundPorts, want)
+		t.Errorf("the pod includes the inbound ports 8080 and 9000, excludes 9000, and has probes at 8080, 8081 and 9000, the agent excludes 23: the policy has %v, want %v",
+			rulesText(p.InboundPorts), rulesText(want))
 	}
 	want := map[netip.Prefix]bpf.MeshRule{}
 	setRules(want, prefixes("10.0.0.0/8"), bpf.MeshInclude)
 	setRules(want, prefixes("10.1.0.0/16", "10.1.2.0/24", "10.9.0.0/16"), bpf.MeshExclude)
 	if !maps.Equal(p.Networks, want) {
-		t.Errorf("networks %v, want %v", p.Networks, want)
+		t.Errorf("the networks of the policy are %v, want %v: an exclusion of the pod or of the agent wins over inclusions within it", rulesText(p.Networks), rulesText(want))
 	}
+}
+
+// rulesText is rules in the words of a failed test.
+func rulesText[K comparable](rules map[K]bpf.MeshRule) map[K]string {
+	names := map[bpf.MeshRule]string{bpf.MeshExclude: "exclude", bpf.MeshInclude: "include", bpf.MeshProbe: "probes", bpf.MeshProbeIncluded: "probes, included"}
+	text := map[K]string{}
+	for key, rule := range rules {
+		text[key] = names[rule]
+	}
+	return text
 }
 
 // TestRulesOfManyPods: a pod with very many rules is refused, and keeps no other from its rules.
@@ -77,12 +90,14 @@ func TestRulesOfManyPods(t *testing.T) {
 			if c.pods[i].unfit != "" {
 				refused = append(refused, i)
 				if in := c.pods[i].policyIn(); in.Proxy.Known() || !in.AllInbound || !in.AllOutbound || len(in.OutboundPorts)+len(in.Networks) > 0 {
-					t.Errorf("%s: pod %d has the policy %+v", c.name, i, in)
+					t.Errorf("%s: pod %d is refused, and its policy has a proxy: %t, all inbound %t, all outbound %t, %d ports and networks; want all its traffic refused: no proxy, all, all, none",
+						c.name, i, in.Proxy.Known(), in.AllInbound, in.AllOutbound, len(in.OutboundPorts)+len(in.Networks))
 				}
 			}
 		}
 		if !slices.Equal(refused, c.refused) {
-			t.Errorf("%s: pods %v are refused, want %v", c.name, refused, c.refused)
+			t.Errorf("%s: of %d pods with room for %d rules of ports and %d of networks, those with the indexes %v are refused, want %v: those with the most rules", c.name, len(c.pods),
+				ports, networks, refused, c.refused)
 		}
 		for i := range c.pods { // until they have fewer
 			c.pods[i].policy = pod(1, 1).policy
@@ -134,7 +149,11 @@ func TestWhatTellsTheProxy(t *testing.T) {
 			want uint32
 		}{{"user", got.UID, c.uid}, {"group", got.GID, c.gid}} {
 			if (x.got == nil) != (x.want == 0) || x.got != nil && *x.got != x.want {
-				t.Errorf("%s: the %s that tells the proxy is %v, want %d", c.name, x.what, x.got, x.want)
+				got := "none"
+				if x.got != nil {
+					got = fmt.Sprint(*x.got)
+				}
+				t.Errorf("%s: the %s by which the proxy is known is %s, want %d (0: none, as root or an application has it)", c.name, x.what, got, x.want)
 			}
 		}
 	}
