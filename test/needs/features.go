@@ -30,7 +30,7 @@ var (
 	// NetfilterHooks lists the functions at the hooks of netfilter.
 	NetfilterHooks = feature("nfnetlink_hook (CONFIG_NETFILTER_NETLINK_HOOK)", listsHooks)
 	// SummedTestRuns are test runs of programs on packets that a device has summed up (CHECKSUM_COMPLETE).
-	SummedTestRuns = feature("BPF_F_TEST_SKB_CHECKSUM_COMPLETE (Linux 6.17)", sumsUp)
+	SummedTestRuns = feature("BPF_F_TEST_SKB_CHECKSUM_COMPLETE (Linux 6.17, and newer 6.1 and 6.12)", sumsUp)
 	// Sockmap lets messages skip TCP to any program that reads.
 	Sockmap = feature("sockmap that counts for SIOCINQ what skips TCP and what does not", countsForSockmap)
 )
