@@ -70,7 +70,8 @@ func TestNodeDeleted(t *testing.T) {
 		Status(&test.status)
 		all := test.status.Conditions
 		if got := all.String(); len(all) > 1 || test.want == "" && got != "" || !strings.HasPrefix(got, test.want) {
-			t.Errorf("conditions %q, want %q", got, test.want)
+			t.Errorf("no Node has the agent's name n: %t, its Node was deleted: %t: the conditions are %q, want one that begins with %q (R39)", test.status.UnknownNode,
+				test.status.NodeDeleted, got, test.want)
 		}
 	}
 }
