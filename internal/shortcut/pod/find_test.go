@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"strings"
 	"testing"
 
 	"beeline.io/beeline/internal/node"
@@ -46,7 +47,11 @@ func TestFind(t *testing.T) {
 	got := n.find([]netip.Prefix{netip.MustParsePrefix("10.10.0.0/16")}, nil)
 	for a, p := range want {
 		if got[a] != p {
-			t.Errorf("the pod %s is found %s, want %s (routes: %v)", a, got[a], p, n.routes)
+			var routes []string
+			for _, r := range n.routes {
+				routes = append(routes, fmt.Sprintf("%s by device %d", r.to, r.device))
+			}
+			t.Errorf("the pod %s is found %s, want %s; routes: %s", a, got[a], p, strings.Join(routes, ", "))
 		}
 	}
 	for a, p := range got {
