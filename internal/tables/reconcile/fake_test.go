@@ -16,14 +16,13 @@ import (
 // fakeKernel holds tables in memory. Each operation that would change one calls before first, so that a
 // test can make it fail, count it, or inspect the tables between two operations.
 type fakeKernel struct {
-	t           *testing.T
-	tables      *bpf.Tables
-	before      func(operation string) error
-	after       func()
-	reading     []use // what programs may still be reading: reachable since the last grace period
-	known       []use // what they may have cached: reachable since the epoch was last bumped
-	overwritten bool  // what a program may be reading was overwritten, and the test has failed
-	trusts      bool  // do not check whether what is overwritten can be read: for millions of slots
+	t       *testing.T
+	tables  *bpf.Tables
+	before  func(operation string) error
+	after   func()
+	reading []use // what programs may still be reading: reachable since the last grace period
+	known   []use // what they may have cached: reachable since the epoch was last bumped
+	trusts  bool  // do not check whether what is overwritten can be read: for millions of slots
 
 	index    *fakeHash[bpf.FrontendKey, uint32]
 	rows     *fakeArray[bpf.Frontend]
@@ -145,13 +144,13 @@ func (k *fakeKernel) listsOf(row uint32) codec.Lists {
 	return content.Lists()
 }
 
-// mustBeFree fails the test if a program could be reading what is overwritten. It reports the first time alone: others
-// follow from it.
+// mustBeFree fails the test if a program could be reading what is overwritten. It reports the first row alone: thousands
+// may follow.
 func (k *fakeKernel) mustBeFree(table string, number uint32) {
 	u := use{table, number}
 	reader := ""
 	switch {
-	case k.overwritten:
+	case k.t.Failed():
 	case slices.Contains(k.reading, u):
 		reader = "one that began before the last wait for readers"
 	case slices.Contains(k.known, u):
@@ -164,7 +163,6 @@ func (k *fakeKernel) mustBeFree(table string, number uint32) {
 		}
 	}
 	if reader != "" {
-		k.overwritten = true
 		k.t.Errorf("row %d of table %s is overwritten while a program may be reading it: %s (further rows are not reported)", number, table, reader)
 	}
 }
