@@ -3,6 +3,7 @@
 package bpf
 
 import (
+	"cmp"
 	"fmt"
 	"math/rand/v2"
 	"testing"
@@ -99,6 +100,9 @@ func TestFollowConntrack(t *testing.T) {
 			return !t.Failed()
 		}))
 	}
+	if t.Failed() {
+		return // the walk has ended early
+	}
 	for key, w := range want {
 		t.Errorf("after the last pass the new tables lack %d entries of about %d; the old ones have flow %d as %s", len(want), flows, key.SourcePort, shown(w))
 		break
@@ -107,7 +111,8 @@ func TestFollowConntrack(t *testing.T) {
 
 // shown is a conntrack entry in the words of a failed test.
 func shown(e ConntrackEntry) string {
-	return fmt.Sprintf("state %d, flags %#x, %d packets, last seen at %d", e.State, e.Flags, e.Packets, e.LastSeen)
+	states := map[ConntrackState]string{ConntrackNew: "new", ConntrackReplied: "answered", ConntrackEstablished: "established", ConntrackClosed: "closed"}
+	return fmt.Sprintf("%s, flags %#x, %d packets, last seen at %d", cmp.Or(states[ConntrackState(e.State)], fmt.Sprint("state ", e.State)), e.Flags, e.Packets, e.LastSeen)
 }
 
 // TestFollowIntoFullTables: a connection that begins during the migration is copied, although its sets are full:
