@@ -144,8 +144,8 @@ func (k *fakeKernel) listsOf(row uint32) codec.Lists {
 	return content.Lists()
 }
 
-// mustBeFree fails the test if a program could be reading what is overwritten. It reports the first row alone: thousands
-// may follow.
+// mustBeFree fails the test if a program could be reading what is overwritten. It reports the first row alone:
+// thousands may follow.
 func (k *fakeKernel) mustBeFree(table string, number uint32) {
 	u := use{table, number}
 	reader := ""
