@@ -60,8 +60,13 @@ impl Owners {
     }
 
     pub fn adopt(&self) {
-        if self.drop_other() {
-            self.add();
+        if self.others.load(SeqCst) == 0 {
+            return;
+        }
+        // The descriptor is counted twice for a moment, never not at all: the parent may close its own now.
+        self.add();
+        if !self.drop_other() {
+            self.change(|count| count.checked_sub(1));
         }
     }
 
@@ -179,6 +184,33 @@ mod tests {
             parent.store(0, SeqCst);
             assert!(owners.is_alone(), "the parent has closed its own");
         });
+    }
+
+    #[test]
+    fn a_child_that_adopts_while_its_parent_closes_has_the_descriptor() {
+        own_process();
+        for attempt in 0..500 {
+            let owners = shared();
+            owners.add();
+            owners.add_child();
+            // SAFETY: the child does nothing but adopt.
+            let child = unsafe { libc::fork() };
+            if child == 0 {
+                own_process();
+                owners.adopt();
+                // SAFETY: the end of the child.
+                unsafe { libc::_exit(0) }
+            }
+            while owners.others.load(SeqCst) != 0 {
+                core::hint::spin_loop();
+            }
+            assert!(!owners.remove(), "the child has one until it is waited for (attempt {attempt})");
+            // SAFETY: waits for the child.
+            assert_eq!(unsafe { libc::waitpid(child, core::ptr::null_mut(), 0) }, child);
+            assert!(owners.end(), "the child has ended");
+            // SAFETY: nobody uses the mapping any more.
+            unsafe { libc::munmap(core::ptr::from_ref(owners).cast_mut().cast(), size_of::<Owners>()) };
+        }
     }
 
     #[test]
