@@ -188,7 +188,7 @@ type remoteListener struct {
 func (l *remoteListener) Accept() (net.Conn, error) {
 	for !l.closed.Load() {
 		answer, err := l.channel.call('a', l.socket, pollTime, nil)
-		if err == syscall.EAGAIN || err == syscall.ENOTCONN { // nobody connects, or the client has reset the connection
+		if err == syscall.EAGAIN || err == syscall.ECONNRESET { // nobody connects, or the client has reset the connection
 			continue
 		}
 		if err != nil {

@@ -30,9 +30,12 @@ def keep(sock):
     return number
 
 
-# named returns the number of a connection, and both of its addresses.
+# named returns the number of a connection, and both of its addresses. One that was reset meanwhile has none.
 def named(sock):
-    own, peer = sock.getsockname(), sock.getpeername()
+    try:
+        own, peer = sock.getsockname(), sock.getpeername()
+    except OSError as e:
+        raise ConnectionResetError(errno.ECONNRESET, "reset") if e.errno == errno.ENOTCONN else e
     return "{} {} {} {} {}".format(keep(sock), own[0], own[1], peer[0], peer[1]).encode()
 
 
