@@ -10,7 +10,7 @@
 use crate::offer::Alone;
 use crate::session::Session;
 use crate::side::Way;
-use crate::{clock, config, descriptors, offer, stream, table};
+use crate::{clock, config, descriptors, offer, order, stream, table};
 use beeline_ring::Role;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use libc::{c_int, ssize_t, MSG_OOB, MSG_PEEK};
@@ -309,6 +309,9 @@ impl Direct {
     /// received counts what a call has received, and returns that.
     pub fn received(self, fd: c_int, n: ssize_t, flags: c_int) -> ssize_t {
         let way = &self.0.side().receive;
+        if n > 0 {
+            order::answered(self.0);
+        }
         self.done(fd, n, way, flags & (MSG_PEEK | MSG_OOB) == 0)
     }
 
@@ -317,6 +320,9 @@ impl Direct {
             self.0.found_full();
         }
         let way = &self.0.side().send;
+        if n > 0 {
+            order::sent(self.0);
+        }
         self.done(fd, n, way, flags & MSG_OOB == 0)
     }
 

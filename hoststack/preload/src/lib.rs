@@ -26,6 +26,7 @@ mod hidden;
 mod identity;
 mod lock;
 mod offer;
+mod order;
 mod owners;
 mod page;
 mod parts;

@@ -7,7 +7,7 @@ use crate::earn::Merits;
 use crate::epoll::Epoll;
 use crate::lock::Lock;
 use crate::side::{Phase, Side};
-use crate::{bell, config, hidden, page, real, uncancelled};
+use crate::{bell, config, hidden, order, page, real, uncancelled};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use beeline_ring::{Direction, Header, Layout, Recall, Role, HEADER_BYTES};
@@ -215,6 +215,7 @@ impl Session {
         for descriptor in own {
             hidden::dispose(descriptor.swap(-1, Ordering::AcqRel));
         }
+        order::answered(self);
         self.watches.lock().clear();
         self.watcher.store(null_mut(), Ordering::Relaxed);
         if self.was_last.load(Ordering::Relaxed) {

@@ -9,7 +9,7 @@ use crate::session::{Rings, Session};
 use crate::side::{Phase, Way, LONG, SHORT};
 use crate::sink::Buffers;
 use crate::source::Source;
-use crate::{descriptors, earn, identity, lock, offer, page, real, recall, receive, uncancelled, wait};
+use crate::{descriptors, earn, identity, lock, offer, order, page, real, recall, receive, uncancelled, wait};
 use beeline_ring::{Published, Violation};
 use core::sync::atomic::Ordering;
 use libc::{c_int, EAGAIN, ECONNRESET, MSG_DONTWAIT, MSG_PEEK, MSG_WAITALL};
@@ -70,6 +70,7 @@ fn take(session: &'static Session, fd: c_int, parts: Parts, flags: c_int) -> Out
         }
         match result {
             Ok(n) => {
+                order::answered(session);
                 done += n;
                 let is_short = done < least(session, wanted, flags) && flags & MSG_PEEK == 0;
                 let goes_on = n > 0 && is_short && blocks(session, fd, flags);
@@ -148,6 +149,7 @@ pub fn send(session: &'static Session, fd: c_int, parts: Parts, flags: c_int) ->
         if by_kernel {
             // SAFETY: the buffers are the program's, for this call.
             result = source.parts.message(|m| real::outcome(unsafe { real::sendmsg(fd, m, flags) }));
+            order::sent(session);
         }
         match result {
             Ok(n) => {
@@ -361,6 +363,7 @@ fn kernel_send(session: &Session, fd: c_int, source: &impl Source) -> Outcome {
     if !source.is_urgent() {
         sent_by_kernel(session, n as u64);
     }
+    order::sent(session);
     Ok(n)
 }
 
@@ -398,6 +401,9 @@ fn ring_send(
             false if wanted == 0 => Some(Ok(0)),
             false => Some(Err(EAGAIN)),
         });
+    }
+    if used == 0 {
+        rings.send().set_behind(order::is_behind(session));
     }
     let octets = octets(rings, true);
     let count = match source.by_ring(&octets, tail, room) {

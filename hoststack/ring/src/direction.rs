@@ -52,6 +52,8 @@ struct ProducerLine {
     tail: AtomicU64,
     /// The producer found the ring full, and sleeps or may sleep.
     waits: AtomicU32,
+    /// The octets in the ring follow others that the producer's program has sent by another connection of the kernel.
+    behind: AtomicU32,
 }
 
 #[repr(C, align(64))]
@@ -68,6 +70,7 @@ impl Default for Direction {
                 start: AtomicU64::new(UNKNOWN),
                 tail: AtomicU64::new(0),
                 waits: AtomicU32::new(0),
+                behind: AtomicU32::new(0),
             },
             consumed: ConsumerLine { head: AtomicU64::new(0), waits: AtomicU32::new(0) },
         }
@@ -102,6 +105,20 @@ impl Direction {
             Err(found) if found == (from << 1 | CLOSED) => Ok(Published::Closed),
             Err(_) => Err(Violation),
         }
+    }
+
+    /// set_behind stores, before `publish` into an empty ring, whether the octets follow others that the program has sent by
+    /// another connection of the kernel.
+    pub fn set_behind(&self, behind: bool) {
+        if self.is_behind() != behind {
+            self.produced.behind.store(behind.into(), Ordering::Relaxed);
+        }
+    }
+
+    /// is_behind returns what set_behind has stored for the octets that are in the ring; false if the peer's library is of
+    /// a version without it.
+    pub fn is_behind(&self) -> bool {
+        self.produced.behind.load(Ordering::Relaxed) != 0
     }
 
     /// close ends the ring for both sides: what is in it stays, what follows goes by the kernel.

@@ -46,6 +46,40 @@ pub fn nested() {
     close(outer);
 }
 
+/// A connection on rings beside one on the kernel: what a program sends by both is reported in its order, if it does not wait
+/// for an answer of the first.
+pub fn two_connections() {
+    let (p, q, e) = (pair(), fresh(), epoll());
+    add(e, p.acceptor, EPOLLIN, 1);
+    add(e, q.acceptor, EPOLLIN, 2);
+    send(p.connector, b"abc", 0);
+    note("the worker is awake", order(e, 8));
+    recv(p.acceptor, 9, 0);
+    note("nothing", wait(e, 8, 0));
+    send(q.connector, b"first", 0);
+    send(p.connector, b"second", 0);
+    note("in order", order(e, 8));
+    let some: std::collections::BTreeSet<_> = (0..4).map(|_| order(e, 1)).collect();
+    note("each has a turn", some.len());
+    recv(p.acceptor, 9, 0);
+    recv(q.acceptor, 9, 0);
+    send(q.acceptor, b"answer", 0);
+    recv(q.connector, 9, 0);
+    send(p.connector, b"abc", 0);
+    note("nothing before it", order(e, 8));
+    p.close();
+    q.close();
+    close(e);
+}
+
+/// order waits for events, and returns their data in the order of the report.
+fn order(e: c_int, most: c_int) -> String {
+    let mut events = [libc::epoll_event { events: 0, u64: 0 }; 8];
+    // SAFETY: the list has at least `most` places.
+    let n = unsafe { libc::epoll_wait(e, events.as_mut_ptr(), most, SOON) };
+    events[..n.max(0) as usize].iter().map(|event| format!("{} ", { event.u64 })).collect()
+}
+
 /// A session that goes from one worker's instance to another's.
 pub fn moved_between_instances() {
     let p = pair();

@@ -92,7 +92,7 @@ cases! {
     connections { families, listeners }
     ends { half_close, close_with_data, close_unread, linger_reset, shutdown_of_reading, peer_killed, writer_of_killed_peer }
     events { level, edge, oneshot, oneshot_of_nothing, exclusive, exclusive_for_room, modify, copied_descriptor, copies_added_in_turn, closed_while_copied, closed_in_child, poll_and_select, events_before_rings, added_before_connect, writable, full_after_the_end, many }
-    instances { two_instances, nested, moved_between_instances, awake_beside_asleep, awake_in_another_instance, nested_later, awake_in_child, closed_beside_its_connection, closed_while_waited, polled_at_first_by_many }
+    instances { two_instances, two_connections, nested, moved_between_instances, awake_beside_asleep, awake_in_another_instance, nested_later, awake_in_child, closed_beside_its_connection, closed_while_waited, polled_at_first_by_many }
     interrupts { two_signals_at_once, cancelled }
     copies { duplicates, forked, forked_and_killed, forked_and_ended, forked_before_rings, closed_ranges, listed, executed, standard_output }
     exec { executed_functions, spawned, shells, executed_beside_waits, streams_of_the_c_library, passed, taken_by_pidfd }

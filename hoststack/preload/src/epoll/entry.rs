@@ -48,6 +48,8 @@ pub struct Entry {
     pub turn: u64,
     /// Where that wait has stored its events.
     pub place: usize,
+    /// A wait has left it to be reported behind what the kernel has.
+    pub deferred: bool,
 }
 
 impl Entry {
@@ -74,6 +76,7 @@ impl Entry {
             peer_ended: false,
             turn: 0,
             place: 0,
+            deferred: false,
         }
     }
 
@@ -191,6 +194,15 @@ impl Entry {
             bits if bits != 0 && by_kernel => real::poll_one(self.registered, bits as i16) as u32 & bits,
             _ => 0,
         }
+    }
+
+    /// defer reports whether the octets in the ring have to be reported behind what the kernel has. A second wait reports
+    /// them in any case: the kernel may always have something.
+    pub fn defer(&mut self) -> bool {
+        let is_behind = |rings: Rings| rings.receive().is_behind() && self.session.is_readable(&rings);
+        let defers = !self.deferred && self.kernel == 0 && self.session.rings().is_some_and(is_behind);
+        self.deferred |= defers;
+        defers
     }
 
     /// has_something is take_ready without taking.

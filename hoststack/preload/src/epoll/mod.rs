@@ -243,8 +243,25 @@ impl Epoll {
         self.forget(&mut inner, slot, self.is_own());
     }
 
+    /// collect_before_kernel moves ready entries of the queue to `out`, except those that have to be behind what the kernel
+    /// has, and returns how many it has moved.
+    fn collect_before_kernel(&self, turn: u64, out: &mut [epoll_event]) -> usize {
+        self.collect_if(turn, out, 0, Entry::defer)
+    }
+
     /// collect moves ready entries of the queue to `out` behind the first `n`, and returns how many there are then.
-    fn collect(&self, turn: u64, out: &mut [epoll_event], mut n: usize) -> usize {
+    fn collect(&self, turn: u64, out: &mut [epoll_event], n: usize) -> usize {
+        self.inner.lock().put_deferred_last();
+        self.collect_if(turn, out, n, |_| false)
+    }
+
+    fn collect_if(
+        &self,
+        turn: u64,
+        out: &mut [epoll_event],
+        mut n: usize,
+        leaves: impl Fn(&mut Entry) -> bool,
+    ) -> usize {
         let mut inner = self.inner.lock();
         inner.look(self);
         inner.turn = turn;
@@ -254,7 +271,10 @@ impl Epoll {
                 break;
             }
             let Some(slot) = inner.queue.pop_front() else { break };
-            n += usize::from(self.report(&mut inner, slot, out, n));
+            match inner.entries[slot].as_mut().is_some_and(&leaves) {
+                true => inner.queue.push_back(slot),
+                false => n += usize::from(self.report(&mut inner, slot, out, n)),
+            }
         }
         if n > before && !inner.queue.is_empty() && self.sleepers.load(Ordering::SeqCst) > 0 {
             if let Some(entry) = inner.queue.front().and_then(|&slot| inner.entries[slot].as_ref()) {
@@ -308,6 +328,7 @@ impl Epoll {
         }
         let Some(entry) = &mut inner.entries[slot] else { return false };
         let events = events | entry.room_beside_edge();
+        entry.deferred = false;
         out[place] = epoll_event { events, u64: entry.data };
         (entry.turn, entry.place) = (turn, place);
         entry.reported = entry.reported & WRITE_BITS | events;
@@ -383,7 +404,7 @@ impl Epoll {
         loop {
             let turn = TURNS.fetch_add(1, Ordering::Relaxed);
             let first = self.share(out.len());
-            let mut n = self.collect(turn, &mut out[..first], 0);
+            let mut n = self.collect_before_kernel(turn, &mut out[..first]);
             if n < out.len() {
                 match self.ask(fd, &mut out[n..], n > 0, left, mask) {
                     Ok(more) => n += more,

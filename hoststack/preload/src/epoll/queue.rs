@@ -77,6 +77,14 @@ impl Inner {
         Some(entry)
     }
 
+    /// put_deferred_last moves those behind the others that a wait has left until the kernel was asked.
+    pub fn put_deferred_last(&mut self) {
+        let is_deferred = |slot: &usize| self.entries[*slot].as_ref().is_some_and(|entry| entry.deferred);
+        if self.queue.iter().any(is_deferred) {
+            self.queue.make_contiguous().sort_by_key(is_deferred);
+        }
+    }
+
     /// settle takes entries out of the queue that have nothing to report.
     pub fn settle(&mut self) {
         for slot in core::mem::take(&mut self.queue) {
