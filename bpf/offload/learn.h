@@ -56,7 +56,22 @@ static __always_inline enum offload_refusal offload_learn_devices(struct __sk_bu
 	return OFFLOAD_PROPOSED;
 }
 
-/* Fills in the flow of a packet. Returns enum offload_refusal. */
+/* Returns why a flow may not be offloaded; OFFLOAD_PROPOSED: it may, as far as its packets and the
+ * kernel's conntrack show. `devices` is the same for its devices and tunnels. The agent asks for
+ * the rest (refusal in internal/shortcut/offload/refusal.go). */
+static __always_inline enum offload_refusal offload_refusal(struct nf_conn *ct, __u8 protocol,
+							    enum offload_refusal devices)
+{
+	if (!is_established(ct, protocol))
+		return OFFLOAD_NOT_ESTABLISHED;
+	if (has_helper(ct))
+		return OFFLOAD_HELPER;
+	if (ct->status & IPS_OFFLOAD)
+		return OFFLOAD_IN_FLOWTABLE;
+	return devices;
+}
+
+/* Fills in the flow of a packet. Returns whether it may be offloaded. */
 static __always_inline enum offload_refusal offload_learn(struct __sk_buff *ctx, struct scratch *w,
 							  __u32 note, struct offload_flow *flow)
 {
@@ -69,12 +84,7 @@ static __always_inline enum offload_refusal offload_learn(struct __sk_buff *ctx,
 	ct = netfilter_flow(ctx, &w->reverse_key, &direction);
 	if (!ct)
 		return OFFLOAD_NOT_ESTABLISHED;
-	if (!is_established(ct, t->protocol))
-		refusal = OFFLOAD_NOT_ESTABLISHED;
-	else if (has_helper(ct))
-		refusal = OFFLOAD_HELPER;
-	else if (ct->status & IPS_OFFLOAD)
-		refusal = OFFLOAD_IN_FLOWTABLE;
+	refusal = offload_refusal(ct, t->protocol, refusal);
 	netfilter_tuple(ct, !direction, &flow->key.tuple, t);
 	flow->timeout = netfilter_timeout(ct);
 	flow->mark = netfilter_mark(ct);

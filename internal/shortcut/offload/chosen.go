@@ -36,7 +36,7 @@ func (o *Offload) chooseFlows(ctx context.Context) error {
 	}
 }
 
-// allowed returns the flows of the kernel's conntrack that are assured and bypass no rule, by conntrack's ID. Their
+// allowed returns the flows of the kernel's conntrack that are assured and may be offloaded, by conntrack's ID. Their
 // devices are not known: they count as any.
 func (o *Offload) allowed() (ids []uint32, err error) {
 	c, err := conntrack.Dial(nil)
@@ -53,7 +53,7 @@ func (o *Offload) allowed() (ids []uint32, err error) {
 		if t.Status&conntrack.StatusAssured == 0 || t.Status&statusOffload != 0 || t.Helper.Name != "" {
 			continue
 		}
-		if o.rules.refuses(flow.Flow{In: tupleOf(&t.TupleOrig), Out: tupleOf(&t.TupleReply).Reverse()}) == "" {
+		if o.refusal(flow.Flow{In: tupleOf(&t.TupleOrig), Out: tupleOf(&t.TupleReply).Reverse()}) == "" {
 			ids = append(ids, t.ID)
 		}
 	}

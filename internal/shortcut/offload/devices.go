@@ -3,62 +3,23 @@
 package offload
 
 import (
-	"slices"
-
 	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/component"
 	"beeline.io/beeline/internal/conntrack"
-	"beeline.io/beeline/internal/node/flow"
 	"beeline.io/beeline/internal/report/condition"
 	"beeline.io/beeline/internal/shortcut/offload/devices"
-	"beeline.io/beeline/internal/shortcut/offload/flowtable"
 )
 
 // offload returns the running offload.
 func (c *config) offload(env component.Env) (*Offload, error) {
-	refuses := c.policy.Refuses
+	var edge *conntrack.Tables
 	if env.Datapath.Map(bpf.EdgeTCMapConntrack) != nil {
-		refuses = exceptEdge(conntrack.TablesOf(env.Datapath.ConntrackMaps()), refuses)
+		edge = conntrack.TablesOf(env.Datapath.ConntrackMaps())
 	}
 	return newOffload(env.Datapath, Config{
 		Provider: Provider(c.provider), NoFlowCache: env.Datapath.NoFlowCache, Threshold: c.threshold,
-		IgnoreFilters: c.ignoreFilters, Refuses: refuses, Traffic: c.traffic(), Log: env.Log, Devices: c.find,
+		IgnoreFilters: c.ignoreFilters, Policy: c.policy, Edge: edge, Log: env.Log, Devices: c.find,
 	})
-}
-
-// traffic is the policy for a flowtable.
-func (c *config) traffic() flowtable.Config {
-	return flowtable.Config{
-		Networks: c.policy.Networks, Ports: portsOf(c.policy.Ports), Protocols: c.policy.Protocols,
-		ExcludeNetworks: c.policy.ExcludeNetworks, ExcludePorts: portsOf(c.policy.ExcludePorts),
-	}
-}
-
-func portsOf(ranges []bpf.PortRange) (all []flowtable.PortRange) {
-	for _, r := range ranges {
-		all = append(all, flowtable.PortRange{First: r.First, Last: r.Last})
-	}
-	return all
-}
-
-// exceptEdge refuses the flows of the edge, which tracks and forwards them itself.
-func exceptEdge(edge *conntrack.Tables, refuses func(flow.Flow) string) func(flow.Flow) string {
-	has := func(t flow.Tuple) bool {
-		key := conntrack.Tuple{SourcePort: bpf.NetworkOrder(t.Source.Port()), DestinationPort: bpf.NetworkOrder(t.Destination.Port()), Protocol: t.Protocol}
-		key.Source.Bytes, key.Destination.Bytes = t.Source.Addr().As16(), t.Destination.Addr().As16()
-		for _, table := range edge.All() {
-			if entry, err := table.Get(key); err != nil || entry != nil {
-				return true
-			}
-		}
-		return false
-	}
-	return func(f flow.Flow) string {
-		if slices.ContainsFunc([]flow.Tuple{f.In, f.Out, f.In.Reverse(), f.Out.Reverse()}, has) {
-			return "it is a flow of a Service, which the edge tracks"
-		}
-		return refuses(f)
-	}
 }
 
 // find returns the devices of flow offload.

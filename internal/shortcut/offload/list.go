@@ -168,7 +168,7 @@ func (o *Offload) addOwn(s *FlowStatus, t *conntrack.Flow, cached map[flow.Tuple
 	there, back := tupleOf(&t.TupleOrig), tupleOf(&t.TupleReply)
 	if o.usesFlowtable() {
 		// Its devices are not known: they count as any.
-		if reason := o.refuses(flow.Flow{In: there, Out: back.Reverse(), Helper: t.Helper.Name}); reason != "" {
+		if reason := o.refusal(flow.Flow{In: there, Out: back.Reverse(), Helper: t.Helper.Name}); reason != "" {
 			s.Sent = Direction{Path: PathRefused, Reason: reason}
 			s.Received = s.Sent
 		}

@@ -19,11 +19,12 @@ import (
 
 	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/internal/bpf"
+	"beeline.io/beeline/internal/conntrack"
 	"beeline.io/beeline/internal/node"
-	"beeline.io/beeline/internal/node/flow"
 	"beeline.io/beeline/internal/node/netdev"
 	"beeline.io/beeline/internal/report/condition"
 	"beeline.io/beeline/internal/shortcut/offload/flowtable"
+	"beeline.io/beeline/internal/shortcut/offload/policy"
 	"beeline.io/beeline/internal/util/wakeup"
 )
 
@@ -47,10 +48,10 @@ type Config struct {
 	Devices func() ([]Device, error)
 	// IgnoreFilters takes flows that bypass rules with an effect on each packet.
 	IgnoreFilters bool
-	// Refuses returns why a flow stays on the stack; empty: it need not. Traffic is the same for a flowtable.
-	Refuses func(flow.Flow) string
-	Traffic flowtable.Config
-	Log     *slog.Logger
+	Policy        policy.Policy
+	// Edge has the edge's conntrack entries; nil: the edge is off.
+	Edge *conntrack.Tables
+	Log  *slog.Logger
 }
 
 // Device is a device at which flows are offloaded.
@@ -94,21 +95,13 @@ func newOffload(d Datapath, c Config) (*Offload, error) {
 	}
 	tables, err := d.OffloadTables()
 	if err == nil {
-		o.flows, err = NewFlows(tables, d.WaitForReaders, FlowsConfig{Threshold: c.Threshold, Refuses: o.refuses, Log: c.Log})
+		o.flows, err = NewFlows(tables, d.WaitForReaders, FlowsConfig{Threshold: c.Threshold, Refuses: o.refusal, Log: c.Log})
 	}
 	if err != nil {
 		r.watcher.Close()
 		return nil, err
 	}
 	return o, nil
-}
-
-// refuses returns why a flow stays on the stack.
-func (o *Offload) refuses(f flow.Flow) string {
-	if reason := o.config.Refuses(f); reason != "" || o.config.IgnoreFilters {
-		return reason
-	}
-	return o.rules.refuses(f)
 }
 
 // Start has Run choose a provider and attach it; from then on it follows the devices.

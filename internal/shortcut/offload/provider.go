@@ -113,8 +113,7 @@ func (o *Offload) tryHardware() error {
 }
 
 func (o *Offload) flowtableConfig(devices []Device, p Provider) flowtable.Config {
-	c := o.config.Traffic
-	c.Hardware, c.Threshold = p == Hardware, int(o.config.Threshold)
+	c := flowtable.Config{Policy: o.config.Policy, Hardware: p == Hardware, Threshold: int(o.config.Threshold)}
 	c.OnlyChosen = !o.config.IgnoreFilters && len(o.rules.findings()) > 0
 	for _, d := range devices {
 		c.Devices = append(c.Devices, d.Name)

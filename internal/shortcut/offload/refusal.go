@@ -3,11 +3,46 @@
 package offload
 
 import (
+	"slices"
 	"time"
 
 	"beeline.io/beeline/internal/bpf"
+	"beeline.io/beeline/internal/conntrack"
 	"beeline.io/beeline/internal/node/flow"
 )
+
+// refusal returns why a flow may not be offloaded; empty: it may. It is all that the agent asks about a flow, of both
+// providers; a flow whose devices are not known is asked for any. The programs refuse before that what only a packet
+// shows (offload_refusal in bpf/offload/learn.h); the flow cache afterwards what has no route or finds no room.
+func (o *Offload) refusal(f flow.Flow) (reason string) {
+	if reason = o.config.Policy.Refuses(f); reason != "" {
+		return reason
+	}
+	if !o.config.IgnoreFilters {
+		if reason = o.rules.refuses(f); reason != "" {
+			return reason
+		}
+	}
+	if slices.ContainsFunc([]flow.Tuple{f.In, f.Out, f.In.Reverse(), f.Out.Reverse()}, o.isOfEdge) {
+		return "it is a flow of a Service, which the edge tracks"
+	}
+	return ""
+}
+
+// isOfEdge reports whether the edge has a conntrack entry for a tuple, or whether that is not known.
+func (o *Offload) isOfEdge(t flow.Tuple) bool {
+	if o.config.Edge == nil {
+		return false
+	}
+	key := conntrack.Tuple{SourcePort: bpf.NetworkOrder(t.Source.Port()), DestinationPort: bpf.NetworkOrder(t.Destination.Port()), Protocol: t.Protocol}
+	key.Source.Bytes, key.Destination.Bytes = t.Source.Addr().As16(), t.Destination.Addr().As16()
+	for _, table := range o.config.Edge.All() {
+		if entry, err := table.Get(key); err != nil || entry != nil {
+			return true
+		}
+	}
+	return false
+}
 
 func flowOf(e *Entry) flow.Flow {
 	in, out := &e.Key.Tuple, &e.To

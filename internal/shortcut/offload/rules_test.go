@@ -59,7 +59,7 @@ func wantOnlyHardware(t *testing.T) error {
 		return err
 	}
 	defer r.watcher.Close()
-	o := &Offload{rules: r, config: Config{Refuses: func(flow.Flow) string { return "" }}}
+	o := &Offload{rules: r, config: Config{}}
 	if _, err := r.compare(devices); err != nil {
 		return err
 	}
@@ -67,7 +67,7 @@ func wantOnlyHardware(t *testing.T) error {
 	one := flow.Flow{In: tuple, Out: tuple, InDevice: devices[0].Index, OutDevice: devices[1].Index}
 	for provider, refused := range map[Provider]bool{Hardware: true, Flowtable: false, Cache: false} {
 		o.use(provider, "")
-		if got := o.refuses(one); (got != "") != refused {
+		if got := o.refusal(one); (got != "") != refused {
 			t.Errorf("%s: the flow is refused because of %q, want refused: %t", provider, got, refused)
 		}
 		if c := o.flowtableConfig(devices, provider); c.OnlyChosen != refused || (len(r.findings()) > 0) != refused {

@@ -9,10 +9,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"beeline.io/beeline/internal/api"
+	"beeline.io/beeline/internal/bpf"
+	"beeline.io/beeline/internal/shortcut/offload/policy"
 )
-
-// A PortRange is ports from First to Last.
-type PortRange struct{ First, Last uint16 }
 
 // A Config says which flows leave the stack.
 type Config struct {
@@ -24,15 +23,7 @@ type Config struct {
 	// Threshold is the number of packets in each direction, on average, after which a flow is taken. nf_tables
 	// counts both directions of a flow together.
 	Threshold int
-	// A flow is taken if one of its addresses is in Networks, one of its ports in Ports, before or after NAT, and
-	// its protocol one of Protocols (IPPROTO_TCP, IPPROTO_UDP). Without networks, ports or protocols: all of
-	// them.
-	Networks  []netip.Prefix
-	Ports     []PortRange
-	Protocols []uint8
-	// A flow is not taken if one of its addresses or ports is in these.
-	ExcludeNetworks []netip.Prefix
-	ExcludePorts    []PortRange
+	policy.Policy
 	// OnlyChosen: of these flows, take only those that Choose names.
 	OnlyChosen bool
 }
@@ -67,7 +58,7 @@ func last(n netip.Prefix) netip.Addr {
 	return a
 }
 
-func portSpans(ports []PortRange) (all []span) {
+func portSpans(ports []bpf.PortRange) (all []span) {
 	for _, p := range ports {
 		all = append(all, span{[]byte{byte(p.First >> 8), byte(p.First)}, []byte{byte(p.Last >> 8), byte(p.Last)}})
 	}

@@ -10,6 +10,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"beeline.io/beeline/internal/bpf"
+	"beeline.io/beeline/internal/shortcut/offload/policy"
 	"beeline.io/beeline/internal/shortcut/offload/selftest"
 )
 
@@ -25,12 +27,12 @@ func TestPolicy(t *testing.T) {
 		c     Config
 		taken map[selftest.Kind]bool
 	}{
-		{"a network of one family", Config{Networks: []netip.Prefix{prefix("192.0.2.0/25"), prefix("192.0.2.0/24")}}, map[selftest.Kind]bool{tcp: true}},
-		{"the address before DNAT", Config{Networks: []netip.Prefix{prefix("203.0.113.1/32"), prefix("2001:db8:7::/48")}}, map[selftest.Kind]bool{tcp: true}},
-		{"excluded: the address after DNAT", Config{ExcludeNetworks: []netip.Prefix{prefix("198.51.100.0/24")}}, map[selftest.Kind]bool{udp6: true}},
-		{"a port", Config{Ports: []PortRange{{8080, 8080}, {1, 79}}}, map[selftest.Kind]bool{udp6: true}},
-		{"excluded: a port", Config{ExcludePorts: []PortRange{{8080, 8080}}}, map[selftest.Kind]bool{tcp: true}},
-		{"a protocol", Config{Protocols: []uint8{unix.IPPROTO_UDP}}, map[selftest.Kind]bool{udp6: true}},
+		{"a network of one family", Config{Policy: policy.Policy{Networks: []netip.Prefix{prefix("192.0.2.0/25"), prefix("192.0.2.0/24")}}}, map[selftest.Kind]bool{tcp: true}},
+		{"the address before DNAT", Config{Policy: policy.Policy{Networks: []netip.Prefix{prefix("203.0.113.1/32"), prefix("2001:db8:7::/48")}}}, map[selftest.Kind]bool{tcp: true}},
+		{"excluded: the address after DNAT", Config{Policy: policy.Policy{ExcludeNetworks: []netip.Prefix{prefix("198.51.100.0/24")}}}, map[selftest.Kind]bool{udp6: true}},
+		{"a port", Config{Policy: policy.Policy{Ports: []bpf.PortRange{{First: 8080, Last: 8080}, {First: 1, Last: 79}}}}, map[selftest.Kind]bool{udp6: true}},
+		{"excluded: a port", Config{Policy: policy.Policy{ExcludePorts: []bpf.PortRange{{First: 8080, Last: 8080}}}}, map[selftest.Kind]bool{tcp: true}},
+		{"a protocol", Config{Policy: policy.Policy{Protocols: []uint8{unix.IPPROTO_UDP}}}, map[selftest.Kind]bool{udp6: true}},
 		{"no device", Config{Devices: []string{selftest.ClientDevice}}, nil},
 		{"only chosen, none", Config{OnlyChosen: true}, nil},
 	} {

@@ -10,6 +10,8 @@ import (
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
+
+	"beeline.io/beeline/internal/bpf"
 )
 
 // Names of Beeline's tables, of the family inet. The second one has the flowtable of the hardware: a device can be in
@@ -204,7 +206,7 @@ func (w *writer) forEachAddress(name string, networks []netip.Prefix, f func([]e
 	}
 }
 
-func (w *writer) forEachPort(name string, ports []PortRange, f func([]expr.Any)) {
+func (w *writer) forEachPort(name string, ports []bpf.PortRange, f func([]expr.Any)) {
 	if all := portSpans(ports); len(all) > 0 {
 		eachEnd(expr.CtKeyPROTOSRC, expr.CtKeyPROTODST, w.intervals(name, nftables.TypeInetService, all), f)
 	}

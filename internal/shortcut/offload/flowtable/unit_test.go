@@ -17,6 +17,8 @@ import (
 	"github.com/mdlayher/netlink/nlenc"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"beeline.io/beeline/internal/bpf"
 )
 
 // Ranges of a set are sorted, and those that overlap or touch are one.
@@ -43,7 +45,7 @@ func TestSpans(t *testing.T) {
 			t.Errorf("spans are %s, want %s", text, c.want)
 		}
 	}
-	ports := portSpans([]PortRange{{443, 443}, {80, 90}, {1, 79}, {65535, 65535}})
+	ports := portSpans([]bpf.PortRange{{First: 443, Last: 443}, {First: 80, Last: 90}, {First: 1, Last: 79}, {First: 65535, Last: 65535}})
 	if len(ports) != 3 || after(ports[2].last) != nil {
 		t.Errorf("spans of ports are %v", ports)
 	}
