@@ -3,18 +3,12 @@
 package bpf
 
 import (
-	"errors"
-	"fmt"
 	"os"
 	"sync"
 	"sync/atomic"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
-	"github.com/cilium/ebpf/rlimit"
-	"golang.org/x/sys/unix"
-
-	"beeline.io/beeline/internal/bpf/pinfs"
 )
 
 // Options configure the datapath.
@@ -69,9 +63,7 @@ type Datapath struct {
 	atDevices  map[string][]int     // the indexes of the devices of SetDevices, by component; guarded by loading
 	resized    []string             // tables whose pin still names the one of the old size (swapResized)
 	old        *predecessor         // tables to migrate; nil: there are none
-	aside      bool                 // setAside has renamed the directory of the tables
 	follower   follower             // of the migration
-	fresh      bool                 // no table was pinned before Open
 	attached   atomic.Bool          // Attach has ended: what is missing from then on was removed by others
 	restoring  sync.Mutex           // guards lock, and what follows
 	restored   []string             // pins that RestorePins has restored and Repair has not named
@@ -79,102 +71,6 @@ type Datapath struct {
 	held       map[string]link.Link // pinned links, by path (hold)
 	// replacement returns an error if XDP programs cannot share a device under this kernel.
 	replacement func() error
-}
-
-// Open loads the programs with the tables that are pinned in the directory, and makes the missing ones. It
-// attaches and replaces no program. A table whose limit has changed is copied to a new one.
-//
-// If Open fails and the directory had no pins before, it leaves none.
-//
-// Errors: *pinfs.LockedError if another agent has the directory; *ebpf.VerifierError
-// if the kernel refuses a program.
-func Open(o Options) (d *Datapath, err error) {
-	o.Limits = o.Limits.WithDefaults()
-	if len(o.Components) == 0 {
-		o.Components = product()
-	}
-	d = &Datapath{options: o, components: o.Components, atDevices: map[string][]int{}, replacement: haveReplacement}
-	if err := d.components.check(); err != nil {
-		return nil, err
-	}
-	made := false
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, d.putBack())
-			d.Close()
-			d = nil
-		}
-		if err != nil && made {
-			err = errors.Join(err, undo(o.BPFFS, o.Components))
-		}
-	}()
-	if err := rlimit.RemoveMemlock(); err != nil {
-		return d, fmt.Errorf("lift the limit of locked memory: %w", err)
-	}
-	if o.Edge != nil || o.Pods != nil || o.Offload != nil {
-		loadConntrack()
-	}
-	if err := requiredFeatures(); err != nil {
-		return d, err
-	}
-	if err := checkLayout(o.BPFFS); err != nil {
-		return d, err
-	}
-	if err := refuseOtherNamespace(o.BPFFS); err != nil {
-		return d, err
-	}
-	made = !HasPins(o.BPFFS)
-	if err := pinfs.Prepare(o.BPFFS, pinDirectories); err != nil {
-		return d, err
-	}
-	if d.lock, err = pinfs.Lock(o.BPFFS); err != nil {
-		return d, err
-	}
-	if err := pinfs.TakeOverDrain(o.BPFFS); err != nil {
-		return d, fmt.Errorf("--pins: %w", err)
-	}
-	if err := markNamespace(o.BPFFS); err != nil {
-		return d, err
-	}
-	if d.cgroup, err = CgroupRoot(o.CgroupRoot); err != nil {
-		return d, err
-	}
-	if d.cgroupDir, err = os.Open(d.cgroup); err != nil { // keeps the mount busy
-		return d, err
-	}
-	if err := d.load(); err != nil {
-		return d, err
-	}
-	if err := d.refuseForeign(); err != nil {
-		return d, err
-	}
-	if d.Tables, err = NewTables(d.maps); err != nil {
-		return d, err
-	}
-	if d.Tables.Prefilter, err = MapPrefilter(d.maps[SockMapPrefilters], d.Tables.WaitForReaders); err != nil {
-		return d, err
-	}
-	d.Tables.Prefilter.pods = o.Edge != nil
-	if o.Edge != nil {
-		d.Tables.Balancers = d.Balancers()
-	}
-	d.countServices()
-	if events := d.Events(); events != nil {
-		return d, events.unwatch()
-	}
-	return d, nil
-}
-
-// undo removes what a failed Open has made, unless another agent uses the directory.
-func undo(bpffs string, components componentList) error {
-	if on, err := pinfs.IsFS(bpffs, unix.BPF_FS_MAGIC); err != nil || !on {
-		return nil // Open failed before it made anything
-	}
-	err := Cleanup(bpffs, nil, components...)
-	if locked := (*pinfs.LockedError)(nil); errors.As(err, &locked) {
-		return nil
-	}
-	return err
 }
 
 // Close unlocks the directory. Attached programs stay attached. It removes copies of tables that no

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"os"
 	"slices"
 	"sync"
 
@@ -14,72 +15,75 @@ import (
 	"github.com/cilium/ebpf/btf"
 )
 
-// load makes the tables of all enabled components, and then loads their programs. Most objects are loaded
-// in parallel: most of the time is the verifier's.
-func (d *Datapath) load() error {
-	d.maps, d.programs = map[string]*ebpf.Map{}, map[string]*ebpf.Program{}
-	if err := removeNewTables(d.options.BPFFS); err != nil {
-		return err
-	}
-	if err := d.setAside(); err != nil {
-		return err
-	}
-	var err error
-	if d.old, err = d.openPredecessor(); err != nil {
-		return err
-	}
-	pinned := map[string]*ebpf.Map{}
-	defer func() { closeMaps(pinned) }()
-	var specs []*ebpf.CollectionSpec
-	for _, c := range d.components {
-		objects, err := c.Objects(d)
+// An object is a BPF object of an enabled component.
+type object struct {
+	component *Component
+	spec      *ebpf.CollectionSpec
+}
+
+// readObjects reads the objects of all components. Those with objects are enabled.
+func (o *opening) readObjects() error {
+	for _, c := range o.components {
+		specs, err := c.Objects(o.Datapath)
 		if err != nil {
 			return err
 		}
-		if len(objects) == 0 {
-			continue
-		}
-		d.enabled = append(d.enabled, c)
-		if d.old == nil { // else the attached programs use the predecessor's tables
-			if err := recoverPins(d.options.BPFFS, c); err != nil {
+		for _, spec := range specs {
+			if err := o.prepareMaps(spec); err != nil {
 				return err
 			}
+			o.objects = append(o.objects, object{c, spec})
 		}
-		for _, spec := range objects {
-			if err := d.loadTables(spec, c, pinned); err != nil {
-				return err
-			}
-		}
-		if !c.LoadLate {
-			specs = append(specs, objects...)
+		if len(specs) > 0 {
+			o.enabled = append(o.enabled, c)
 		}
 	}
-	if d.old != nil && d.old.layout.upgrade != nil && len(pinned) == 0 {
-		if err := d.old.layout.upgrade(d); err != nil {
-			return fmt.Errorf("convert the tables of %s: %w", d.old.path, err)
-		}
-	}
-	if err := d.loadPrograms(specs); err != nil {
-		return err
-	}
-	d.fresh = len(pinned) == 0 && d.old == nil
-	if err := d.pinTables(pinned); err != nil {
-		return err
-	}
-	return d.removeUndeclaredTables()
+	return nil
 }
 
-// loadTables uses the pinned tables of an object, adds them to pinned, and makes the others.
-func (d *Datapath) loadTables(spec *ebpf.CollectionSpec, c *Component, pinned map[string]*ebpf.Map) error {
-	if err := d.prepareMaps(spec); err != nil {
-		return err
+// openTables opens the pinned tables of the objects, and makes the others.
+func (o *opening) openTables() error {
+	for _, object := range o.objects {
+		for _, t := range o.components.tables() {
+			s := object.spec.Maps[t.Name]
+			if s == nil || !t.pinned() || o.maps[t.Name] != nil {
+				continue
+			}
+			if err := o.openTable(t, s); err != nil {
+				return err
+			}
+		}
 	}
-	found, err := d.pinnedTables(spec, c)
-	maps.Copy(pinned, found)
+	if o.start.makesTables() && o.old.layout.upgrade != nil {
+		if err := o.old.layout.upgrade(o.Datapath); err != nil {
+			return fmt.Errorf("convert the tables of %s: %w", o.old.path, err)
+		}
+	}
+	return nil
+}
+
+// openTable opens a pinned table, or makes it, and prepares it.
+func (o *opening) openTable(t *Table, s *ebpf.MapSpec) error {
+	m, err := o.loadPinned(t)
+	if errors.Is(err, os.ErrNotExist) {
+		o.made = append(o.made, t.Name)
+		if m, err = o.makeTable(t, s); err != nil {
+			err = fmt.Errorf("create table %s: %w", t.Name, err)
+		}
+	} else if err == nil {
+		m, err = o.fitPinned(t, s, m)
+	}
 	if err != nil {
 		return err
 	}
-	return d.makeTables(spec, pinned)
+	o.maps[t.Name] = m
+	if t.Init == nil {
+		return nil
+	}
+	if err := t.Init(m); err != nil {
+		return fmt.Errorf("prepare table %s: %w", t.Name, err)
+	}
+	return nil
 }
 
 func closeMaps(all map[string]*ebpf.Map) {
@@ -88,31 +92,16 @@ func closeMaps(all map[string]*ebpf.Map) {
 	}
 }
 
-// makeTables uses the pinned tables of an object, whose maps are prepared, and makes the others.
-func (d *Datapath) makeTables(spec *ebpf.CollectionSpec, pinned map[string]*ebpf.Map) (err error) {
-	for name, s := range spec.Maps {
-		t := d.components.table(name)
-		if !t.pinned() || d.maps[name] != nil {
-			continue
-		}
-		m := pinned[name]
-		if m != nil {
-			m, err = m.Clone()
-		} else if m, err = d.inherit(t, s); m == nil && err == nil {
-			m, err = ebpf.NewMap(s)
-		}
-		if err != nil {
-			return fmt.Errorf("create table %s: %w", name, err)
-		}
-		d.maps[name] = m
-		if t.Init == nil {
-			continue
-		}
-		if err := t.Init(m); err != nil {
-			return fmt.Errorf("prepare table %s: %w", name, err)
+// loadEarly loads the programs of all components without LoadLate. Most objects are loaded in parallel: most of the
+// time is the verifier's.
+func (o *opening) loadEarly() error {
+	var specs []*ebpf.CollectionSpec
+	for _, object := range o.objects {
+		if !object.component.LoadLate {
+			specs = append(specs, object.spec)
 		}
 	}
-	return nil
+	return o.loadPrograms(specs)
 }
 
 // loadPrograms loads the programs of objects, for d.program.

@@ -204,7 +204,7 @@ func (d *Datapath) leaveMigration() error {
 		}
 	}
 	d.old.close()
-	err := d.old.remove()
+	err := removeTables(d.old.path)
 	d.old = nil
 	return err
 }

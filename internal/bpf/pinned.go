@@ -29,32 +29,19 @@ func (d *Datapath) tablePath(name string) string {
 	return TablePath(d.options.BPFFS, name)
 }
 
-// pinnedTables opens the tables of a component that an earlier agent has pinned. A table whose size has changed is
-// copied. The maps of the object are prepared.
-func (d *Datapath) pinnedTables(spec *ebpf.CollectionSpec, c *Component) (map[string]*ebpf.Map, error) {
-	found := map[string]*ebpf.Map{}
-	for _, name := range c.pinnedNames() {
-		s := spec.Maps[name]
-		if s == nil || d.maps[name] != nil {
-			continue // the object lacks the table, or a previous object has it, too
-		}
-		// A copy from an agent that was killed while it resized the table.
-		if err := os.Remove(d.tablePath(name) + "_new"); err != nil && !errors.Is(err, os.ErrNotExist) {
-			return found, err
-		}
-		m, err := ebpf.LoadPinnedMap(d.tablePath(name), nil)
-		if errors.Is(err, os.ErrNotExist) {
-			continue
-		}
-		if err != nil {
-			return found, fmt.Errorf("open pinned table %s: %w", name, err)
-		}
-		if m, err = d.fitPinned(d.components.table(name), s, m); err != nil {
-			return found, err
-		}
-		found[name] = m
+// loadPinned opens the table that an earlier agent has pinned.
+//
+// Errors: os.ErrNotExist if it is not pinned.
+func (d *Datapath) loadPinned(t *Table) (*ebpf.Map, error) {
+	// A copy from an agent that was killed while it resized the table.
+	if err := os.Remove(d.tablePath(t.Name) + "_new"); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, err
 	}
-	return found, nil
+	m, err := ebpf.LoadPinnedMap(d.tablePath(t.Name), nil)
+	if err != nil {
+		return nil, fmt.Errorf("open pinned table %s: %w", t.Name, err)
+	}
+	return m, nil
 }
 
 // removeUndeclaredTables removes the pins of tables that only an earlier version of Beeline with the same layout has.

@@ -96,20 +96,16 @@ func layoutError(bpffs, what string) error {
 		what, tablesDirectory, bpffs)
 }
 
-// openPredecessor opens the tables of the earlier agent, if there are any to migrate; nil if there are
-// none.
-func (d *Datapath) openPredecessor() (*predecessor, error) {
-	bpffs := d.options.BPFFS
-	others := otherLayouts(bpffs)
-	if len(others) == 0 {
-		return nil, nil
+// openPredecessor opens the tables of the earlier agent, if there are any to migrate.
+func (o *opening) openPredecessor() error {
+	if !o.start.migrates() {
+		return nil
 	}
-	if len(others) > 1 {
-		return nil, layoutError(bpffs, strings.Join(others, ", "))
-	}
-	p := &predecessor{path: filepath.Join(bpffs, others[0]), maps: map[string]*ebpf.Map{}}
-	p.layout = layouts[strings.TrimSuffix(others[0], asideSuffix)]
-	for _, t := range d.components.tables() {
+	directory := otherLayouts(o.options.BPFFS)[0]
+	p := &predecessor{path: filepath.Join(o.options.BPFFS, directory), maps: map[string]*ebpf.Map{}}
+	p.layout = layouts[strings.TrimSuffix(directory, asideSuffix)]
+	o.old = p
+	for _, t := range o.components.tables() {
 		if !t.pinned() {
 			continue
 		}
@@ -118,12 +114,11 @@ func (d *Datapath) openPredecessor() (*predecessor, error) {
 			continue
 		}
 		if err != nil {
-			p.close()
-			return nil, fmt.Errorf("open pinned table %s of %s: %w", p.nameOf(t.Name), others[0], err)
+			return fmt.Errorf("open pinned table %s of %s: %w", p.nameOf(t.Name), directory, err)
 		}
 		p.maps[t.Name] = m
 	}
-	return p, nil
+	return nil
 }
 
 func (p *predecessor) nameOf(table string) string {
@@ -141,45 +136,45 @@ func (p *predecessor) close() {
 
 // pinTables pins the tables that this agent has made. Beside a predecessor's tables they appear atomically:
 // if some were copies and some were not, the next agent would find inconsistent tables.
-func (d *Datapath) pinTables(pinned map[string]*ebpf.Map) error {
-	directory := tablesDirectory
-	staged := d.old != nil && len(pinned) == 0
-	if staged {
-		directory = newTables
-		if err := os.Mkdir(filepath.Join(d.options.BPFFS, newTables), 0o700); err != nil {
-			return err
-		}
+func (o *opening) pinTables() error {
+	if !o.start.makesTables() {
+		return o.pinTo(tablesDirectory)
 	}
-	for name, m := range d.maps {
-		if pinned[name] != nil {
-			continue
-		}
-		if err := pinCopy(m, filepath.Join(d.options.BPFFS, directory, name)); err != nil {
-			return fmt.Errorf("pin table %s: %w", name, err)
-		}
+	made := filepath.Join(o.options.BPFFS, newTables)
+	if err := os.Mkdir(made, 0o700); err != nil {
+		return err
 	}
-	if !staged {
-		return nil
+	if err := o.pinTo(newTables); err != nil {
+		return err
 	}
 	// os.Rename refuses an existing directory; the kernel replaces an empty one.
-	if err := unix.Rename(filepath.Join(d.options.BPFFS, newTables), filepath.Join(d.options.BPFFS, tablesDirectory)); err != nil {
+	if err := unix.Rename(made, filepath.Join(o.options.BPFFS, tablesDirectory)); err != nil {
 		return fmt.Errorf("move the new tables to %s: %w", tablesDirectory, err)
+	}
+	return nil
+}
+
+func (o *opening) pinTo(directory string) error {
+	for _, name := range o.made {
+		if err := pinCopy(o.maps[name], filepath.Join(o.options.BPFFS, directory, name)); err != nil {
+			return fmt.Errorf("pin table %s: %w", name, err)
+		}
 	}
 	return nil
 }
 
 // removeNewTables removes what an agent left that was killed in pinTables.
 func removeNewTables(bpffs string) error {
-	err := (&predecessor{path: filepath.Join(bpffs, newTables)}).remove()
+	err := removeTables(filepath.Join(bpffs, newTables))
 	if errors.Is(err, os.ErrNotExist) {
 		return nil
 	}
 	return err
 }
 
-// remove removes the directory. Tables that no program uses any more are freed.
-func (p *predecessor) remove() error {
-	pins, err := filepath.Glob(filepath.Join(p.path, "*"))
+// removeTables removes a directory of pins. Tables that no program uses any more are freed.
+func removeTables(directory string) error {
+	pins, err := filepath.Glob(filepath.Join(directory, "*"))
 	if err != nil {
 		return err
 	}
@@ -188,62 +183,81 @@ func (p *predecessor) remove() error {
 			return err
 		}
 	}
-	return os.Remove(p.path)
+	return os.Remove(directory)
 }
 
-// inherit makes this version's table from the earlier agent's; nil if there is none. A table that programs
-// write is shared if it has the same layout and size, else migrate copies it. Socket storage, which the
-// kernel cannot copy, is always shared: its layout never changes.
-func (d *Datapath) inherit(t *Table, s *ebpf.MapSpec) (*ebpf.Map, error) {
-	if d.old == nil || d.old.maps[t.Name] == nil {
-		return nil, nil
-	}
-	old := d.old.maps[t.Name]
-	same := old.Type() == s.Type && old.KeySize() == s.KeySize && old.ValueSize() == s.ValueSize
+// An inheritance is what a new table gets from the predecessor's.
+type inheritance uint8
+
+const (
+	// inheritNothing: the predecessor has no such table, or its counters have another layout.
+	inheritNothing inheritance = iota
+	// inheritLater: migrate copies what programs write.
+	inheritLater
+	// inheritTable: it is the same table. Socket storage is always shared: the kernel cannot copy it, and its layout
+	// never changes.
+	inheritTable
+	// inheritCopy: it is a copy.
+	inheritCopy
+	// inheritRefused: this version does not know the predecessor's layout.
+	inheritRefused
+)
+
+// inherits decides what a table gets from the predecessor's; nil: there is none.
+func (t *Table) inherits(s *ebpf.MapSpec, old *ebpf.Map) inheritance {
 	switch {
-	case t.Follow != nil || t.Kind == CounterTable && !same:
-		return nil, nil
-	case !same:
-		return nil, layoutError(d.options.BPFFS, filepath.Join(filepath.Base(d.old.path), d.old.nameOf(t.Name)))
+	case old == nil:
+		return inheritNothing
+	case t.Follow != nil:
+		return inheritLater
+	case old.Type() != s.Type || old.KeySize() != s.KeySize || old.ValueSize() != s.ValueSize:
+		if t.Kind == CounterTable {
+			return inheritNothing
+		}
+		return inheritRefused
 	case t.Copy == nil, t.Kind == StateTable && old.MaxEntries() == s.MaxEntries:
+		return inheritTable
+	}
+	return inheritCopy
+}
+
+// makeTable makes a table that is not pinned, from the predecessor's if there is one.
+func (o *opening) makeTable(t *Table, s *ebpf.MapSpec) (*ebpf.Map, error) {
+	var old *ebpf.Map
+	if o.old != nil {
+		old = o.old.maps[t.Name]
+	}
+	switch t.inherits(s, old) {
+	case inheritTable:
 		return old.Clone()
+	case inheritCopy:
+		return o.copyTable(t, s, old)
+	case inheritRefused:
+		return nil, layoutError(o.options.BPFFS, filepath.Join(filepath.Base(o.old.path), o.old.nameOf(t.Name)))
 	}
-	m, err := ebpf.NewMap(s)
-	if err != nil {
-		return nil, err
-	}
-	if err := t.Copy(d, m, old); err != nil {
-		m.Close()
-		return nil, resizeError(t, s, old, err)
-	}
-	return m, nil
+	return ebpf.NewMap(s)
 }
 
 // setAside makes the current tables the predecessor's if a table that programs write is resized. Programs
 // may use them and write to them at any time.
-func (d *Datapath) setAside() error {
-	resized, err := d.resizes()
-	if err != nil || len(resized) == 0 {
-		return err
-	}
-	present := filepath.Join(d.options.BPFFS, tablesDirectory)
-	if len(otherLayouts(d.options.BPFFS)) == 0 {
-		if err := os.Rename(present, present+asideSuffix); err != nil {
-			return err
-		}
-		d.aside = true
-		return os.Mkdir(present, 0o700)
-	}
-	return fmt.Errorf("an agent was killed while it changed the size of tables: start one with the flags of that one, %s, and change them after that", strings.Join(resized, " "))
-}
-
-// putBack undoes setAside if Open fails: nothing uses the new tables yet.
-func (d *Datapath) putBack() error {
-	if !d.aside {
+func (o *opening) setAside() error {
+	if o.start != startResize {
 		return nil
 	}
-	present := filepath.Join(d.options.BPFFS, tablesDirectory)
-	if err := (&predecessor{path: present}).remove(); err != nil {
+	present := filepath.Join(o.options.BPFFS, tablesDirectory)
+	if err := os.Rename(present, present+asideSuffix); err != nil {
+		return err
+	}
+	return os.Mkdir(present, 0o700)
+}
+
+// putBack undoes setAside: nothing uses the new tables yet.
+func (o *opening) putBack() error {
+	if o.start != startResize {
+		return nil
+	}
+	present := filepath.Join(o.options.BPFFS, tablesDirectory)
+	if err := removeTables(present); err != nil {
 		return err
 	}
 	return os.Rename(present+asideSuffix, present)

@@ -162,16 +162,18 @@ func pinCopy(m *ebpf.Map, path string) error {
 	return c.Pin(path)
 }
 
-// recoverPins restores the pins of the tables of a component's attached programs. With new, empty tables
-// existing traffic would lose its Services.
-func recoverPins(bpffs string, c *Component) error {
-	attached, err := c.attachedPrograms(bpffs)
-	if err != nil {
-		return err
-	}
-	for _, p := range attached {
-		if err := recoverProgram(bpffs, p.id, c.pinnedNames()); err != nil {
-			return fmt.Errorf("tables of the program attached to %s: %w", p.at, err)
+// recoverPins restores the pins of the tables of attached programs. With new, empty tables existing traffic would lose
+// its Services.
+func (o *opening) recoverPins() error {
+	for _, c := range o.enabled {
+		attached, err := c.attachedPrograms(o.options.BPFFS)
+		if err != nil {
+			return err
+		}
+		for _, p := range attached {
+			if err := recoverProgram(o.options.BPFFS, p.id, c.pinnedNames()); err != nil {
+				return fmt.Errorf("tables of the program attached to %s: %w", p.at, err)
+			}
 		}
 	}
 	return nil

@@ -59,13 +59,27 @@ func CopyArray(_ *Datapath, to, from *ebpf.Map) error {
 	return nil
 }
 
-// replace makes a table of another size, copies the pinned one by the table's rule and pins the copy beside
-// it. The agent is the only writer, so both stay equal until its first change; what programs write to a
-// table without Follow between the copy and the replacement of the programs is lost.
+// replace makes a copy of a pinned table with another size, and pins it beside the table. The agent is the only
+// writer, so both stay equal until its first change; what programs write to a table without Follow between the copy
+// and the replacement of the programs is lost.
 func (d *Datapath) replace(t *Table, s *ebpf.MapSpec, old *ebpf.Map) (*ebpf.Map, error) {
 	if t.Copy == nil {
 		return nil, layoutError(d.options.BPFFS, "table "+t.Name)
 	}
+	m, err := d.copyTable(t, s, old)
+	if err != nil {
+		return nil, err
+	}
+	if err := m.Pin(d.tablePath(t.Name) + "_new"); err != nil {
+		m.Close()
+		return nil, fmt.Errorf("pin table %s: %w", t.Name, err)
+	}
+	d.resized = append(d.resized, t.Name)
+	return m, nil
+}
+
+// copyTable makes a table of another size or layout, and fills it from the old one by the table's rule.
+func (d *Datapath) copyTable(t *Table, s *ebpf.MapSpec, old *ebpf.Map) (*ebpf.Map, error) {
 	m, err := ebpf.NewMap(s)
 	if err != nil {
 		return nil, fmt.Errorf("create table %s with %d entries: %w", t.Name, s.MaxEntries, err)
@@ -74,11 +88,6 @@ func (d *Datapath) replace(t *Table, s *ebpf.MapSpec, old *ebpf.Map) (*ebpf.Map,
 		m.Close()
 		return nil, resizeError(t, s, old, err)
 	}
-	if err := m.Pin(d.tablePath(t.Name) + "_new"); err != nil {
-		m.Close()
-		return nil, fmt.Errorf("pin table %s: %w", t.Name, err)
-	}
-	d.resized = append(d.resized, t.Name)
 	return m, nil
 }
 

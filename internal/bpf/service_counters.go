@@ -128,15 +128,15 @@ type countedServices struct {
 	unused uint32
 }
 
-// countServices wraps the table of service names if edge or sockets count.
-func (d *Datapath) countServices() {
+// countServices wraps the table of service names if edge or sockets count. Fresh: no service has counts yet.
+func (d *Datapath) countServices(fresh bool) {
 	s := &countedServices{Hash: d.Tables.Services, sent: d.maps[EdgeTCMapServiceUntracked]}
 	for _, name := range []string{EdgeTCMapServiceCounts, EdgeTCMapServiceCollected, SockStatsMapServiceSockets} {
 		if m := d.maps[name]; m != nil {
 			s.counts = append(s.counts, m)
 		}
 	}
-	if d.fresh {
+	if fresh {
 		s.unused = 1
 	}
 	if len(s.counts) > 0 {
