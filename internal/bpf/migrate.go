@@ -50,75 +50,75 @@ func (f *follower) close() {
 	f.programs = nil
 }
 
-// migrate replaces the programs of the predecessor by those of this agent, whose tables have another layout
-// or size.
-//
-//  1. Programs that pass all packets to the predecessor's replace these at all devices. Nothing uses the new tables,
-//     which are filled.
-//  2. The phase changes: from now on new flows are in the new tables. The programs pass on only packets that the new
-//     tables have no entry for. The socket hooks are replaced.
-//  3. When no program runs any more that has seen the previous phase, the last pass copies what has changed meanwhile.
-//  4. The plain programs replace those of step 1, and the old tables are removed.
-//
-// If an agent is killed, the next one continues from the phase that it left.
-func (d *Datapath) migrate() error {
-	if d.options.Edge == nil {
-		return d.migrateSockets()
-	}
-	phase, err := d.migrationPhase()
-	if err != nil {
-		return err
-	}
-	if phase != migrationDone {
-		if err := d.enterMigration(); err != nil {
-			return err
-		}
-	}
-	if phase == migrationCopy {
-		if err := d.follow(firstPass); err != nil {
-			return err
-		}
-		if err := d.follow(recentPass); err != nil {
-			return err
-		}
-		if err := d.setMigrationPhase(migrationDrain); err != nil {
-			return err
-		}
-	}
-	if err := d.attachHooks(); err != nil {
-		return err
-	}
-	if phase != migrationDone {
-		if err := d.WaitForReaders(); err != nil {
-			return err
-		}
-		if err := d.follow(lastPass); err != nil {
-			return err
-		}
-		if err := d.setMigrationPhase(migrationDone); err != nil {
-			return err
-		}
-	}
-	return d.leaveMigration()
+// A migrationStep is a step of a migration. It is to be done as long as the phase is not later than until.
+type migrationStep struct {
+	until migrationPhase
+	do    func(*Datapath) error
 }
 
-// migrateSockets migrates if there is no edge, or not any more. It has no phases: the last pass is correct
+// edgeMigration are the steps with an edge:
+//
+//   - Programs that pass all packets to the predecessor's replace these at all devices. Nothing uses the new tables,
+//     which are filled.
+//   - The phase changes: from now on new flows are in the new tables. The programs pass on only packets that the new
+//     tables have no entry for. The socket hooks are replaced.
+//   - When no program runs any more that has seen the previous phase, the last pass copies what has changed meanwhile.
+//   - The plain programs replace those of the first step, and the old tables are removed.
+//
+// If an agent is killed, the next one continues from the phase that it left.
+var edgeMigration = []migrationStep{
+	{migrationDrain, (*Datapath).enterMigration},
+	{migrationCopy, follow(firstPass)},
+	{migrationCopy, follow(recentPass)},
+	{migrationCopy, enterPhase(migrationDrain)},
+	{migrationDone, (*Datapath).attachHooks},
+	{migrationDrain, (*Datapath).WaitForReaders},
+	{migrationDrain, follow(lastPass)},
+	{migrationDrain, enterPhase(migrationDone)},
+	{migrationDone, (*Datapath).leaveMigration},
+}
+
+// socketMigration are the steps if there is no edge, or not any more. It has no phases: the last pass is correct
 // whether or not programs use the new tables, so if an agent is killed at any point, the next one repeats
 // everything.
-func (d *Datapath) migrateSockets() error {
-	if err := d.follow(lastPass); err != nil {
-		return err
+var socketMigration = []migrationStep{
+	{migrationDone, follow(lastPass)},
+	{migrationDone, (*Datapath).attachHooks},
+	{migrationDone, (*Datapath).WaitForReaders},
+	{migrationDone, follow(lastPass)},
+	{migrationDone, (*Datapath).leaveMigration},
+}
+
+// migrate replaces the programs of the predecessor by those of this agent, whose tables have another layout
+// or size.
+func (d *Datapath) migrate() error {
+	steps, phase := socketMigration, migrationDone
+	if d.options.Edge != nil {
+		var err error
+		if phase, err = d.migrationPhase(); err != nil {
+			return err
+		}
+		steps = edgeMigration
 	}
-	if err := d.attachHooks(); err != nil {
-		return err
+	for _, s := range steps {
+		if phase > s.until {
+			continue
+		}
+		if err := s.do(d); err != nil {
+			return err
+		}
 	}
-	if err := d.WaitForReaders(); err != nil {
-		return err
-	}
-	if err := d.follow(lastPass); err != nil {
-		return err
-	}
-	return d.leaveMigration()
+	return nil
+}
+
+func (d *Datapath) migrationPhase() (phase migrationPhase, err error) {
+	err = d.maps[EdgeTCMapMigration].Lookup(uint32(0), &phase)
+	return phase, err
+}
+
+// enterPhase returns the step that changes the phase.
+func enterPhase(phase migrationPhase) func(*Datapath) error {
+	return func(d *Datapath) error { return d.maps[EdgeTCMapMigration].Put(uint32(0), phase) }
 }
 
 // enterMigration attaches the programs that pass packets to the predecessor's.
@@ -209,8 +209,12 @@ func (d *Datapath) leaveMigration() error {
 	return err
 }
 
-// follow runs a pass for all tables that programs write.
-func (d *Datapath) follow(pass CopyPass) (err error) {
+// follow returns the step that runs a pass for all tables that programs write.
+func follow(pass CopyPass) func(*Datapath) error {
+	return func(d *Datapath) error { return d.follow(pass) }
+}
+
+func (d *Datapath) follow(pass CopyPass) error {
 	if pass == firstPass {
 		d.follower.since = Now() - 1 // a flow with this second as last_seen may have been used before its entry is read
 	}
@@ -243,14 +247,4 @@ func FollowEntries(name string) FollowRule {
 		}
 		return it.Err()
 	}
-}
-
-func (d *Datapath) migrationPhase() (migrationPhase, error) {
-	var phase migrationPhase
-	err := d.maps[EdgeTCMapMigration].Lookup(uint32(0), &phase)
-	return phase, err
-}
-
-func (d *Datapath) setMigrationPhase(phase migrationPhase) error {
-	return d.maps[EdgeTCMapMigration].Put(uint32(0), phase)
 }

@@ -53,7 +53,7 @@ func followAffinity(d *Datapath, pass CopyPass) error {
 // `conntrack`, so they are read in this order. A flow that is not assured may change with every packet;
 // until the last pass its packets are passed to the programs of the predecessor, and the flag CT_COPIED
 // marks its copy.
-func followConntrack(d *Datapath, pass CopyPass) error {
+func followConntrack(d *Datapath, pass CopyPass) (err error) {
 	assured, unreplied := NewConntrackSets(d.maps, EdgeTCMapConntrack), NewConntrackSets(d.maps, EdgeTCMapUnreplied)
 	if pass == firstPass {
 		if err := errors.Join(assured.Clear(), unreplied.Clear()); err != nil {
@@ -61,7 +61,6 @@ func followConntrack(d *Datapath, pass CopyPass) error {
 		}
 	}
 	c := conntrackCopy{pass: pass, tick: d.follower.tick}
-	var err error
 	if c.assured, err = assured.Open(); err != nil {
 		return err
 	}
@@ -70,19 +69,33 @@ func followConntrack(d *Datapath, pass CopyPass) error {
 		return err
 	}
 	defer c.unreplied.Close()
-	if pass == firstPass { // if there is too little room it is for those that are in use
-		for _, dead := range []bool{false, true} {
-			c.takes = func(mark settable.Eviction, _ *ConntrackSlot) bool { return c.isDead(mark) == dead }
-			if err := d.copyConntrack(&c); err != nil {
-				return err
-			}
+	switch pass {
+	case firstPass:
+		return c.copyAll(d)
+	case recentPass:
+		return c.copyRecent(d)
+	}
+	return c.copyRest(d)
+}
+
+// copyAll is the first pass. If there is too little room it is for entries that are in use.
+func (c *conntrackCopy) copyAll(d *Datapath) error {
+	for _, dead := range []bool{false, true} {
+		if err := d.copyConntrack(c, func(e *ConntrackSlot, mark settable.Eviction) bool { return c.isDead(mark) == dead }); err != nil {
+			return err
 		}
-		return c.removeHalves()
 	}
-	c.takes = func(_ settable.Eviction, e *ConntrackSlot) bool {
-		return pass == lastPass || e.Ct.LastSeen >= d.follower.since
-	}
-	if err := d.copyConntrack(&c); err != nil || pass != lastPass {
+	return c.removeHalves()
+}
+
+// copyRecent is the second pass: entries that were used since the first.
+func (c *conntrackCopy) copyRecent(d *Datapath) error {
+	return d.copyConntrack(c, func(e *ConntrackSlot, _ settable.Eviction) bool { return e.Ct.LastSeen >= d.follower.since })
+}
+
+// copyRest is the last pass: all that the new tables lack. Copies of flows that have ended are removed.
+func (c *conntrackCopy) copyRest(d *Datapath) error {
+	if err := d.copyConntrack(c, func(*ConntrackSlot, settable.Eviction) bool { return true }); err != nil {
 		return err
 	}
 	return c.removeEnded()
@@ -93,8 +106,8 @@ func (c *conntrackCopy) isDead(mark settable.Eviction) bool {
 	return markRank(mark.Owner) == SockSetRankSET_RANK_CLOSED || settable.Expired(mark.Expires, c.tick)
 }
 
-// copyConntrack copies the entries that c.takes selects.
-func (d *Datapath) copyConntrack(c *conntrackCopy) error {
+// copyConntrack copies the entries that a function takes.
+func (d *Datapath) copyConntrack(c *conntrackCopy, takes func(*ConntrackSlot, settable.Eviction) bool) error {
 	for _, table := range []struct {
 		name string
 		copy func(e *ConntrackSlot, mark settable.Eviction)
@@ -102,7 +115,7 @@ func (d *Datapath) copyConntrack(c *conntrackCopy) error {
 		old := newConntrackSets(table.name, settable.Maps{Rows: d.old.maps[table.name], Tags: d.old.maps[conntrackTags[table.name]]}, d.maps[EdgeTCMapTableSecret])
 		var e ConntrackSlot
 		if err := settable.EachPlace(old.Maps, func(s settable.Set[ConntrackSlot], place int) bool {
-			if mark := s.Marks.Evictions[place]; old.Read(s, place, &e) && c.takes(mark, &e) {
+			if mark := s.Marks.Evictions[place]; old.Read(s, place, &e) && takes(&e, mark) {
 				table.copy(&e, mark)
 			}
 			return true
@@ -120,7 +133,6 @@ func withConntrack(*Datapath, CopyPass) error { return nil }
 type conntrackCopy struct {
 	pass               CopyPass
 	tick               uint32 // when the pass began (set_table/set_table.h)
-	takes              func(settable.Eviction, *ConntrackSlot) bool
 	assured, unreplied *settable.OpenTable[Tuple, ConntrackSlot]
 }
 

@@ -14,7 +14,8 @@ import (
 )
 
 // Repair restores what was removed while the agent ran: pins of tables, links, attachments. It returns what
-// it restored.
+// it restored. Pins come first: a hook is known by the pin of its link, and one without would be attached twice. Links
+// that are new are held last.
 func (d *Datapath) Repair() (repaired []string, err error) {
 	for _, repair := range []func() ([]string, error){d.restoredPins, d.repairHooks, d.repairDevices} {
 		some, err := repair()
@@ -26,6 +27,13 @@ func (d *Datapath) Repair() (repaired []string, err error) {
 	return repaired, d.holdLinks()
 }
 
+// restorers restore pins, in this order: each needs its directory; a link without pin detaches its program when the
+// agent ends; without the pin of a table the next agent would start with an empty one. The agent itself does not need
+// the pins of programs.
+var restorers = []func(*Datapath) ([]string, error){
+	(*Datapath).repairDirectory, (*Datapath).repinLinks, (*Datapath).repairPins, (*Datapath).repinPrograms,
+}
+
 // RestorePins restores directories and pins that another program has removed. The next Repair names them. It may be
 // called from any goroutine, and does nothing before Attach.
 func (d *Datapath) RestorePins() error {
@@ -34,8 +42,8 @@ func (d *Datapath) RestorePins() error {
 	}
 	d.restoring.Lock()
 	defer d.restoring.Unlock()
-	for _, restore := range []func() ([]string, error){d.repairDirectory, d.repinLinks, d.repairPins, d.repinPrograms} {
-		some, err := restore()
+	for _, restore := range restorers {
+		some, err := restore(d)
 		d.restored = append(d.restored, some...)
 		if err != nil {
 			return err
