@@ -101,13 +101,13 @@ func (d *Datapath) attachAll() error {
 
 // attachHooks attaches the cgroup hooks, or replaces their programs.
 func (d *Datapath) attachHooks() error {
-	id, err := cgroupID(d.cgroup)
+	cgroup, err := NewCgroupTarget(d.cgroup)
 	if err != nil {
 		return err
 	}
 	for _, h := range d.hooks() {
 		program := d.program(h.Program)
-		if err := d.attach(h, program, id); err != nil {
+		if err := d.attach(h, program, cgroup); err != nil {
 			return fmt.Errorf("attach %s to %s: %w", h.Name, d.cgroup, err)
 		}
 		if err := repin(program, programPath(d.options.BPFFS, h)); err != nil {
@@ -170,47 +170,12 @@ func detachHook(bpffs string, h CgroupHook) error {
 }
 
 // attach replaces the program in the pinned link of a hook. A link to another cgroup is replaced.
-func (d *Datapath) attach(h CgroupHook, program *ebpf.Program, cgroup uint64) error {
-	there := func(info *link.Info) bool { return info.Cgroup().CgroupId == cgroup }
-	err := d.attachPinned(linkPath(d.options.BPFFS, h), program, there, func() (link.Link, error) {
-		return link.AttachCgroup(link.CgroupOptions{Path: d.cgroup, Attach: h.Attach, Program: program})
-	})
+func (d *Datapath) attach(h CgroupHook, program *ebpf.Program, cgroup CgroupTarget) error {
+	err := d.attachPinned(linkPath(d.options.BPFFS, h), program, cgroup, h.Attach)
 	if errors.Is(err, unix.EPERM) {
 		return fmt.Errorf("%w: another program is attached there exclusively (`bpftool cgroup show %s`)", err, d.cgroup)
 	}
 	return err
-}
-
-// attachPinned replaces the program in a pinned link. It makes a new link if there is none, if `there`
-// returns false for it, or if it rejects the program.
-func (d *Datapath) attachPinned(path string, program *ebpf.Program, there func(*link.Info) bool, attach func() (link.Link, error)) error {
-	old, err := link.LoadPinnedLink(path, nil)
-	if errors.Is(err, os.ErrNotExist) && d.isPinLost(path) {
-		if err := d.RestorePins(); err != nil {
-			return err
-		}
-		old, err = link.LoadPinnedLink(path, nil)
-	}
-	if err == nil {
-		info, err := old.Info()
-		if err == nil && there(info) && old.Update(program) == nil {
-			return old.Close()
-		}
-		if err := takeDown(old); err != nil {
-			return err
-		}
-	} else if !errors.Is(err, os.ErrNotExist) {
-		return err
-	}
-	l, err := attach()
-	if err != nil {
-		return err
-	}
-	defer l.Close()
-	if err := l.Pin(path); err != nil {
-		return err
-	}
-	return d.hold(path)
 }
 
 // refuseForeign refuses hooks of another Beeline: of two that look up a Service the first one wins, and the
@@ -293,17 +258,12 @@ func (d *Datapath) Attachments() ([]Attachment, error) {
 func cgroupAttachments(bpffs string, hooks []CgroupHook) ([]Attachment, error) {
 	var all []Attachment
 	for _, h := range hooks {
-		l, err := link.LoadPinnedLink(linkPath(bpffs, h), nil)
+		info, err := readLink(linkPath(bpffs, h))
 		if errors.Is(err, os.ErrNotExist) {
 			continue
 		}
 		if err != nil {
-			return nil, fmt.Errorf("open pinned link %s: %w", h.Name, err)
-		}
-		info, err := l.Info()
-		l.Close()
-		if err != nil {
-			return nil, fmt.Errorf("read pinned link %s: %w", h.Name, err)
+			return nil, err
 		}
 		all = append(all, Attachment{
 			Hook:      h.Name,

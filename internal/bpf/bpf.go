@@ -68,7 +68,7 @@ type Datapath struct {
 	restoring  sync.Mutex           // guards lock, and what follows
 	restored   []string             // pins that RestorePins has restored and Repair has not named
 	holding    sync.Mutex           // guards held
-	held       map[string]link.Link // pinned links, by path (hold)
+	held       map[string]link.Link // pinned links, by path (Hold)
 	// replacement returns an error if XDP programs cannot share a device under this kernel.
 	replacement func() error
 }

@@ -9,7 +9,6 @@ import (
 	"path/filepath"
 	"slices"
 
-	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
 
 	"beeline.io/beeline/internal/bpf/pinfs"
@@ -116,21 +115,22 @@ func (c *Component) remove(bpffs string) error {
 	return nil
 }
 
-// giveUp calls release.
+// giveUp calls Release.
 func (c *Component) giveUp(bpffs string) error {
-	if c.release == nil {
+	if c.Release == nil {
 		return nil
 	}
-	return c.release(bpffs)
+	return c.Release(bpffs)
 }
 
 // detachAll detaches a component's programs from devices and cgroups.
 func (c *Component) detachAll(bpffs string) error {
-	detach := c.detach
-	if detach == nil {
-		detach = c.detachFromDevices
+	if c.Detach != nil {
+		if err := c.Detach(bpffs); err != nil {
+			return err
+		}
 	}
-	if err := detach(bpffs); err != nil {
+	if err := c.detachFromDevices(bpffs); err != nil {
 		return err
 	}
 	for _, h := range slices.Backward(c.CgroupHooks) {
@@ -139,12 +139,6 @@ func (c *Component) detachAll(bpffs string) error {
 		}
 	}
 	return nil
-}
-
-// takeDown detaches a pinned link and removes its pin. Removing only the pin would leave the program
-// running for a while: the kernel releases the link after a grace period.
-func takeDown(l link.Link) error {
-	return errors.Join(l.Detach(), l.Unpin(), l.Close())
 }
 
 // unmountOwnCgroup unmounts what CgroupRoot mounted, unless another agent uses it.

@@ -30,25 +30,36 @@ type Component struct {
 	// LoadLate loads the programs of DeviceHooks when the first device needs them: verifying them takes time.
 	LoadLate bool
 
-	// release, if it is not nil, is called before the programs of the component are detached for good, and of those
+	// LateObject reads the object of a program of DeviceHooks that none of Objects has; nil: they have all.
+	LateObject func(program string) (*ebpf.CollectionSpec, error)
+
+	// Release, if it is not nil, is called before the programs of the component are detached for good, and of those
 	// that use its tables.
-	release func(bpffs string) error
+	Release func(bpffs string) error
 
-	// The edge is not attached only by links, but also by filters and in XDP dispatchers. These three
-	// functions replace what is done for DeviceHooks.
+	// The programs that hooks do not describe: in XDP dispatchers, and at pods. Nil: there are none.
 
-	// attached finds its programs at devices, whoever has attached them.
-	attached func(bpffs string) ([]attachedProgram, error)
-	// replace replaces the programs of an earlier agent.
-	replace func(*Datapath) error
-	// detach detaches all programs.
-	detach func(bpffs string) error
+	// Attached finds these programs, whoever has attached them.
+	Attached func(bpffs string) ([]AttachedProgram, error)
+	// Replace replaces those of an earlier agent, after the programs of DeviceHooks.
+	Replace func(*Datapath) error
+	// Detach detaches all of them, before the programs of DeviceHooks.
+	Detach func(bpffs string) error
 }
 
-// attachedProgram is a program in the kernel, and a description of where it is attached.
-type attachedProgram struct {
-	id ebpf.ProgramID
-	at string
+// AttachedProgram is a program in the kernel, and a description of where it is attached.
+type AttachedProgram struct {
+	ID ebpf.ProgramID
+	At string
+}
+
+// lateObjects reads the objects of a program that is not loaded yet.
+func (c *Component) lateObjects(d *Datapath, program string) ([]*ebpf.CollectionSpec, error) {
+	if c.LateObject == nil {
+		return c.Objects(d)
+	}
+	spec, err := c.LateObject(program)
+	return []*ebpf.CollectionSpec{spec}, err
 }
 
 // pinnedNames returns the component's pinned tables, in order.

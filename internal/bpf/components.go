@@ -24,7 +24,8 @@ func Socket() *Component {
 func Edge() *Component {
 	return &Component{
 		Name: edgeName, Objects: (*Datapath).edgeObjects, Tables: edgeTables, Constants: edgeConstants,
-		attached: attachedEdge, replace: (*Datapath).replaceEdge, detach: detachEdge,
+		DeviceHooks: edgeHooks, LateObject: lateEdgeObject,
+		Attached: attachedInDispatchers, Replace: (*Datapath).replaceInDispatchers, Detach: leaveDispatchers,
 	}
 }
 
@@ -90,36 +91,27 @@ func (d *Datapath) edgeObjects() ([]*ebpf.CollectionSpec, error) {
 }
 
 // attachedPrograms finds a component's programs in the kernel.
-func (c *Component) attachedPrograms(bpffs string) ([]attachedProgram, error) {
+func (c *Component) attachedPrograms(bpffs string) ([]AttachedProgram, error) {
 	all, err := attachedToCgroup(bpffs, c.CgroupHooks)
 	if err != nil {
 		return nil, err
 	}
-	if c.attached != nil {
-		more, err := c.attached(bpffs)
-		return append(all, more...), err
-	}
 	links, err := c.deviceAttachments(bpffs)
 	for _, l := range links {
-		all = append(all, attachedProgram{l.program, fmt.Sprintf("%s of device %d", l.hook, l.device)})
+		all = append(all, AttachedProgram{l.Program, fmt.Sprintf("%s of device %d", l.Hook, l.Device())})
 	}
-	return all, err
+	if err != nil || c.Attached == nil {
+		return all, err
+	}
+	more, err := c.Attached(bpffs)
+	return append(all, more...), err
 }
 
 // attachedToCgroup finds the programs of the pinned links of hooks.
-func attachedToCgroup(bpffs string, hooks []CgroupHook) (all []attachedProgram, err error) {
+func attachedToCgroup(bpffs string, hooks []CgroupHook) (all []AttachedProgram, err error) {
 	attached, err := cgroupAttachments(bpffs, hooks)
 	for _, a := range attached {
-		all = append(all, attachedProgram{ebpf.ProgramID(a.ProgramID), a.Hook})
-	}
-	return all, err
-}
-
-// attachedEdge finds the edge's programs at the devices of this network namespace.
-func attachedEdge(bpffs string) (all []attachedProgram, err error) {
-	attached, err := EdgeAttachments(bpffs)
-	for _, a := range attached {
-		all = append(all, attachedProgram{ebpf.ProgramID(a.ProgramID), fmt.Sprintf("%s of device %d", a.Hook, a.Device)})
+		all = append(all, AttachedProgram{ebpf.ProgramID(a.ProgramID), a.Hook})
 	}
 	return all, err
 }

@@ -59,21 +59,21 @@ func ExplainConnect(bpffs string, call ConnectCall) (e *ConnectExplanation, othe
 	if err != nil {
 		return nil, false, err
 	}
-	i := slices.IndexFunc(attached, func(a attachedProgram) bool { return a.at == connectHook })
+	i := slices.IndexFunc(attached, func(a AttachedProgram) bool { return a.At == connectHook })
 	if i < 0 {
 		return nil, false, fmt.Errorf("under %s no program is attached to %s: set --pins to the agent's; if it is, no agent has run yet: %w",
 			bpffs, connectHook, os.ErrNotExist)
 	}
-	e, err = runConnect(bpffs, attached[i].id, call)
+	e, err = runConnect(bpffs, attached[i].ID, call)
 	if err != nil {
 		return nil, false, fmt.Errorf("explain connect() in a dry run: %w", err)
 	}
 	hook := dryProgram{program: SockProgBeelineConnect4, object: LoadSock}
 	defer hook.Close()
-	if err := hook.load(bpffs, attached[i].id); err != nil {
+	if err := hook.load(bpffs, attached[i].ID); err != nil {
 		return nil, false, fmt.Errorf("load the program of %s for a comparison: %w", connectHook, err)
 	}
-	other, err = hook.differs(attached[i].id)
+	other, err = hook.differs(attached[i].ID)
 	return e, other, err
 }
 

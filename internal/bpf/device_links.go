@@ -7,15 +7,10 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"os"
-	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/link"
-	"github.com/vishvananda/netlink"
 )
 
 // A DeviceHook is a program and its attach point at a device. It is attached by a link: tcx (Linux 6.6), XDP or netkit
@@ -45,61 +40,47 @@ func hookNames(hooks []DeviceHook) (names []string) {
 	return names
 }
 
-// deviceLink is a pinned link to a device, or a filter there.
-type deviceLink struct {
-	device  int // index
-	hook    string
-	program ebpf.ProgramID
-	link    link.ID
-	filter  *netlink.BpfFilter // nil: a link
-	// detached: the device is gone, or something detached the program.
-	detached bool
-}
-
-func deviceLinkPath(bpffs, component string, device int, hook string) string {
-	return filepath.Join(bpffs, "links", fmt.Sprintf("%s-%d-%s", component, device, hook))
-}
-
-// parseDeviceLink is the inverse of deviceLinkPath.
-func parseDeviceLink(path string) (component string, device int, hook string, ok bool) {
-	parts := strings.Split(filepath.Base(path), "-")
-	if len(parts) != 3 {
-		return "", 0, "", false
-	}
-	device, err := strconv.Atoi(parts[1])
-	return parts[0], device, parts[2], err == nil
-}
-
 // deviceLinks lists the pinned links of a component's hooks, in the order of devices and of attachment.
-func deviceLinks(bpffs, component string, hooks []string) (all []deviceLink, err error) {
-	wanted := func(path string) bool {
-		_, _, hook, ok := parseDeviceLink(path)
-		return ok && slices.Contains(hooks, hook)
+func (c *Component) deviceLinks(bpffs string) (all []Link, err error) {
+	links, err := PinnedLinks(bpffs, c.Name)
+	for _, l := range links {
+		if c.hook(l.Hook) == nil {
+			continue
+		}
+		l.Detached = !DeviceTarget{Index: l.Device()}.has(l.info)
+		all = append(all, l)
 	}
-	err = readPinnedLinks(bpffs, component, wanted, func(path string, info *link.Info) {
-		_, device, hook, _ := parseDeviceLink(path)
-		all = append(all, deviceLink{device: device, hook: hook, program: info.Program, link: info.ID, detached: !atDevice(device)(info)})
-	})
-	if err != nil {
-		return nil, err
-	}
-	sortDeviceLinks(all, hooks)
-	return all, nil
+	c.sortLinks(all)
+	return all, err
 }
 
-// sortDeviceLinks sorts by device, and by the order of attachment.
-func sortDeviceLinks(all []deviceLink, hooks []string) {
-	slices.SortFunc(all, func(a, b deviceLink) int {
-		return cmp.Or(cmp.Compare(a.device, b.device), cmp.Compare(slices.Index(hooks, a.hook), slices.Index(hooks, b.hook)))
+// Device returns the index of the device of a link of a DeviceHook.
+func (l *Link) Device() int { return int(l.Owner) }
+
+// hook returns a DeviceHook by its name, nil if there is none.
+func (c *Component) hook(name string) *DeviceHook {
+	for i := range c.DeviceHooks {
+		if c.DeviceHooks[i].Name == name {
+			return &c.DeviceHooks[i]
+		}
+	}
+	return nil
+}
+
+// sortLinks sorts by device, and by the order of attachment.
+func (c *Component) sortLinks(all []Link) {
+	hooks := hookNames(c.DeviceHooks)
+	slices.SortFunc(all, func(a, b Link) int {
+		return cmp.Or(cmp.Compare(a.Owner, b.Owner), cmp.Compare(slices.Index(hooks, a.Hook), slices.Index(hooks, b.Hook)))
 	})
 }
 
 // deviceAttachments lists the links and filters of the component's hooks, in the order of devices and of attachment.
-func (c *Component) deviceAttachments(bpffs string) ([]deviceLink, error) {
+func (c *Component) deviceAttachments(bpffs string) ([]Link, error) {
 	if len(c.DeviceHooks) == 0 {
 		return nil, nil
 	}
-	all, err := deviceLinks(bpffs, c.Name, hookNames(c.DeviceHooks))
+	all, err := c.deviceLinks(bpffs)
 	if err != nil {
 		return nil, err
 	}
@@ -109,48 +90,11 @@ func (c *Component) deviceAttachments(bpffs string) ([]deviceLink, error) {
 	}
 	for _, f := range found {
 		if i := slices.IndexFunc(c.DeviceHooks, func(h DeviceHook) bool { return h.Attach == f.at }); i >= 0 {
-			all = append(all, deviceLink{device: f.LinkIndex, hook: c.DeviceHooks[i].Name, program: ebpf.ProgramID(f.Id), filter: f.BpfFilter})
+			all = append(all, Link{Owner: uint64(f.LinkIndex), Hook: c.DeviceHooks[i].Name, Program: ebpf.ProgramID(f.Id), filter: f.BpfFilter})
 		}
 	}
-	sortDeviceLinks(all, hookNames(c.DeviceHooks))
+	c.sortLinks(all)
 	return all, nil
-}
-
-// remove detaches a link or filter.
-func (l *deviceLink) remove(bpffs, component string) error {
-	if l.filter != nil {
-		return removeFilter(l.filter)
-	}
-	return removeDeviceLink(bpffs, component, l.device, l.hook)
-}
-
-// atDevice reports whether a link is attached to a device. If the device is gone the link is attached to
-// none.
-func atDevice(device int) func(*link.Info) bool {
-	return func(info *link.Info) bool {
-		if i := info.TCX(); i != nil {
-			return int(i.Ifindex) == device
-		}
-		if i := info.XDP(); i != nil {
-			return int(i.Ifindex) == device
-		}
-		if i := info.Netkit(); i != nil { // the index is that of the other end, in its namespace
-			return i.Ifindex != 0
-		}
-		return false
-	}
-}
-
-// removeDeviceLink detaches a pinned link, if there is one.
-func removeDeviceLink(bpffs, component string, device int, hook string) error {
-	l, err := link.LoadPinnedLink(deviceLinkPath(bpffs, component, device, hook), nil)
-	if errors.Is(err, os.ErrNotExist) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	return takeDown(l)
 }
 
 // Enabled reports whether a component is enabled.
@@ -182,13 +126,8 @@ func (d *Datapath) SetDevices(component string, devices ...int) error {
 			return err
 		}
 	}
-	for _, l := range slices.Backward(links) {
-		if slices.Contains(devices, l.device) {
-			continue
-		}
-		if err := l.remove(d.options.BPFFS, c.Name); err != nil {
-			return fmt.Errorf("detach %s from device %d: %w", l.hook, l.device, err)
-		}
+	if err := removeLinks(slices.DeleteFunc(links, func(l Link) bool { return slices.Contains(devices, l.Device()) })); err != nil {
+		return err
 	}
 	d.noteDevices(component, devices)
 	return nil
@@ -209,10 +148,10 @@ func (d *Datapath) devicesOf(component string) []int {
 }
 
 // isAttached reports whether this agent's programs of a component are at a device.
-func (d *Datapath) isAttached(c *Component, links []deviceLink, device int) bool {
+func (d *Datapath) isAttached(c *Component, links []Link, device int) bool {
 	for _, h := range c.DeviceHooks {
-		if !slices.ContainsFunc(links, func(l deviceLink) bool {
-			return l.device == device && l.hook == h.Name && !l.detached && d.isProgram(l.program, h.programAt(device))
+		if !slices.ContainsFunc(links, func(l Link) bool {
+			return l.Device() == device && l.Hook == h.Name && !l.Detached && d.isProgram(l.Program, h.programAt(device))
 		}) {
 			return false
 		}
@@ -234,12 +173,16 @@ func (d *Datapath) isProgram(id ebpf.ProgramID, name string) bool {
 	return ok && own == id
 }
 
-// loadedProgram returns a program of a component, and first loads those of a component with LoadLate.
+// loadedProgram returns a program of a component, and first loads it if it is loaded late. During a migration others
+// are at devices.
 func (d *Datapath) loadedProgram(c *Component, name string) (*ebpf.Program, error) {
+	if p := d.follower.programs[name]; p != nil {
+		return p, nil
+	}
 	if p := d.program(name); p != nil {
 		return p, nil
 	}
-	objects, err := c.Objects(d)
+	objects, err := c.lateObjects(d, name)
 	if err != nil {
 		return nil, err
 	}
@@ -250,50 +193,57 @@ func (d *Datapath) loadedProgram(c *Component, name string) (*ebpf.Program, erro
 // attachToDevice attaches all hooks of a component to a device, or replaces the programs there.
 func (d *Datapath) attachToDevice(c *Component, device int) error {
 	for _, h := range c.DeviceHooks {
-		program, err := d.loadedProgram(c, h.programAt(device))
-		if err != nil {
-			return fmt.Errorf("load component %s: %w", c.Name, err)
-		}
-		err = d.attachPinned(deviceLinkPath(d.options.BPFFS, c.Name, device, h.Name), program, atDevice(device), func() (link.Link, error) {
-			switch h.Attach {
-			case ebpf.AttachXDP:
-				return link.AttachXDP(link.XDPOptions{Program: program, Interface: device})
-			case ebpf.AttachNetkitPeer:
-				return link.AttachNetkit(link.NetkitOptions{Interface: device, Program: program, Attach: h.Attach})
-			}
-			return link.AttachTCX(link.TCXOptions{Interface: device, Program: program, Attach: h.Attach})
-		})
-		if errors.Is(err, ebpf.ErrNotSupported) && (h.Attach == ebpf.AttachTCXIngress || h.Attach == ebpf.AttachTCXEgress) {
-			err = attachFilter(d.options.BPFFS, c.Name, device, h.Attach, program)
-		}
-		if err != nil {
+		if err := d.attachHook(c, &h, DeviceTarget{Index: device}); err != nil {
 			return fmt.Errorf("attach %s of component %s to device %d: %w", h.Name, c.Name, device, err)
 		}
 	}
 	return nil
 }
 
+// attachHook attaches a program to a device, or replaces the one there.
+func (d *Datapath) attachHook(c *Component, h *DeviceHook, to DeviceTarget) error {
+	program, err := d.loadedProgram(c, h.programAt(to.Index))
+	if err != nil {
+		return err
+	}
+	err = d.AttachLink(c.Name, uint64(to.Index), h.Name, program, to, h.Attach)
+	if errors.Is(err, ebpf.ErrNotSupported) && filterParents[h.Attach] != 0 {
+		return attachFilter(d.options.BPFFS, c.Name, to.Index, h.Attach, program)
+	}
+	return err
+}
+
 // replaceAtDevices replaces the programs of an earlier agent at devices. It removes links to devices that
 // are gone.
 func (d *Datapath) replaceAtDevices(c *Component) error {
-	if c.replace != nil {
-		return c.replace(d)
-	}
 	links, err := c.deviceAttachments(d.options.BPFFS)
 	if err != nil {
 		return err
 	}
 	for _, l := range links {
-		if l.detached {
-			err = l.remove(d.options.BPFFS, c.Name)
-		} else {
-			err = d.attachToDevice(c, l.device)
-		}
-		if err != nil {
-			return err
+		if err := d.replaceLink(c, &l); err != nil {
+			return fmt.Errorf("replace %s of device %d: %w", l.Hook, l.Device(), err)
 		}
 	}
-	return nil
+	if c.Replace == nil {
+		return nil
+	}
+	return c.Replace(d)
+}
+
+func (d *Datapath) replaceLink(c *Component, l *Link) error {
+	if l.Detached {
+		return l.Remove()
+	}
+	h := c.hook(l.Hook)
+	if l.filter == nil {
+		return d.attachHook(c, h, DeviceTarget{Index: l.Device()})
+	}
+	program, err := d.loadedProgram(c, h.programAt(l.Device()))
+	if err != nil {
+		return err
+	}
+	return attachFilter(d.options.BPFFS, c.Name, l.Device(), h.Attach, program)
 }
 
 // repairDevices attaches what was detached from the devices of SetDevices. It skips devices that are gone.
@@ -312,7 +262,7 @@ func (d *Datapath) repairDevices() (repaired []string, err error) {
 				continue
 			}
 			lost := slices.DeleteFunc(hookNames(c.DeviceHooks), func(hook string) bool {
-				return slices.ContainsFunc(links, func(l deviceLink) bool { return l.device == device && l.hook == hook && !l.detached })
+				return slices.ContainsFunc(links, func(l Link) bool { return l.Device() == device && l.Hook == hook && !l.Detached })
 			})
 			if len(lost) == 0 {
 				continue
@@ -332,9 +282,14 @@ func (c *Component) detachFromDevices(bpffs string) error {
 	if err != nil {
 		return err
 	}
+	return removeLinks(links)
+}
+
+// removeLinks detaches programs from devices, in reverse order of attachment.
+func removeLinks(links []Link) error {
 	for _, l := range slices.Backward(links) {
-		if err := l.remove(bpffs, c.Name); err != nil {
-			return fmt.Errorf("detach %s from device %d: %w", l.hook, l.device, err)
+		if err := l.Remove(); err != nil {
+			return fmt.Errorf("detach %s from device %d: %w", l.Hook, l.Device(), err)
 		}
 	}
 	return nil
@@ -352,11 +307,11 @@ func (d *Datapath) Devices(component string) (all []int, err error) {
 	}
 	count := map[int]int{}
 	for _, l := range links {
-		if !l.detached {
-			count[l.device]++
+		if !l.Detached {
+			count[l.Device()]++
 		}
-		if count[l.device] == len(c.DeviceHooks) {
-			all = append(all, l.device)
+		if count[l.Device()] == len(c.DeviceHooks) {
+			all = append(all, l.Device())
 		}
 	}
 	return all, nil

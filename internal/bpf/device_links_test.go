@@ -37,14 +37,14 @@ func passing(hooks ...DeviceHook) *Component {
 }
 
 // links lists the links of a component: "2 egress, 2 ingress detached".
-func (w *edgeWorld) links(c *Component) (all []deviceLink, text string) {
+func (w *edgeWorld) links(c *Component) (all []Link, text string) {
 	w.t.Helper()
-	all, err := deviceLinks(w.options.BPFFS, c.Name, hookNames(c.DeviceHooks))
+	all, err := c.deviceLinks(w.options.BPFFS)
 	must(w.t, err)
 	var names []string
 	for _, l := range all {
-		name := fmt.Sprint(l.device, " ", l.hook)
-		if l.detached {
+		name := fmt.Sprint(l.Device(), " ", l.Hook)
+		if l.Detached {
 			name += " detached"
 		}
 		names = append(names, name)
@@ -53,7 +53,7 @@ func (w *edgeWorld) links(c *Component) (all []deviceLink, text string) {
 }
 
 // wantLinks compares the links of a component.
-func (w *edgeWorld) wantLinks(when string, c *Component, want string) (all []deviceLink) {
+func (w *edgeWorld) wantLinks(when string, c *Component, want string) (all []Link) {
 	w.t.Helper()
 	all, got := w.links(c)
 	if got != want {
@@ -94,7 +94,7 @@ func TestDeviceHooks(t *testing.T) {
 	w.do(func() error { return d.SetDevices("passing", w.device) })
 	before := w.wantLinks("set", c, all)
 	w.do(func() error { return d.SetDevices("passing", w.device) })
-	if again := w.wantLinks("set twice", c, all); !slices.EqualFunc(before, again, func(a, b deviceLink) bool { return a.link == b.link }) {
+	if again := w.wantLinks("set twice", c, all); !slices.EqualFunc(before, again, func(a, b Link) bool { return a.ID == b.ID }) {
 		t.Errorf("set twice: the links were %v and are %v", before, again)
 	}
 	d.Close()
@@ -102,8 +102,8 @@ func TestDeviceHooks(t *testing.T) {
 	d = mustOpen(t, w.options)
 	w.do(d.Attach)
 	for i, l := range w.wantLinks("the next agent", c, all) {
-		if l.link != before[i].link || l.program == before[i].program {
-			t.Errorf("the next agent: %s was %+v and is %+v", l.hook, before[i], l)
+		if l.ID != before[i].ID || l.Program == before[i].Program {
+			t.Errorf("the next agent: %s was %+v and is %+v", l.Hook, before[i], l)
 		}
 	}
 	w.do(func() error { return d.SetDevices("passing", w.device) })
@@ -113,15 +113,15 @@ func TestDeviceHooks(t *testing.T) {
 	must(t, os.RemoveAll(filepath.Join(w.options.BPFFS, "links")))
 	w.do(func() error { return d.SetDevices("passing", w.device) })
 	for i, l := range w.wantLinks("without pins", c, all) {
-		if l.link != before[i].link {
-			t.Errorf("without pins: %s is another link", l.hook)
+		if l.ID != before[i].ID {
+			t.Errorf("without pins: %s is another link", l.Hook)
 		}
 	}
 	if repaired, err := d.Repair(); err != nil || !slices.Contains(repaired, "directory "+filepath.Join(w.options.BPFFS, "links")) {
 		t.Errorf("without pins: repaired %q, %v", repaired, err)
 	}
 	for _, h := range hooks {
-		l, err := link.LoadPinnedLink(deviceLinkPath(w.options.BPFFS, c.Name, w.device, h.Name), nil)
+		l, err := link.LoadPinnedLink(LinkPath(w.options.BPFFS, c.Name, uint64(w.device), h.Name), nil)
 		must(t, err)
 		must(t, takeDown(l))
 		if devices, err := d.Devices("passing"); err != nil || len(devices) > 0 {

@@ -59,7 +59,7 @@ func OpenDryRun(bpffs string, hook EdgeHook) (*DryRun, error) {
 	// A test run needs an Ethernet header, also for a device without MAC addresses. So the program for Ethernet
 	// runs, which decides alike, and its version is compared at a device that has it.
 	i := max(0, slices.IndexFunc(attached, func(a EdgeAttachment) bool { return !netdev.IsL3(a.Device) }))
-	d := &DryRun{hook: hook, dryProgram: dryProgram{program: edgePrograms[hook], object: LoadEdgeTC}}
+	d := &DryRun{hook: hook, dryProgram: dryProgram{program: hook.declared().Program, object: LoadEdgeTC}}
 	if hook == EdgeXDP {
 		d.object = LoadEdgeXDP
 	}

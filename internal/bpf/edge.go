@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"slices"
 	"strconv"
 	"strings"
 
@@ -97,26 +96,13 @@ type EdgeOptions struct {
 	LateXDP bool
 }
 
-// edgeProgram returns the program for a hook of a device, and loads it first if necessary: the programs of
-// devices without MAC addresses, and that of XDP (EdgeOptions.LateXDP).
-func (d *Datapath) edgeProgram(device int, hook EdgeHook) (*ebpf.Program, error) {
-	name := edgeProgramName(device, hook)
-	if p := d.follower.programs[name]; p != nil {
-		return p, nil
+// lateEdgeObject reads the object of a program that is loaded when the first device needs it: those of devices without
+// MAC addresses, and that of XDP (EdgeOptions.LateXDP).
+func lateEdgeObject(program string) (*ebpf.CollectionSpec, error) {
+	if program == EdgeXDPProgBeelineEdgeXdp {
+		return LoadEdgeXDP()
 	}
-	if p := d.program(name); p != nil {
-		return p, nil
-	}
-	load := LoadEdgeL3
-	if hook == EdgeXDP {
-		load = LoadEdgeXDP
-	}
-	spec, err := load()
-	if err != nil {
-		return nil, err
-	}
-	err = d.loadPrograms([]*ebpf.CollectionSpec{spec})
-	return d.program(name), err
+	return LoadEdgeL3()
 }
 
 // CheckSNATPorts refuses ranges that the programs cannot use: more than two, empty ones, and overlapping
@@ -186,21 +172,4 @@ func (d *Datapath) RouteEncaps() Hash[NetworkKey, RouteEncap] {
 // Balancers returns the table of networks whose encapsulated packets are for backends of this node.
 func (d *Datapath) Balancers() Hash[NetworkKey, Balancer] {
 	return kernelHash[NetworkKey, Balancer]{EdgeTCMapBalancers, d.maps[EdgeTCMapBalancers]}
-}
-
-// detachEdge detaches what an earlier agent with an edge left: links and filters.
-func detachEdge(bpffs string) error {
-	if err := inDispatchers(bpffs).Recover(); err != nil {
-		return err
-	}
-	attached, err := EdgeAttachments(bpffs)
-	if err != nil {
-		return err
-	}
-	for _, a := range slices.Backward(attached) {
-		if err := a.takeDown(bpffs); err != nil {
-			return fmt.Errorf("detach %s of device %d: %w", a.Hook, a.Device, err)
-		}
-	}
-	return nil
 }

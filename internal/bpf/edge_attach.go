@@ -3,13 +3,12 @@
 package bpf
 
 import (
-	"errors"
+	"cmp"
 	"fmt"
 	"slices"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
-	"github.com/vishvananda/netlink"
 
 	"beeline.io/beeline/internal/bpf/xdpdispatch"
 	"beeline.io/beeline/internal/node/netdev"
@@ -25,29 +24,24 @@ const (
 	EdgeXDP     EdgeHook = "xdp"
 )
 
-var edgeHooks = []EdgeHook{EdgeEgress, EdgeIngress, EdgeXDP}
-
-var edgeHookNames = []string{string(EdgeEgress), string(EdgeIngress), string(EdgeXDP)}
-
-// edgePrograms by hook, of devices with MAC addresses.
-var edgePrograms = map[EdgeHook]string{
-	EdgeEgress:  EdgeTCProgBeelineEdgeEgress,
-	EdgeIngress: EdgeTCProgBeelineEdgeIngress,
-	EdgeXDP:     EdgeXDPProgBeelineEdgeXdp,
+var edgeHooks = []DeviceHook{
+	{Name: string(EdgeEgress), Program: EdgeTCProgBeelineEdgeEgress, Attach: ebpf.AttachTCXEgress, ProgramAt: atL3(EdgeL3ProgBeelineL3Egress)},
+	{Name: string(EdgeIngress), Program: EdgeTCProgBeelineEdgeIngress, Attach: ebpf.AttachTCXIngress, ProgramAt: atL3(EdgeL3ProgBeelineL3Ingress)},
+	{Name: string(EdgeXDP), Program: EdgeXDPProgBeelineEdgeXdp, Attach: ebpf.AttachXDP},
 }
 
-// l3Programs by hook, of devices without MAC addresses.
-var l3Programs = map[EdgeHook]string{EdgeEgress: EdgeL3ProgBeelineL3Egress, EdgeIngress: EdgeL3ProgBeelineL3Ingress}
-
-// edgeProgramName returns the name of the program for a hook of a device.
-func edgeProgramName(device int, hook EdgeHook) string {
-	if name := l3Programs[hook]; name != "" && netdev.IsL3(device) {
-		return name
+// atL3 returns the program for devices without MAC addresses.
+func atL3(program string) func(int) string {
+	return func(device int) string {
+		if netdev.IsL3(device) {
+			return program
+		}
+		return ""
 	}
-	return edgePrograms[hook]
 }
 
-var tcxTypes = map[EdgeHook]ebpf.AttachType{EdgeEgress: ebpf.AttachTCXEgress, EdgeIngress: ebpf.AttachTCXIngress}
+// declared returns the declaration of a hook.
+func (h EdgeHook) declared() *DeviceHook { return Edge().hook(string(h)) }
 
 // XDPMode is where an XDP program runs.
 type XDPMode string
@@ -70,57 +64,32 @@ type EdgeAttachment struct {
 	// Chain are the programs that share the device, in the order in which they run,
 	// if it has a dispatcher.
 	Chain []xdpdispatch.ChainProgram `json:"chain,omitempty"`
-	// filter is set if there is no link.
-	filter *netlink.BpfFilter
 }
 
 // edgeName is the prefix of the names of the edge's pinned links.
 const edgeName = "edge"
 
-func edgeLinkPath(bpffs string, device int, hook EdgeHook) string {
-	return deviceLinkPath(bpffs, edgeName, device, string(hook))
-}
-
 // EdgeAttachments lists what is attached to devices of this network namespace, by the pinned links of a
 // bpffs directory, as filters or in dispatchers, in the order of devices and attachment.
 func EdgeAttachments(bpffs string) ([]EdgeAttachment, error) {
-	links, err := deviceLinks(bpffs, edgeName, edgeHookNames)
+	links, err := Edge().deviceAttachments(bpffs)
 	if err != nil {
 		return nil, err
 	}
-	var all []EdgeAttachment
+	all, err := dispatcherAttachments(bpffs)
+	if err != nil {
+		return nil, err
+	}
 	for _, l := range links {
 		all = append(all, EdgeAttachment{
-			Device: l.device, Hook: EdgeHook(l.hook), ProgramID: uint32(l.program), LinkID: uint32(l.link), Detached: l.detached,
+			Device: l.Device(), Hook: EdgeHook(l.Hook), ProgramID: uint32(l.Program), LinkID: uint32(l.ID), Detached: l.Detached,
 		})
 	}
-	filters, err := edgeFilters(bpffs)
-	if err != nil {
-		return nil, err
-	}
-	all = append(all, filters...)
-	shared, err := dispatcherAttachments(bpffs)
-	if err != nil {
-		return nil, err
-	}
-	all = append(all, shared...)
-	slices.SortFunc(all, func(a, b EdgeAttachment) int {
-		if a.Device != b.Device {
-			return a.Device - b.Device
-		}
-		return slices.Index(edgeHooks, a.Hook) - slices.Index(edgeHooks, b.Hook)
+	order := hookNames(edgeHooks)
+	slices.SortStableFunc(all, func(a, b EdgeAttachment) int {
+		return cmp.Or(cmp.Compare(a.Device, b.Device), cmp.Compare(slices.Index(order, string(a.Hook)), slices.Index(order, string(b.Hook))))
 	})
 	return all, nil
-}
-
-func (a *EdgeAttachment) takeDown(bpffs string) error {
-	if a.filter != nil {
-		return removeFilter(a.filter)
-	}
-	if a.Chain != nil {
-		return inDispatchers(bpffs).Leave(a.Device)
-	}
-	return removeDeviceLink(bpffs, edgeName, a.Device, string(a.Hook))
 }
 
 // AttachEdgeTC attaches the edge to a device's tc hooks, or replaces the programs
@@ -130,17 +99,7 @@ func (d *Datapath) AttachEdgeTC(device int) error {
 		if err := d.refuseForeignEdge(device, hook); err != nil {
 			return err
 		}
-		program, err := d.edgeProgram(device, hook)
-		if err != nil {
-			return err
-		}
-		err = d.attachEdge(device, hook, func(program *ebpf.Program) (link.Link, error) {
-			return link.AttachTCX(link.TCXOptions{Interface: device, Program: program, Attach: tcxTypes[hook], Anchor: d.beforePods(device, hook)})
-		})
-		if errors.Is(err, ebpf.ErrNotSupported) {
-			err = attachFilter(d.options.BPFFS, edgeName, device, tcxTypes[hook], program)
-		}
-		if err != nil {
+		if err := d.attachHook(Edge(), hook.declared(), DeviceTarget{Index: device, Anchor: d.beforePods(device, hook)}); err != nil {
 			return fmt.Errorf("attach to tc %s: %w", hook, err)
 		}
 	}
@@ -153,42 +112,31 @@ func (d *Datapath) beforePods(device int, hook EdgeHook) link.Anchor {
 	if hook != EdgeIngress {
 		return nil
 	}
-	links, err := deviceLinks(d.options.BPFFS, PodComponent, []string{PodHook})
+	links, err := PodShortcut().deviceLinks(d.options.BPFFS)
 	if err != nil {
 		return nil // attaching to the end is correct, too: the kernel's conntrack then has these flows
 	}
 	for _, l := range links {
-		if l.device == device && !l.detached {
-			return link.BeforeLinkByID(l.link)
+		if l.Device() == device && !l.Detached {
+			return link.BeforeLinkByID(l.ID)
 		}
 	}
 	return nil
-}
-
-// attachEdge replaces the program in the pinned link, or makes one.
-func (d *Datapath) attachEdge(device int, hook EdgeHook, attach func(*ebpf.Program) (link.Link, error)) error {
-	program, err := d.edgeProgram(device, hook)
-	if err != nil {
-		return err
-	}
-	return d.attachPinned(edgeLinkPath(d.options.BPFFS, device, hook), program, atDevice(device), func() (link.Link, error) { return attach(program) })
 }
 
 // DetachEdge detaches hooks of the edge from a device; all, if none is named. The device may be gone.
 func (d *Datapath) DetachEdge(device int, hooks ...EdgeHook) error {
-	attached, err := EdgeAttachments(d.options.BPFFS)
+	other := func(at int, hook EdgeHook) bool {
+		return at != device || len(hooks) > 0 && !slices.Contains(hooks, hook)
+	}
+	if err := leave(d.options.BPFFS, func(a EdgeAttachment) bool { return !other(a.Device, a.Hook) }); err != nil {
+		return err
+	}
+	links, err := Edge().deviceAttachments(d.options.BPFFS)
 	if err != nil {
 		return err
 	}
-	for _, a := range slices.Backward(attached) {
-		if a.Device != device || len(hooks) > 0 && !slices.Contains(hooks, a.Hook) {
-			continue
-		}
-		if err := a.takeDown(d.options.BPFFS); err != nil {
-			return fmt.Errorf("detach from %s: %w", a.Hook, err)
-		}
-	}
-	return nil
+	return removeLinks(slices.DeleteFunc(links, func(l Link) bool { return other(l.Device(), EdgeHook(l.Hook)) }))
 }
 
 // EdgeAttachments lists what is attached to devices.
@@ -198,50 +146,3 @@ func (d *Datapath) EdgeAttachments() ([]EdgeAttachment, error) {
 
 // WaitForReaders is Tables.WaitForReaders.
 func (d *Datapath) WaitForReaders() error { return d.Tables.WaitForReaders() }
-
-// replaceEdge replaces the attached programs of an earlier agent.
-func (d *Datapath) replaceEdge() error {
-	if err := inDispatchers(d.options.BPFFS).Recover(); err != nil {
-		return err
-	}
-	all, err := EdgeAttachments(d.options.BPFFS)
-	if err != nil {
-		return err
-	}
-	for _, a := range all {
-		if err := d.replaceEdgeProgram(a); err != nil {
-			return fmt.Errorf("replace %s of device %d: %w", a.Hook, a.Device, err)
-		}
-	}
-	return nil
-}
-
-func (d *Datapath) replaceEdgeProgram(a EdgeAttachment) error {
-	if a.filter != nil {
-		program, err := d.edgeProgram(a.Device, a.Hook)
-		if err != nil {
-			return err
-		}
-		return attachFilter(d.options.BPFFS, edgeName, a.Device, tcxTypes[a.Hook], program)
-	}
-	if a.Detached {
-		return a.takeDown(d.options.BPFFS)
-	}
-	if a.Chain != nil {
-		if xdp := xdpdispatch.Attached(a.Device); xdp != nil {
-			_, err := d.joinDispatcher(a.Device, xdp.AttachMode)
-			return err
-		}
-		return nil // removed meanwhile
-	}
-	program, err := d.edgeProgram(a.Device, a.Hook)
-	if err != nil {
-		return err
-	}
-	l, err := link.LoadPinnedLink(edgeLinkPath(d.options.BPFFS, a.Device, a.Hook), nil)
-	if err != nil {
-		return err
-	}
-	defer l.Close()
-	return l.Update(program)
-}

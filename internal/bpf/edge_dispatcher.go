@@ -115,3 +115,55 @@ func dispatcherAttachments(bpffs string) (all []EdgeAttachment, _ error) {
 	}
 	return all, err
 }
+
+// attachedInDispatchers finds the edge's programs in dispatchers.
+func attachedInDispatchers(bpffs string) (all []AttachedProgram, err error) {
+	attached, err := dispatcherAttachments(bpffs)
+	for _, a := range attached {
+		all = append(all, AttachedProgram{ebpf.ProgramID(a.ProgramID), fmt.Sprintf("%s of device %d", a.Hook, a.Device)})
+	}
+	return all, err
+}
+
+// replaceInDispatchers replaces the programs of an earlier agent.
+func (d *Datapath) replaceInDispatchers() error {
+	if err := inDispatchers(d.options.BPFFS).Recover(); err != nil {
+		return err
+	}
+	attached, err := dispatcherAttachments(d.options.BPFFS)
+	if err != nil {
+		return err
+	}
+	for _, a := range attached {
+		xdp := xdpdispatch.Attached(a.Device)
+		if xdp == nil {
+			continue // removed meanwhile
+		}
+		if _, err := d.joinDispatcher(a.Device, xdp.AttachMode); err != nil {
+			return fmt.Errorf("replace %s of device %d: %w", a.Hook, a.Device, err)
+		}
+	}
+	return nil
+}
+
+// leaveDispatchers detaches what an earlier agent with an edge left.
+func leaveDispatchers(bpffs string) error {
+	if err := inDispatchers(bpffs).Recover(); err != nil {
+		return err
+	}
+	return leave(bpffs, func(EdgeAttachment) bool { return true })
+}
+
+// leave detaches the edge from dispatchers.
+func leave(bpffs string, chosen func(EdgeAttachment) bool) error {
+	attached, err := dispatcherAttachments(bpffs)
+	for _, a := range attached {
+		if !chosen(a) {
+			continue
+		}
+		if err := inDispatchers(bpffs).Leave(a.Device); err != nil {
+			return fmt.Errorf("detach %s from device %d: %w", a.Hook, a.Device, err)
+		}
+	}
+	return err
+}

@@ -17,7 +17,7 @@ import (
 // refuseForeignEdge refuses the edge of another Beeline at a device to which this one is not attached yet:
 // each would translate what the other has translated.
 func (d *Datapath) refuseForeignEdge(device int, hook EdgeHook) error {
-	if _, err := os.Stat(edgeLinkPath(d.options.BPFFS, device, hook)); err == nil {
+	if _, err := os.Stat(LinkPath(d.options.BPFFS, edgeName, uint64(device), string(hook))); err == nil {
 		return nil
 	}
 	id, err := d.foreignLink(device, hook)
@@ -33,13 +33,13 @@ func (d *Datapath) refuseForeignEdge(device int, hook EdgeHook) error {
 
 // foreignLink finds another Beeline's program in the links of a tc hook; 0: there is none.
 func (d *Datapath) foreignLink(device int, hook EdgeHook) (ebpf.ProgramID, error) {
-	found, err := link.QueryPrograms(link.QueryOptions{Target: device, Attach: tcxTypes[hook]})
+	found, err := link.QueryPrograms(link.QueryOptions{Target: device, Attach: hook.declared().Attach})
 	if err != nil {
 		return 0, err
 	}
 	for _, p := range found.Programs {
 		info, err := programInfo(p.ID)
-		if err == nil && info.Name != "" && strings.HasPrefix(edgeProgramName(device, hook), info.Name) && !d.loaded(p.ID) {
+		if err == nil && info.Name != "" && strings.HasPrefix(hook.declared().programAt(device), info.Name) && !d.loaded(p.ID) {
 			return p.ID, nil
 		}
 	}
@@ -78,7 +78,7 @@ func foreignFilter(bpffs string, device int, hook EdgeHook) (ebpf.ProgramID, err
 	if err != nil {
 		return 0, err
 	}
-	filters, err := netlink.FilterList(l, filterParents[tcxTypes[hook]])
+	filters, err := netlink.FilterList(l, filterParents[hook.declared().Attach])
 	if err != nil {
 		return 0, nil // there is no clsact
 	}

@@ -53,7 +53,7 @@ func TestLatePrograms(t *testing.T) {
 		}
 		info, err := programInfo(ebpf.ProgramID(a.ProgramID))
 		must(t, err)
-		if name := edgePrograms[a.Hook]; (a.Device == w.device) != strings.HasPrefix(name, info.Name) {
+		if name := a.Hook.declared().Program; (a.Device == w.device) != strings.HasPrefix(name, info.Name) {
 			t.Errorf("%s of device %d has the program %s", a.Hook, a.Device, info.Name)
 		}
 	}

@@ -38,9 +38,7 @@ func (d *Datapath) AttachEdgeXDP(device int, mode XDPMode) (chain []xdpdispatch.
 		}
 	}
 	alone := func() error {
-		return d.attachEdge(device, EdgeXDP, func(program *ebpf.Program) (link.Link, error) {
-			return link.AttachXDP(link.XDPOptions{Program: program, Interface: device, Flags: flags})
-		})
+		return d.attachHook(Edge(), EdgeXDP.declared(), DeviceTarget{Index: device, XDP: flags})
 	}
 	shared := xdpdispatch.Has(device)
 	switch {

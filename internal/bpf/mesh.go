@@ -34,7 +34,7 @@ const MeshComponent = "mesh"
 func Mesh() *Component {
 	return &Component{
 		Name: MeshComponent, Objects: (*Datapath).meshObjects, Tables: meshTables, Constants: meshConstants,
-		attached: attachedMesh, replace: (*Datapath).replaceMesh, detach: detachMesh,
+		Attached: attachedMesh, Replace: (*Datapath).replaceMesh, Detach: detachMesh,
 	}
 }
 

@@ -5,14 +5,11 @@ package bpf
 import (
 	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
 
 	"github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/link"
 
 	"beeline.io/beeline/internal/node/netns"
 )
@@ -28,65 +25,49 @@ const (
 
 // A meshLink is a pinned link at a pod.
 type meshLink struct {
-	path   string
-	cgroup uint64
-	hook   string
+	Link
 	// netns is the cookie of the namespace; 0: the link is at the cgroup. device is the index of a device in it;
 	// 0: the link is at the namespace itself, or at lo.
 	netns    uint64
 	device   int
 	loopback bool
-	program  ebpf.ProgramID
-	// detached: the cgroup or namespace is gone.
-	detached bool
 }
 
-func meshLinkPath(bpffs string, cgroup uint64, hook string) string {
-	return filepath.Join(bpffs, "links", fmt.Sprintf("%s-%d-%s", MeshComponent, cgroup, hook))
-}
-
-// parseMeshLink is the inverse of meshLinkPath.
-func parseMeshLink(path string) (l meshLink, ok bool) {
-	parts := strings.Split(filepath.Base(path), "-")
-	if len(parts) != 3 || parts[0] != MeshComponent {
-		return l, false
-	}
-	cgroup, err := strconv.ParseUint(parts[1], 10, 64)
-	if err != nil {
-		return l, false
-	}
-	l = meshLink{path: path, cgroup: cgroup, hook: parts[2]}
-	cookie, inbound := strings.CutPrefix(l.hook, meshInbound)
+// meshLinkOf reads the name of the hook. It is not ok if this version has none of that name.
+func meshLinkOf(pinned Link) (l meshLink, ok bool) {
+	l.Link = pinned
+	cookie, inbound := strings.CutPrefix(l.Hook, meshInbound)
 	if !inbound {
-		cookie, l.loopback = strings.CutPrefix(l.hook, meshLoopback)
+		cookie, l.loopback = strings.CutPrefix(l.Hook, meshLoopback)
 	}
 	if inbound || l.loopback {
+		var err error
 		l.netns, err = strconv.ParseUint(cookie, 10, 64)
 		return l, err == nil
 	}
-	if at, reroute := strings.CutPrefix(l.hook, meshReroute); reroute {
+	if at, reroute := strings.CutPrefix(l.Hook, meshReroute); reroute {
 		n, err := fmt.Sscanf(at, "%d_%d", &l.netns, &l.device)
 		return l, n == 2 && err == nil
 	}
-	return l, slices.ContainsFunc(meshHooks, func(h CgroupHook) bool { return h.Name == l.hook })
+	return l, slices.ContainsFunc(meshHooks, func(h CgroupHook) bool { return h.Name == l.Hook })
 }
 
 // meshLinks lists the pinned links at pods.
 func meshLinks(bpffs string) (all []meshLink, err error) {
-	wanted := func(path string) bool { _, ok := parseMeshLink(path); return ok }
-	err = readPinnedLinks(bpffs, MeshComponent, wanted, func(path string, info *link.Info) {
-		l, _ := parseMeshLink(path)
-		l.program, l.detached = info.Program, !linkAttached(info)
-		all = append(all, l)
-	})
+	pinned, err := PinnedLinks(bpffs, MeshComponent)
+	for _, p := range pinned {
+		if l, ok := meshLinkOf(p); ok {
+			all = append(all, l)
+		}
+	}
 	return all, err
 }
 
 // attachedMesh finds the programs at pods.
-func attachedMesh(bpffs string) (all []attachedProgram, err error) {
+func attachedMesh(bpffs string) (all []AttachedProgram, err error) {
 	links, err := meshLinks(bpffs)
 	for _, l := range links {
-		all = append(all, attachedProgram{l.program, fmt.Sprintf("%s of cgroup %d", l.hook, l.cgroup)})
+		all = append(all, AttachedProgram{l.Program, fmt.Sprintf("%s of cgroup %d", l.Hook, l.Owner)})
 	}
 	return all, err
 }
@@ -104,7 +85,7 @@ func (d *Datapath) replaceMesh() error {
 	}
 	for _, l := range links {
 		if err := d.replaceMeshLink(&l); err != nil {
-			return fmt.Errorf("replace %s of cgroup %d: %w", l.hook, l.cgroup, err)
+			return fmt.Errorf("replace %s of cgroup %d: %w", l.Hook, l.Owner, err)
 		}
 	}
 	if !d.options.Mesh.Sockmap { // sockets no longer join
@@ -114,46 +95,24 @@ func (d *Datapath) replaceMesh() error {
 }
 
 func (d *Datapath) replaceMeshLink(l *meshLink) error {
-	if l.detached {
-		return l.remove()
+	if l.Detached {
+		return l.Remove()
 	}
-	pinned, err := link.LoadPinnedLink(l.path, nil)
-	if err != nil {
-		return err
-	}
-	defer pinned.Close()
-	if l.netns == 0 {
-		i := slices.IndexFunc(meshHooks, func(h CgroupHook) bool { return h.Name == l.hook })
-		return pinned.Update(d.program(meshHooks[i].Program))
-	}
-	if l.loopback {
-		return pinned.Update(d.program(MeshProgBeelineMeshLoopback))
-	}
-	load := d.loadMeshInbound
-	if l.device != 0 {
+	load := func(uint64) (*ebpf.Program, error) { return d.program(MeshProgBeelineMeshLoopback).Clone() }
+	switch {
+	case l.netns == 0:
+		load = func(uint64) (*ebpf.Program, error) { return d.program(meshHooks[l.rank()].Program).Clone() }
+	case l.device != 0:
 		load = d.loadMeshReroute
+	case !l.loopback:
+		load = d.loadMeshInbound
 	}
 	program, err := load(l.netns)
 	if err != nil {
 		return err
 	}
 	defer program.Close()
-	return pinned.Update(program)
-}
-
-// remove detaches the program.
-func (l *meshLink) remove() error {
-	pinned, err := link.LoadPinnedLink(l.path, nil)
-	if errors.Is(err, os.ErrNotExist) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	if l.detached { // the kernel refuses to detach it again
-		return errors.Join(pinned.Unpin(), pinned.Close())
-	}
-	return takeDown(pinned)
+	return l.Replace(program)
 }
 
 // detachMesh detaches the programs from all pods.
@@ -169,8 +128,8 @@ func detachMesh(bpffs string) error {
 func removeMeshLinks(links []meshLink) error {
 	slices.SortFunc(links, func(a, b meshLink) int { return b.rank() - a.rank() })
 	for _, l := range links {
-		if err := l.remove(); err != nil {
-			return fmt.Errorf("detach %s from cgroup %d: %w", l.hook, l.cgroup, err)
+		if err := l.Remove(); err != nil {
+			return fmt.Errorf("detach %s from cgroup %d: %w", l.Hook, l.Owner, err)
 		}
 	}
 	return removeMeshRoutes(links)
@@ -181,7 +140,7 @@ func (l *meshLink) rank() int {
 	if l.netns != 0 {
 		return len(meshHooks)
 	}
-	return slices.IndexFunc(meshHooks, func(h CgroupHook) bool { return h.Name == l.hook })
+	return slices.IndexFunc(meshHooks, func(h CgroupHook) bool { return h.Name == l.Hook })
 }
 
 // A MeshPod is a pod with programs of the sidecar shortcut.
@@ -200,13 +159,13 @@ func (d *Datapath) MeshPods() (map[uint64]*MeshPod, error) {
 	links, err := meshLinks(d.options.BPFFS)
 	all, hooks := map[uint64]*MeshPod{}, map[uint64]int{}
 	for _, l := range links {
-		if l.detached {
+		if l.Detached {
 			continue
 		}
-		p := all[l.cgroup]
+		p := all[l.Owner]
 		if p == nil {
-			p = &MeshPod{Cgroup: l.cgroup}
-			all[l.cgroup] = p
+			p = &MeshPod{Cgroup: l.Owner}
+			all[l.Owner] = p
 		}
 		switch {
 		case l.loopback:
@@ -218,25 +177,20 @@ func (d *Datapath) MeshPods() (map[uint64]*MeshPod, error) {
 			p.Inbound = append(p.Inbound, l.netns)
 			continue
 		}
-		hooks[l.cgroup]++
-		p.Outbound = hooks[l.cgroup] == len(meshHooks)
+		hooks[l.Owner]++
+		p.Outbound = hooks[l.Owner] == len(meshHooks)
 	}
 	return all, err
 }
 
 // AttachMesh attaches the programs to the cgroup of a pod, unless they are there.
 func (d *Datapath) AttachMesh(directory string) error {
-	id, err := cgroupID(directory)
+	pod, err := NewCgroupTarget(directory)
 	if err != nil {
 		return err
 	}
-	there := func(info *link.Info) bool { return info.Cgroup().CgroupId == id }
 	for _, h := range meshHooks {
-		program := d.program(h.Program)
-		err := d.attachPinned(meshLinkPath(d.options.BPFFS, id, h.Name), program, there, func() (link.Link, error) {
-			return link.AttachCgroup(link.CgroupOptions{Path: directory, Attach: h.Attach, Program: program})
-		})
-		if err != nil {
+		if err := d.AttachLink(MeshComponent, pod.ID, h.Name, d.program(h.Program), pod, h.Attach); err != nil {
 			return fmt.Errorf("attach %s to %s: %w", h.Name, directory, err)
 		}
 	}
@@ -254,10 +208,8 @@ func (d *Datapath) AttachMeshInbound(cgroup uint64, namespace *netns.Namespace) 
 		return err
 	}
 	defer program.Close()
-	there := func(info *link.Info) bool { return uint64(info.NetNs().NetnsInode) == namespace.Inode }
-	return d.attachPinned(meshLinkPath(d.options.BPFFS, cgroup, meshInbound+strconv.FormatUint(cookie, 10)), program, there, func() (link.Link, error) {
-		return link.AttachNetNs(namespace.FD(), program)
-	})
+	hook := meshInbound + strconv.FormatUint(cookie, 10)
+	return d.AttachLink(MeshComponent, cgroup, hook, program, NamespaceTarget{namespace}, ebpf.AttachSkLookup)
 }
 
 // AttachMeshLoopback attaches the program by which a socket whose messages skip TCP sends a RST if it is closed with
@@ -270,25 +222,18 @@ func (d *Datapath) AttachMeshLoopback(cgroup uint64, namespace *netns.Namespace)
 	if err != nil {
 		return err
 	}
-	program := d.program(MeshProgBeelineMeshLoopback)
-	there := func(info *link.Info) bool { return info.TCX().Ifindex == loopbackIndex }
-	return d.attachPinned(meshLinkPath(d.options.BPFFS, cgroup, meshLoopback+strconv.FormatUint(cookie, 10)), program, there, func() (l link.Link, err error) {
-		err = namespace.Do(func() (err error) {
-			l, err = link.AttachTCX(link.TCXOptions{Interface: loopbackIndex, Program: program, Attach: ebpf.AttachTCXEgress})
-			return err
-		})
-		return l, err
-	})
+	hook, lo := meshLoopback+strconv.FormatUint(cookie, 10), DeviceTarget{Index: loopbackIndex, Namespace: namespace}
+	return d.AttachLink(MeshComponent, cgroup, hook, d.program(MeshProgBeelineMeshLoopback), lo, ebpf.AttachTCXEgress)
 }
 
 // DetachMesh detaches all programs of a pod, by the id of its cgroup.
 func (d *Datapath) DetachMesh(cgroup uint64) error {
-	return d.removeMesh(func(l meshLink) bool { return l.cgroup == cgroup })
+	return d.removeMesh(func(l meshLink) bool { return l.Owner == cgroup })
 }
 
 // ForgetMesh removes the pins of links whose cgroup or namespace is gone.
 func (d *Datapath) ForgetMesh() error {
-	return d.removeMesh(func(l meshLink) bool { return l.detached })
+	return d.removeMesh(func(l meshLink) bool { return l.Detached })
 }
 
 func (d *Datapath) removeMesh(chosen func(meshLink) bool) error {

@@ -54,7 +54,7 @@ func (d *Datapath) attachMeshRead() error {
 	if err := os.Rename(path+"_new", path); err != nil {
 		return err
 	}
-	return d.hold(path)
+	return d.Hold(path)
 }
 
 // detachMeshRead detaches it. Before, it makes all readers unknown, so that messages of sockets that are in the table

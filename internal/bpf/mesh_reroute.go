@@ -9,7 +9,6 @@ import (
 	"path/filepath"
 
 	"github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
@@ -39,15 +38,17 @@ func (d *Datapath) AttachMeshReroute(cgroup uint64, namespace *netns.Namespace, 
 	if err != nil {
 		return err
 	}
-	if err := d.attachMeshReroute(cgroup, cookie, namespace, devices); err != nil {
-		return err
+	if len(devices) > 0 {
+		if err := d.attachMeshReroute(cgroup, cookie, namespace, devices); err != nil {
+			return err
+		}
 	}
 	wanted := map[int]bool{}
 	for _, device := range devices {
 		wanted[device] = true
 	}
 	return d.removeMesh(func(l meshLink) bool {
-		return l.cgroup == cgroup && l.device != 0 && !(l.netns == cookie && wanted[l.device])
+		return l.Owner == cgroup && l.device != 0 && !(l.netns == cookie && wanted[l.device])
 	})
 }
 
@@ -57,29 +58,21 @@ func (d *Datapath) attachMeshReroute(cgroup, cookie uint64, namespace *netns.Nam
 		return err
 	}
 	defer program.Close()
-	return namespace.Do(func() error {
-		if len(devices) == 0 {
-			return nil
+	if err := namespace.Do(addMeshRoutes); err != nil {
+		return err
+	}
+	for _, device := range devices {
+		hook := fmt.Sprintf("%s%d_%d", meshReroute, cookie, device)
+		if err := d.AttachLink(MeshComponent, cgroup, hook, program, DeviceTarget{Index: device, Namespace: namespace}, ebpf.AttachTCXIngress); err != nil {
+			return fmt.Errorf("attach to device %d: %w", device, err)
 		}
-		if err := addMeshRoutes(); err != nil {
-			return err
-		}
-		for _, device := range devices {
-			hook := fmt.Sprintf("%s%d_%d", meshReroute, cookie, device)
-			err := d.attachPinned(meshLinkPath(d.options.BPFFS, cgroup, hook), program, atDevice(device), func() (link.Link, error) {
-				return link.AttachTCX(link.TCXOptions{Interface: device, Program: program, Attach: ebpf.AttachTCXIngress})
-			})
-			if err != nil {
-				return fmt.Errorf("attach to device %d: %w", device, err)
-			}
-		}
-		return nil
-	})
+	}
+	return nil
 }
 
 // DetachMeshReroute detaches the program from all devices of a pod.
 func (d *Datapath) DetachMeshReroute(cgroup uint64) error {
-	return d.removeMesh(func(l meshLink) bool { return l.cgroup == cgroup && l.device != 0 })
+	return d.removeMesh(func(l meshLink) bool { return l.Owner == cgroup && l.device != 0 })
 }
 
 func (d *Datapath) loadMeshReroute(cookie uint64) (*ebpf.Program, error) {

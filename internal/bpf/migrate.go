@@ -155,7 +155,7 @@ var migrationHooks = map[string]uint32{
 // tables. All programs of a hook are equivalent at devices
 // of a kind.
 func (d *Datapath) notePredecessor(a EdgeAttachment) error {
-	hook, tc := migrationHooks[edgeProgramName(a.Device, a.Hook)]
+	hook, tc := migrationHooks[a.Hook.declared().programAt(a.Device)]
 	if !tc || a.Detached {
 		return nil
 	}

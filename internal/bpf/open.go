@@ -31,11 +31,11 @@ type start uint8
 const (
 	// startFresh: no table is pinned, and no attached program has one. All are made.
 	startFresh start = iota
-	// startRestart: the tables of an earlier agent have the layout of this version. They are used, except those that
-	// only agents write and whose size changes: these are copied (replace).
+	// startRestart: the tables of an earlier agent have the layout of this version. They are used, except those
+	// that only agents write and whose size changes: these are copied (replace).
 	startRestart
-	// startResize: the size of a table changes that programs write. All tables are set aside, as if they had another
-	// layout (setAside), and migrate copies what programs write to them.
+	// startResize: the size of a table changes that programs write. All tables are set aside, as if they had
+	// another layout (setAside), and migrate copies what programs write to them.
 	startResize
 	// startMigration: the tables of an earlier agent have another layout. New ones are made beside them.
 	startMigration

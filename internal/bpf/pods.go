@@ -52,7 +52,7 @@ const (
 // PodShortcut is the pod shortcut, enabled by Options.Pods.
 func PodShortcut() *Component {
 	return &Component{
-		Name: PodComponent, Objects: (*Datapath).podObjects, Tables: podTables, release: EndPodShortcut,
+		Name: PodComponent, Objects: (*Datapath).podObjects, Tables: podTables, Release: EndPodShortcut,
 		DeviceHooks: []DeviceHook{{Name: PodHook, Program: PodProgBeelinePod, Attach: ebpf.AttachTCXIngress}},
 	}
 }

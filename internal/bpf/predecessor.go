@@ -194,8 +194,8 @@ const (
 	inheritNothing inheritance = iota
 	// inheritLater: migrate copies what programs write.
 	inheritLater
-	// inheritTable: it is the same table. Socket storage is always shared: the kernel cannot copy it, and its layout
-	// never changes.
+	// inheritTable: it is the same table. Socket storage is always shared: the kernel cannot copy it, and its
+	// layout never changes.
 	inheritTable
 	// inheritCopy: it is a copy.
 	inheritCopy

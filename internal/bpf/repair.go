@@ -179,8 +179,8 @@ func (o *opening) recoverPins() error {
 			return err
 		}
 		for _, p := range attached {
-			if err := recoverProgram(o.options.BPFFS, p.id, c.pinnedNames()); err != nil {
-				return fmt.Errorf("tables of the program attached to %s: %w", p.at, err)
+			if err := recoverProgram(o.options.BPFFS, p.ID, c.pinnedNames()); err != nil {
+				return fmt.Errorf("tables of the program attached to %s: %w", p.At, err)
 			}
 		}
 	}

@@ -101,19 +101,6 @@ func filters(bpffs, component string) ([]foundFilter, error) {
 	return all, nil
 }
 
-// edgeFilters finds the edge's filters.
-func edgeFilters(bpffs string) (all []EdgeAttachment, err error) {
-	found, err := filters(bpffs, edgeName)
-	for _, f := range found {
-		for hook, at := range tcxTypes {
-			if f.at == at {
-				all = append(all, EdgeAttachment{Device: f.LinkIndex, Hook: hook, ProgramID: uint32(f.Id), filter: f.BpfFilter})
-			}
-		}
-	}
-	return all, err
-}
-
 // removeFilter removes a filter, and the qdisc if it has no other filters.
 func removeFilter(f *netlink.BpfFilter) error {
 	if err := netlink.FilterDel(f); err != nil {

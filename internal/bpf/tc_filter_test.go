@@ -37,15 +37,15 @@ func TestFilters(t *testing.T) {
 		Fd:          anyProgram(t, ebpf.SchedCLS).FD(), Name: "other", DirectAction: true,
 	}
 	w.do(func() error { return netlink.FilterAdd(foreign) })
-	w.do(func() error { return detachEdge(w.options.BPFFS + "_other") })
+	w.do(func() error { return Edge().detachAll(w.options.BPFFS + "_other") })
 	w.want(hooks)
-	w.do(func() error { return detachEdge(w.options.BPFFS) })
+	w.do(func() error { return Edge().detachAll(w.options.BPFFS) })
 	w.want("")
 	if n := w.clsacts(); n != 1 {
 		t.Fatalf("%d qdiscs, and another program's filter was there", n)
 	}
 	attach(anyProgram(t, ebpf.SchedCLS))
-	w.do(func() error { return errors.Join(netlink.FilterDel(foreign), detachEdge(w.options.BPFFS)) })
+	w.do(func() error { return errors.Join(netlink.FilterDel(foreign), Edge().detachAll(w.options.BPFFS)) })
 	if n := w.clsacts(); n != 0 {
 		t.Errorf("%d qdiscs are left", n)
 	}
