@@ -14,49 +14,6 @@ import (
 	"beeline.io/beeline/internal/bpf/settable"
 )
 
-// objects are all BPF objects whose maps the registry declares.
-var objects = map[string]func() (*ebpf.CollectionSpec, error){
-	"sock": LoadSock, "bind": LoadBind, "sock_gc": LoadSockGC, "edge_tc": LoadEdgeTC, "edge_l3": LoadEdgeL3, "edge_xdp": LoadEdgeXDP, "xdp_slot": LoadXDPSlot,
-	"connect_explain": LoadConnectExplain, "sock_stats": LoadSockStats, "pod": LoadPod, "pod_netkit": LoadPodNetkit, "pod_l3": LoadPodL3, "offload": LoadOffload, "offload_l3": LoadOffloadL3,
-	"mesh": LoadMesh, "mesh_inbound": LoadMeshInbound, "mesh_reroute": LoadMeshReroute,
-}
-
-// TestRegistryHasAllMaps: each map and constant of an object is declared, and each declared one is in an object.
-func TestRegistryHasAllMaps(t *testing.T) {
-	used, set := map[string]bool{}, map[string]bool{}
-	for object, load := range objects {
-		spec, err := load()
-		must(t, err)
-		if err := product().checkDeclared(spec); err != nil {
-			t.Errorf("%s: %v", object, err)
-		}
-		for name := range spec.Maps {
-			used[name] = true
-		}
-		for name, v := range spec.Variables {
-			if !v.Constant() {
-				continue
-			}
-			set[name] = true
-			if product().constant(name) == nil {
-				t.Errorf("%s: constant %s is not declared", object, name)
-			}
-		}
-	}
-	for _, c := range product() {
-		for _, table := range c.Tables {
-			if !used[table.Name] {
-				t.Errorf("table %s is declared and in no object", table.Name)
-			}
-		}
-		for name := range c.Constants {
-			if !set[name] {
-				t.Errorf("constant %s is declared and in no object", name)
-			}
-		}
-	}
-}
-
 // TestRegistryIsConsistent: each pinned table is in the first object of its component, which makes it, and
 // has a copy rule that its type allows.
 func TestRegistryIsConsistent(t *testing.T) {
