@@ -106,7 +106,7 @@ func (d *Datapath) attachHooks() error {
 		return err
 	}
 	for _, h := range d.hooks() {
-		program := d.program(h.Program)
+		program := d.Program(h.Program)
 		if err := d.attach(h, program, cgroup); err != nil {
 			return fmt.Errorf("attach %s to %s: %w", h.Name, d.cgroup, err)
 		}
@@ -247,7 +247,7 @@ type Attachment struct {
 
 // Attachments lists the pinned links of the product's cgroup hooks in a bpffs directory.
 func Attachments(bpffs string) ([]Attachment, error) {
-	return cgroupAttachments(bpffs, product().cgroupHooks())
+	return cgroupAttachments(bpffs, Product().cgroupHooks())
 }
 
 // Attachments lists the pinned links of the components' cgroup hooks.
@@ -287,11 +287,11 @@ func ReadCounters(bpffs string) (*SocketCounters, error) {
 	if err := m.Lookup(uint32(0), &perCPU); err != nil {
 		return nil, fmt.Errorf("read the counters: %w", err)
 	}
-	return sumOf(perCPU), nil
+	return Sum(perCPU), nil
 }
 
-// sumOf adds up structures of counters, field by field.
-func sumOf[T any](perCPU []T) *T {
+// Sum adds up structures of counters, field by field.
+func Sum[T any](perCPU []T) *T {
 	sum := new(T)
 	total := reflect.ValueOf(sum).Elem()
 	for _, c := range perCPU {

@@ -28,8 +28,6 @@ type Options struct {
 	Pods *PodOptions
 	// Offload configures the flow cache; nil: forwarded flows take the stack.
 	Offload *OffloadOptions
-	// Mesh configures the sidecar shortcut; nil: no connection goes to a proxy.
-	Mesh *MeshOptions
 	// Components are all components, enabled or not; default: those of the product. A component may use the
 	// tables of those before it.
 	Components []*Component
@@ -47,9 +45,6 @@ type Datapath struct {
 	NoPodShortcut string
 	// NoFlowCache is why there is no flow cache although the options enable it; empty otherwise.
 	NoFlowCache string
-	// NoMeshSockmap is why messages between applications and proxies take TCP although the options let them skip
-	// it; empty otherwise.
-	NoMeshSockmap string
 
 	options    Options
 	components componentList // Options.Components
@@ -98,6 +93,9 @@ func (d *Datapath) Close() {
 
 // Map returns a pinned table of an enabled component; nil if there is none.
 func (d *Datapath) Map(name string) *ebpf.Map { return d.maps[name] }
+
+// BPFFS returns the directory of the pins.
+func (d *Datapath) BPFFS() string { return d.options.BPFFS }
 
 // CgroupPath returns the cgroup directory that Attach attaches the hooks to.
 func (d *Datapath) CgroupPath() string { return d.cgroup }

@@ -23,7 +23,7 @@ import (
 // Errors: *pinfs.LockedError while an agent is running.
 func Cleanup(bpffs string, detached func(), components ...*Component) error {
 	if len(components) == 0 {
-		components = product()
+		components = Product()
 	}
 	if _, err := os.Stat(bpffs); errors.Is(err, os.ErrNotExist) {
 		return unmountOwnCgroup()

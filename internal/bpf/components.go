@@ -8,9 +8,10 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-// product returns the components of the product, in the order of Options.Components.
-func product() componentList {
-	return componentList{Socket(), Edge(), SocketStats(), PodShortcut(), PodNetkit(), PodL3(), Offload(), Mesh()}
+// Product returns the components of the product whose programs are here, in the order of Options.Components. That of
+// the sidecar shortcut comes after them.
+func Product() componentList {
+	return componentList{Socket(), Edge(), SocketStats(), PodShortcut(), PodNetkit(), PodL3(), Offload()}
 }
 
 // Socket is the socket shortcut, which is always enabled. All objects share its tables.

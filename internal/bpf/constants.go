@@ -14,8 +14,8 @@ import (
 // A ConstantValue computes the value of a constant; nil keeps the value in the object.
 type ConstantValue func(*Datapath) (any, error)
 
-// objectValue keeps the value in the object.
-func objectValue(*Datapath) (any, error) { return nil, nil }
+// ObjectValue keeps the value in the object.
+func ObjectValue(*Datapath) (any, error) { return nil, nil }
 
 // ofEdge computes a value from the edge's options. Without an edge the value in the object stays.
 func ofEdge(value func(*EdgeOptions) (any, error)) ConstantValue {
@@ -46,9 +46,9 @@ var socketConstants = map[string]ConstantValue{
 	SockVarEdgeServes:      ofEdge(func(*EdgeOptions) (any, error) { return uint8(1), nil }),
 	SockVarSnatFirst:       ofEdge(func(o *EdgeOptions) (any, error) { first, _ := o.snatRanges(); return first, nil }),
 	SockVarSnatCount:       ofEdge(func(o *EdgeOptions) (any, error) { _, count := o.snatRanges(); return count, nil }),
-	SockVarDryRun:          objectValue, // DryRun.load sets it
-	SockGCVarMayDestroy:    objectValue, // OpenSocketGC sets it
-	SockGCVarAnyBackend:    objectValue, // OpenServiceSockets sets it
+	SockVarDryRun:          ObjectValue, // DryRun.load sets it
+	SockGCVarMayDestroy:    ObjectValue, // OpenSocketGC sets it
+	SockGCVarAnyBackend:    ObjectValue, // OpenServiceSockets sets it
 }
 
 var edgeConstants = map[string]ConstantValue{
@@ -66,7 +66,7 @@ var edgeConstants = map[string]ConstantValue{
 		}
 		return *o.ICMPRate, nil
 	}),
-	EdgeTCVarIcmpBurst: objectValue,
+	EdgeTCVarIcmpBurst: ObjectValue,
 	EdgeTCVarDsrAccept: ofEdge(func(o *EdgeOptions) (any, error) {
 		if o.AcceptDSR {
 			return uint8(1), nil

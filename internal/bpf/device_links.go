@@ -161,7 +161,7 @@ func (d *Datapath) isAttached(c *Component, links []Link, device int) bool {
 
 // isProgram reports whether a program of this agent has an id.
 func (d *Datapath) isProgram(id ebpf.ProgramID, name string) bool {
-	program := d.program(name)
+	program := d.Program(name)
 	if program == nil {
 		return false
 	}
@@ -179,7 +179,7 @@ func (d *Datapath) loadedProgram(c *Component, name string) (*ebpf.Program, erro
 	if p := d.follower.programs[name]; p != nil {
 		return p, nil
 	}
-	if p := d.program(name); p != nil {
+	if p := d.Program(name); p != nil {
 		return p, nil
 	}
 	objects, err := c.lateObjects(d, name)
@@ -187,7 +187,7 @@ func (d *Datapath) loadedProgram(c *Component, name string) (*ebpf.Program, erro
 		return nil, err
 	}
 	err = d.loadPrograms(objects)
-	return d.program(name), err
+	return d.Program(name), err
 }
 
 // attachToDevice attaches all hooks of a component to a device, or replaces the programs there.

@@ -83,7 +83,7 @@ func TestDeviceHooks(t *testing.T) {
 		hooks = []DeviceHook{{Name: "egress", Program: "pass_egress", Attach: ebpf.AttachTCXEgress}, {Name: "ingress", Program: "pass_ingress", Attach: ebpf.AttachTCXIngress}, hooks[0]}
 	}
 	c := passing(hooks...)
-	w.options.Components = append(product(), c)
+	w.options.Components = append(Product(), c)
 	var names []string
 	for _, h := range hooks {
 		names = append(names, fmt.Sprint(w.device, " ", h.Name))
@@ -147,7 +147,7 @@ func TestDeviceHooks(t *testing.T) {
 
 	disabled := passing(hooks...)
 	disabled.Objects = func(*Datapath) ([]*ebpf.CollectionSpec, error) { return nil, nil }
-	w.options.Components = append(product(), disabled)
+	w.options.Components = append(Product(), disabled)
 	d = mustOpen(t, w.options)
 	w.do(d.Attach)
 	w.wantLinks("disabled", c, "")
@@ -169,7 +169,7 @@ func TestFormerComponents(t *testing.T) {
 				w.options.Edge = nil
 				earlier := passing(former.DeviceHooks...)
 				earlier.Name = former.Name
-				w.options.Components = append(product(), earlier)
+				w.options.Components = append(Product(), earlier)
 				d := mustOpen(t, w.options)
 				w.do(func() error { return d.SetDevices(former.Name, w.device) })
 				if attached, text := w.links(earlier); len(attached) != len(former.DeviceHooks) && w.hasTCX() {
@@ -193,11 +193,11 @@ func TestDeviceHookAsFilter(t *testing.T) {
 	w := newEdgeWorld(t)
 	w.options.Edge = nil
 	c := passing(DeviceHook{Name: "ingress", Program: "pass_ingress", Attach: ebpf.AttachTCXIngress})
-	w.options.Components = append(product(), c)
+	w.options.Components = append(Product(), c)
 	d := mustOpen(t, w.options)
 	w.do(func() error {
 		if w.hasTCX() {
-			return attachFilter(w.options.BPFFS, c.Name, w.device, ebpf.AttachTCXIngress, d.program("pass_ingress"))
+			return attachFilter(w.options.BPFFS, c.Name, w.device, ebpf.AttachTCXIngress, d.Program("pass_ingress"))
 		}
 		return d.SetDevices("passing", w.device)
 	})

@@ -35,7 +35,7 @@ func (d *Datapath) DSRChecks() (*DSRChecks, error) {
 		return nil, nil
 	}
 	c := &DSRChecks{
-		checks: kernelHash[uint64, EdgeTCDsrCheck]{EdgeTCMapDsrChecks, d.maps[EdgeTCMapDsrChecks]},
+		checks: hashOf[uint64, EdgeTCDsrCheck](d.maps, EdgeTCMapDsrChecks),
 		on:     d.maps[EdgeTCMapDsrChecksOn],
 	}
 	left, err := c.checks.All()

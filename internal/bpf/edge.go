@@ -124,13 +124,13 @@ func CheckSNATPorts(ranges []PortRange) error {
 
 // EdgeDevices returns the table of devices by their index.
 func (d *Datapath) EdgeDevices() Hash[uint32, EdgeDevice] {
-	return kernelHash[uint32, EdgeDevice]{EdgeTCMapEdgeDevices, d.maps[EdgeTCMapEdgeDevices]}
+	return hashOf[uint32, EdgeDevice](d.maps, EdgeTCMapEdgeDevices)
 }
 
 // NextHops returns the table of networks by the longest of which it is known whether a device is one of several next
 // hops to an address (1) or not.
 func (d *Datapath) NextHops() Hash[NextHopKey, uint32] {
-	return kernelHash[NextHopKey, uint32]{EdgeTCMapNextHops, d.maps[EdgeTCMapNextHops]}
+	return hashOf[NextHopKey, uint32](d.maps, EdgeTCMapNextHops)
 }
 
 // NextHopKeyOf returns the key of a device and an IPv4 network.
@@ -156,20 +156,20 @@ func (d *Datapath) SetXFRMPolicies(p XFRMPolicies) error {
 
 // Routings returns the table whose entry 0 tells what route look-ups need.
 func (d *Datapath) Routings() Hash[uint32, Routing] {
-	return kernelHash[uint32, Routing]{EdgeTCMapRoutings, d.maps[EdgeTCMapRoutings]}
+	return hashOf[uint32, Routing](d.maps, EdgeTCMapRoutings)
 }
 
 // RouteMTUs returns the table of the MTUs that routes have.
 func (d *Datapath) RouteMTUs() Hash[RouteKey, uint32] {
-	return kernelHash[RouteKey, uint32]{EdgeTCMapRouteMtus, d.maps[EdgeTCMapRouteMtus]}
+	return hashOf[RouteKey, uint32](d.maps, EdgeTCMapRouteMtus)
 }
 
 // RouteEncaps returns the table of routes with an outer header.
 func (d *Datapath) RouteEncaps() Hash[NetworkKey, RouteEncap] {
-	return kernelHash[NetworkKey, RouteEncap]{EdgeTCMapRouteEncaps, d.maps[EdgeTCMapRouteEncaps]}
+	return hashOf[NetworkKey, RouteEncap](d.maps, EdgeTCMapRouteEncaps)
 }
 
 // Balancers returns the table of networks whose encapsulated packets are for backends of this node.
 func (d *Datapath) Balancers() Hash[NetworkKey, Balancer] {
-	return kernelHash[NetworkKey, Balancer]{EdgeTCMapBalancers, d.maps[EdgeTCMapBalancers]}
+	return hashOf[NetworkKey, Balancer](d.maps, EdgeTCMapBalancers)
 }

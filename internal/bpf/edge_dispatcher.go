@@ -87,7 +87,7 @@ func (d *Datapath) loadSlot(target *ebpf.Program, function string) (*ebpf.Progra
 	if err := d.loadPrograms([]*ebpf.CollectionSpec{spec}); err != nil {
 		return nil, err
 	}
-	return d.program(XDPSlotProgBeelineEdge), nil
+	return d.Program(XDPSlotProgBeelineEdge), nil
 }
 
 // inDispatchers is the edge's program as a client of dispatchers. It can leave them; joining needs its program.
@@ -101,7 +101,7 @@ func inDispatchers(bpffs string) *xdpdispatch.Client {
 // joinEdge is joinDispatcher for a kernel that supports it.
 func (d *Datapath) joinEdge(device int, mode uint32) ([]xdpdispatch.ChainProgram, error) {
 	c := inDispatchers(d.options.BPFFS)
-	c.Program = func() *ebpf.Program { return d.program(XDPSlotProgBeelineEdge) }
+	c.Program = func() *ebpf.Program { return d.Program(XDPSlotProgBeelineEdge) }
 	c.Load = d.loadSlot
 	return c.Join(device, mode)
 }

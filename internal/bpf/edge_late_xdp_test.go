@@ -18,10 +18,10 @@ func TestLatePrograms(t *testing.T) {
 	w := newEdgeWorld(t)
 	w.options.Edge.LateXDP = true
 	d := mustOpen(t, w.options)
-	if d.program(EdgeXDPProgBeelineEdgeXdp) != nil {
+	if d.Program(EdgeXDPProgBeelineEdgeXdp) != nil {
 		t.Error("it is loaded before any device needs it")
 	}
-	if d.program(EdgeL3ProgBeelineL3Ingress) != nil {
+	if d.Program(EdgeL3ProgBeelineL3Ingress) != nil {
 		t.Error("the programs for tun are loaded before any device needs them")
 	}
 	tun := &netlink.Tuntap{LinkAttrs: netlink.LinkAttrs{Name: "tun0", Index: 100}, Mode: netlink.TUNTAP_MODE_TUN}

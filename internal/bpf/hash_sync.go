@@ -35,3 +35,11 @@ func Publish[K, V comparable](table Hash[K, V], wanted map[K]V) error {
 	}
 	return nil
 }
+
+// Mirror writes the entries that are missing or differ, and then deletes those that are not wanted.
+func Mirror[K, V comparable](table Hash[K, V], wanted map[K]V) error {
+	if err := Publish(table, wanted); err != nil {
+		return err
+	}
+	return Withdraw(table, wanted)
+}

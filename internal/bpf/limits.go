@@ -142,7 +142,7 @@ func fragmentsFor(flows uint32) uint32 { return max(flows/8, minFragments) }
 
 // LimitFlag returns the name of the flag that sizes a table, "" if there is none.
 func LimitFlag(table string) string {
-	if t := product().table(table); t != nil && t.Limit != nil {
+	if t := Product().table(table); t != nil && t.Limit != nil {
 		return t.Limit.Flag
 	}
 	return ""
@@ -152,21 +152,31 @@ func LimitFlag(table string) string {
 type FullError struct {
 	Table string
 	Limit uint32 // entries
+
+	declared *Table
 }
 
 func (e *FullError) Error() string {
 	s := fmt.Sprintf("table %s is full at %d entries", e.Table, e.Limit)
-	if flag := LimitFlag(e.Table); flag != "" {
-		return s + fmt.Sprintf(": raise --%s and restart the agent", flag)
+	t := e.declared
+	if t == nil {
+		t = Product().table(e.Table)
 	}
-	if t := product().table(e.Table); t != nil && t.Remedy != "" {
+	switch {
+	case t == nil:
+		return s
+	case t.Limit != nil:
+		return s + fmt.Sprintf(": raise --%s and restart the agent", t.Limit.Flag)
+	case t.Remedy != "":
 		return s + ": " + t.Remedy
 	}
 	return s
 }
 
 // NewFullError makes a FullError for a table that the agent knows to be full without a call to the kernel.
-func NewFullError(table string, limit uint32) *FullError { return &FullError{table, limit} }
+func NewFullError(table string, limit uint32) *FullError {
+	return &FullError{Table: table, Limit: limit}
+}
 
 // minFlows is a few sets: with fewer entries flows evict each other.
 const minFlows = 64

@@ -254,7 +254,7 @@ func (d *Datapath) repinPrograms() (repaired []string, err error) {
 		if _, err := os.Stat(path); !errors.Is(err, os.ErrNotExist) {
 			continue
 		}
-		if err := repin(d.program(h.Program), path); err != nil {
+		if err := repin(d.Program(h.Program), path); err != nil {
 			return repaired, fmt.Errorf("pin program %s: %w", h.Name, err)
 		}
 		repaired = append(repaired, "pin of program "+h.Name)

@@ -177,8 +177,16 @@ func (d *Datapath) loadObjects(specs []*ebpf.CollectionSpec) (map[string]*ebpf.P
 	return programs, nil
 }
 
-// program returns a loaded program by name, nil if there is none.
-func (d *Datapath) program(name string) *ebpf.Program {
+// Load loads the programs of an object of an enabled component, which are the caller's.
+func (d *Datapath) Load(spec *ebpf.CollectionSpec) (map[string]*ebpf.Program, error) {
+	if err := d.prepareMaps(spec); err != nil {
+		return nil, err
+	}
+	return d.loadObjects([]*ebpf.CollectionSpec{spec})
+}
+
+// Program returns a loaded program by name, nil if there is none.
+func (d *Datapath) Program(name string) *ebpf.Program {
 	d.loading.Lock()
 	defer d.loading.Unlock()
 	return d.programs[name]

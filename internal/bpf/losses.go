@@ -18,11 +18,11 @@ const (
 // BackendLosses returns the counters of packets that the edge dropped on their way to a backend on another node. They
 // grow for as long as the kernel keeps an entry, which is gone when others needed its place.
 func (d *Datapath) BackendLosses() Hash[BackendLossKey, BackendLoss] {
-	return kernelHash[BackendLossKey, BackendLoss]{EdgeTCMapBackendLosses, d.maps[EdgeTCMapBackendLosses]}
+	return hashOf[BackendLossKey, BackendLoss](d.maps, EdgeTCMapBackendLosses)
 }
 
 // PolicyDrops returns how many packets of clients outside each frontend has dropped because of traffic policy Local.
 // They grow for as long as the kernel keeps an entry.
 func (d *Datapath) PolicyDrops() Hash[FrontendKey, uint64] {
-	return kernelHash[FrontendKey, uint64]{EdgeTCMapPolicyDrops, d.maps[EdgeTCMapPolicyDrops]}
+	return hashOf[FrontendKey, uint64](d.maps, EdgeTCMapPolicyDrops)
 }

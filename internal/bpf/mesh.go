@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"time"
 	"unsafe"
 
@@ -29,13 +30,35 @@ type MeshOptions struct {
 // MeshComponent is the name of the sidecar shortcut.
 const MeshComponent = "mesh"
 
-// Mesh is the sidecar shortcut, enabled by Options.Mesh. Its programs are not at the agent's cgroup but at those of
-// pods, and in their network namespaces (AttachMesh, AttachMeshInbound).
-func Mesh() *Component {
+// MeshDatapath is the programs and tables of the sidecar shortcut. The programs are not at the agent's cgroup but at
+// those of pods, and in their network namespaces (AttachMesh, AttachMeshInbound).
+type MeshDatapath struct {
+	// Options are nil if the shortcut is disabled.
+	Options *MeshOptions
+	// NoSockmap is why messages between applications and proxies take TCP although the options let them skip it;
+	// empty otherwise.
+	NoSockmap string
+
+	datapath *Datapath
+	maps     func(name string) *ebpf.Map
+}
+
+// Component returns what the engine needs of it.
+func (m *MeshDatapath) Component() *Component {
 	return &Component{
-		Name: MeshComponent, Objects: (*Datapath).meshObjects, Tables: meshTables, Constants: meshConstants,
-		Attached: attachedMesh, Replace: (*Datapath).replaceMesh, Detach: detachMesh,
+		Name: MeshComponent, Objects: m.objects, Tables: meshTables, Constants: m.constants(),
+		Attached: attachedMesh, Replace: func(*Datapath) error { return m.replace() }, Detach: detachMesh,
 	}
+}
+
+// meshTable returns one of the tables.
+func meshTable[K comparable, V any](m *MeshDatapath, name string) Hash[K, V] {
+	return NewHash[K, V](meshDeclared(name), m.maps(name))
+}
+
+// meshDeclared returns the declaration of a table.
+func meshDeclared(name string) *Table {
+	return &meshTables[slices.IndexFunc(meshTables, func(t Table) bool { return t.Name == name })]
 }
 
 // meshHooks are at the cgroup of each pod, in the order of attachment: what tells the destination comes before what
@@ -100,37 +123,39 @@ var meshTables = []Table{
 	{Name: MeshMapMeshCounts, Kind: CounterTable, Copy: StartEmpty},
 }
 
-var meshConstants = map[string]ConstantValue{
-	MeshVarMeshOutboundPort: ofMesh(func(o *MeshOptions) any { return o.OutboundPort }),
-	MeshVarMeshInboundPort:  ofMesh(func(o *MeshOptions) any { return o.InboundPort }),
-	MeshVarMeshDnsPort:      ofMesh(func(o *MeshOptions) any { return o.DNSPort }),
-	MeshVarMeshProxyUid:     ofMesh(func(o *MeshOptions) any { return o.ProxyUID }),
-	MeshVarMeshProxyGid:     ofMesh(func(o *MeshOptions) any { return o.ProxyGID }),
-	MeshVarMeshSockmap: ofMesh(func(o *MeshOptions) any {
-		if o.Sockmap {
-			return uint8(1)
-		}
-		return uint8(0)
-	}),
-	MeshInboundVarMeshNetns: objectValue, // loadMeshAt sets it, also that of MeshReroute
+func (m *MeshDatapath) constants() map[string]ConstantValue {
+	value := func(of func(*MeshOptions) any) ConstantValue {
+		return func(*Datapath) (any, error) { return of(m.Options), nil }
+	}
+	return map[string]ConstantValue{
+		MeshVarMeshOutboundPort: value(func(o *MeshOptions) any { return o.OutboundPort }),
+		MeshVarMeshInboundPort:  value(func(o *MeshOptions) any { return o.InboundPort }),
+		MeshVarMeshDnsPort:      value(func(o *MeshOptions) any { return o.DNSPort }),
+		MeshVarMeshProxyUid:     value(func(o *MeshOptions) any { return o.ProxyUID }),
+		MeshVarMeshProxyGid:     value(func(o *MeshOptions) any { return o.ProxyGID }),
+		MeshVarMeshSockmap: value(func(o *MeshOptions) any {
+			if o.Sockmap {
+				return uint8(1)
+			}
+			return uint8(0)
+		}),
+		MeshInboundVarMeshNetns: ObjectValue, // loadMeshAt sets it, also that of MeshReroute
+	}
 }
 
-func ofMesh(value func(*MeshOptions) any) ConstantValue {
-	return func(d *Datapath) (any, error) { return value(d.options.Mesh), nil }
-}
-
-// meshObjects returns the object for the cgroups of pods. That for their namespaces is loaded for each of these.
-// NoMeshSockmap has the reason if the options let messages skip TCP and the kernel cannot: everything else works.
-func (d *Datapath) meshObjects() ([]*ebpf.CollectionSpec, error) {
-	if d.options.Mesh == nil {
+// objects returns the object for the cgroups of pods. That for their namespaces is loaded for each of these. NoSockmap
+// has the reason if the options let messages skip TCP and the kernel cannot: everything else works.
+func (m *MeshDatapath) objects(d *Datapath) ([]*ebpf.CollectionSpec, error) {
+	if m.Options == nil {
 		return nil, nil
 	}
-	if d.options.Mesh.Sockmap {
-		d.NoMeshSockmap = lacksForMessages()
-		d.options.Mesh.Sockmap = d.NoMeshSockmap == ""
+	if m.Options.Sockmap {
+		m.NoSockmap = lacksForMessages()
+		m.Options.Sockmap = m.NoSockmap == ""
 	}
+	m.datapath, m.maps = d, d.Map
 	mesh, err := LoadMesh()
-	if err == nil && !d.options.Mesh.Sockmap {
+	if err == nil && !m.Options.Sockmap {
 		delete(mesh.Programs, MeshProgBeelineMeshMessage)
 		delete(mesh.Programs, MeshProgBeelineMeshReceive)
 		delete(mesh.Programs, MeshProgBeelineMeshRead)
@@ -146,8 +171,8 @@ const MeshListeners = int(MeshMeshSizeMESH_LISTENERS)
 const meshHandshakeAge = 10 * time.Minute
 
 // ForgetMeshHandshakes deletes entries of handshakes whose end no program has seen, because their cgroup was removed.
-func (d *Datapath) ForgetMeshHandshakes() error {
-	table := kernelHash[MeshMeshTuple, MeshMeshHandshake]{MeshMapMeshHandshakes, d.maps[MeshMapMeshHandshakes]}
+func (m *MeshDatapath) ForgetMeshHandshakes() error {
+	table := meshTable[MeshMeshTuple, MeshMeshHandshake](m, MeshMapMeshHandshakes)
 	all, err := table.All()
 	if err != nil {
 		return err
@@ -183,5 +208,5 @@ func ReadMeshCounters(bpffs string) (*MeshCounters, error) {
 	if err := m.Lookup(uint32(0), &perCPU); err != nil {
 		return nil, fmt.Errorf("read the counters of the sidecar shortcut: %w", err)
 	}
-	return sumOf(perCPU), nil
+	return Sum(perCPU), nil
 }

@@ -72,40 +72,40 @@ func attachedMesh(bpffs string) (all []AttachedProgram, err error) {
 	return all, err
 }
 
-// replaceMesh replaces the programs of an earlier agent at pods.
-func (d *Datapath) replaceMesh() error {
-	if d.options.Mesh.Sockmap {
-		if err := d.attachMeshMessages(); err != nil {
+// replace replaces the programs of an earlier agent at pods.
+func (m *MeshDatapath) replace() error {
+	if m.Options.Sockmap {
+		if err := m.attachMeshMessages(); err != nil {
 			return err
 		}
 	}
-	links, err := meshLinks(d.options.BPFFS)
+	links, err := meshLinks(m.datapath.BPFFS())
 	if err != nil {
 		return err
 	}
 	for _, l := range links {
-		if err := d.replaceMeshLink(&l); err != nil {
+		if err := m.replaceLink(&l); err != nil {
 			return fmt.Errorf("replace %s of cgroup %d: %w", l.Hook, l.Owner, err)
 		}
 	}
-	if !d.options.Mesh.Sockmap { // sockets no longer join
-		return detachMeshRead(d.options.BPFFS)
+	if !m.Options.Sockmap { // sockets no longer join
+		return detachMeshRead(m.datapath.BPFFS())
 	}
 	return nil
 }
 
-func (d *Datapath) replaceMeshLink(l *meshLink) error {
+func (m *MeshDatapath) replaceLink(l *meshLink) error {
 	if l.Detached {
 		return l.Remove()
 	}
-	load := func(uint64) (*ebpf.Program, error) { return d.program(MeshProgBeelineMeshLoopback).Clone() }
+	load := func(uint64) (*ebpf.Program, error) { return m.datapath.Program(MeshProgBeelineMeshLoopback).Clone() }
 	switch {
 	case l.netns == 0:
-		load = func(uint64) (*ebpf.Program, error) { return d.program(meshHooks[l.rank()].Program).Clone() }
+		load = func(uint64) (*ebpf.Program, error) { return m.datapath.Program(meshHooks[l.rank()].Program).Clone() }
 	case l.device != 0:
-		load = d.loadMeshReroute
+		load = m.loadMeshReroute
 	case !l.loopback:
-		load = d.loadMeshInbound
+		load = m.loadMeshInbound
 	}
 	program, err := load(l.netns)
 	if err != nil {
@@ -121,18 +121,18 @@ func detachMesh(bpffs string) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(removeMeshLinks(links), detachMeshRead(bpffs))
+	return errors.Join(removeMeshLinks(bpffs, links), detachMeshRead(bpffs))
 }
 
 // removeMeshLinks removes what redirects first, in reverse order of attachment.
-func removeMeshLinks(links []meshLink) error {
+func removeMeshLinks(bpffs string, links []meshLink) error {
 	slices.SortFunc(links, func(a, b meshLink) int { return b.rank() - a.rank() })
 	for _, l := range links {
 		if err := l.Remove(); err != nil {
 			return fmt.Errorf("detach %s from cgroup %d: %w", l.Hook, l.Owner, err)
 		}
 	}
-	return removeMeshRoutes(links)
+	return removeMeshRoutes(bpffs, links)
 }
 
 // rank is the position in the order of attachment.
@@ -155,8 +155,8 @@ type MeshPod struct {
 }
 
 // MeshPods lists the pods with programs, by the id of their cgroup. Those that are gone are not among them.
-func (d *Datapath) MeshPods() (map[uint64]*MeshPod, error) {
-	links, err := meshLinks(d.options.BPFFS)
+func (m *MeshDatapath) MeshPods() (map[uint64]*MeshPod, error) {
+	links, err := meshLinks(m.datapath.BPFFS())
 	all, hooks := map[uint64]*MeshPod{}, map[uint64]int{}
 	for _, l := range links {
 		if l.Detached {
@@ -184,13 +184,13 @@ func (d *Datapath) MeshPods() (map[uint64]*MeshPod, error) {
 }
 
 // AttachMesh attaches the programs to the cgroup of a pod, unless they are there.
-func (d *Datapath) AttachMesh(directory string) error {
+func (m *MeshDatapath) AttachMesh(directory string) error {
 	pod, err := NewCgroupTarget(directory)
 	if err != nil {
 		return err
 	}
 	for _, h := range meshHooks {
-		if err := d.AttachLink(MeshComponent, pod.ID, h.Name, d.program(h.Program), pod, h.Attach); err != nil {
+		if err := m.datapath.AttachLink(MeshComponent, pod.ID, h.Name, m.datapath.Program(h.Program), pod, h.Attach); err != nil {
 			return fmt.Errorf("attach %s to %s: %w", h.Name, directory, err)
 		}
 	}
@@ -198,69 +198,66 @@ func (d *Datapath) AttachMesh(directory string) error {
 }
 
 // AttachMeshInbound attaches the program for connections from other hosts to the network namespace of a pod.
-func (d *Datapath) AttachMeshInbound(cgroup uint64, namespace *netns.Namespace) error {
+func (m *MeshDatapath) AttachMeshInbound(cgroup uint64, namespace *netns.Namespace) error {
 	cookie, err := namespace.Cookie()
 	if err != nil {
 		return err
 	}
-	program, err := d.loadMeshInbound(cookie)
+	program, err := m.loadMeshInbound(cookie)
 	if err != nil {
 		return err
 	}
 	defer program.Close()
 	hook := meshInbound + strconv.FormatUint(cookie, 10)
-	return d.AttachLink(MeshComponent, cgroup, hook, program, NamespaceTarget{namespace}, ebpf.AttachSkLookup)
+	return m.datapath.AttachLink(MeshComponent, cgroup, hook, program, NamespaceTarget{namespace}, ebpf.AttachSkLookup)
 }
 
 // AttachMeshLoopback attaches the program by which a socket whose messages skip TCP sends a RST if it is closed with
 // messages unread, to the device lo of the network namespace of a pod. It does nothing if messages do not skip TCP.
-func (d *Datapath) AttachMeshLoopback(cgroup uint64, namespace *netns.Namespace) error {
-	if !d.MessagesSkipTCP() {
+func (m *MeshDatapath) AttachMeshLoopback(cgroup uint64, namespace *netns.Namespace) error {
+	if !m.MessagesSkipTCP() {
 		return nil
 	}
 	cookie, err := namespace.Cookie()
 	if err != nil {
 		return err
 	}
-	hook, lo := meshLoopback+strconv.FormatUint(cookie, 10), DeviceTarget{Index: loopbackIndex, Namespace: namespace}
-	return d.AttachLink(MeshComponent, cgroup, hook, d.program(MeshProgBeelineMeshLoopback), lo, ebpf.AttachTCXEgress)
+	hook, lo := meshLoopback+strconv.FormatUint(cookie, 10), DeviceTarget{Index: LoopbackIndex, Namespace: namespace}
+	return m.datapath.AttachLink(MeshComponent, cgroup, hook, m.datapath.Program(MeshProgBeelineMeshLoopback), lo, ebpf.AttachTCXEgress)
 }
 
 // DetachMesh detaches all programs of a pod, by the id of its cgroup.
-func (d *Datapath) DetachMesh(cgroup uint64) error {
-	return d.removeMesh(func(l meshLink) bool { return l.Owner == cgroup })
+func (m *MeshDatapath) DetachMesh(cgroup uint64) error {
+	return m.removeMesh(func(l meshLink) bool { return l.Owner == cgroup })
 }
 
 // ForgetMesh removes the pins of links whose cgroup or namespace is gone.
-func (d *Datapath) ForgetMesh() error {
-	return d.removeMesh(func(l meshLink) bool { return l.Detached })
+func (m *MeshDatapath) ForgetMesh() error {
+	return m.removeMesh(func(l meshLink) bool { return l.Detached })
 }
 
-func (d *Datapath) removeMesh(chosen func(meshLink) bool) error {
-	links, err := meshLinks(d.options.BPFFS)
+func (m *MeshDatapath) removeMesh(chosen func(meshLink) bool) error {
+	links, err := meshLinks(m.datapath.BPFFS())
 	if err != nil {
 		return err
 	}
-	return removeMeshLinks(slices.DeleteFunc(links, func(l meshLink) bool { return !chosen(l) }))
+	return removeMeshLinks(m.datapath.BPFFS(), slices.DeleteFunc(links, func(l meshLink) bool { return !chosen(l) }))
 }
 
 // loadMeshInbound loads the program for a network namespace.
-func (d *Datapath) loadMeshInbound(cookie uint64) (*ebpf.Program, error) {
-	return d.loadMeshAt(cookie, LoadMeshInbound, MeshInboundProgBeelineMeshInbound)
+func (m *MeshDatapath) loadMeshInbound(cookie uint64) (*ebpf.Program, error) {
+	return m.loadMeshAt(cookie, LoadMeshInbound, MeshInboundProgBeelineMeshInbound)
 }
 
 // loadMeshAt loads a program that has the cookie of its network namespace.
-func (d *Datapath) loadMeshAt(cookie uint64, load func() (*ebpf.CollectionSpec, error), program string) (*ebpf.Program, error) {
+func (m *MeshDatapath) loadMeshAt(cookie uint64, load func() (*ebpf.CollectionSpec, error), program string) (*ebpf.Program, error) {
 	spec, err := load()
 	if err != nil {
-		return nil, err
-	}
-	if err := d.prepareMaps(spec); err != nil {
 		return nil, err
 	}
 	if err := spec.Variables[MeshInboundVarMeshNetns].Set(cookie); err != nil {
 		return nil, err
 	}
-	loaded, err := d.loadObjects([]*ebpf.CollectionSpec{spec})
+	loaded, err := m.datapath.Load(spec)
 	return loaded[program], err
 }

@@ -11,10 +11,10 @@ import (
 
 // MeshListenersOf returns the cookies of the proxy's listeners that the tables have for a network namespace: those for
 // connections of applications, or those for connections from other hosts.
-func (d *Datapath) MeshListenersOf(cookie uint64, outbound bool) (all []uint64) {
+func (m *MeshDatapath) MeshListenersOf(cookie uint64, outbound bool) (all []uint64) {
 	for place := range uint32(MeshListeners) {
 		var socket uint64
-		if d.maps[MeshMapMeshListeners].Lookup(&MeshMeshListenerKey{Netns: cookie, Place: place, Outbound: number(outbound)}, &socket) == nil {
+		if m.maps(MeshMapMeshListeners).Lookup(&MeshMeshListenerKey{Netns: cookie, Place: place, Outbound: number(outbound)}, &socket) == nil {
 			all = append(all, socket)
 		}
 	}
@@ -22,10 +22,10 @@ func (d *Datapath) MeshListenersOf(cookie uint64, outbound bool) (all []uint64) 
 }
 
 // AddMeshListener adds a listener of the proxy in a network namespace to the tables: fd is a socket.
-func (d *Datapath) AddMeshListener(cookie uint64, outbound bool, fd int) error {
+func (m *MeshDatapath) AddMeshListener(cookie uint64, outbound bool, fd int) error {
 	for place := range uint32(MeshListeners) {
 		key, socket := MeshMeshListenerKey{Netns: cookie, Place: place, Outbound: number(outbound)}, uint64(fd)
-		err := d.maps[MeshMapMeshListeners].Update(&key, &socket, ebpf.UpdateNoExist)
+		err := m.maps(MeshMapMeshListeners).Update(&key, &socket, ebpf.UpdateNoExist)
 		if err == nil || !errors.Is(err, ebpf.ErrKeyExist) {
 			return err
 		}

@@ -20,12 +20,12 @@ import (
 // them as long as the table is pinned. Sockets that are in the table keep the programs that they have joined with.
 //
 // Not a link: Linux supports those for such maps from 6.10 on.
-func (d *Datapath) attachMeshMessages() error {
-	if err := d.attachMeshRead(); err != nil {
+func (m *MeshDatapath) attachMeshMessages() error {
+	if err := m.attachMeshRead(); err != nil {
 		return fmt.Errorf("attach to the tracepoint tcp_rcv_space_adjust: %w", err)
 	}
 	for name, hook := range map[string]ebpf.AttachType{MeshProgBeelineMeshReceive: ebpf.AttachSkSKBVerdict, MeshProgBeelineMeshMessage: ebpf.AttachSkMsgVerdict} {
-		err := link.RawAttachProgram(link.RawAttachProgramOptions{Target: d.maps[MeshMapMeshSockets].FD(), Program: d.program(name), Attach: hook})
+		err := link.RawAttachProgram(link.RawAttachProgramOptions{Target: m.maps(MeshMapMeshSockets).FD(), Program: m.datapath.Program(name), Attach: hook})
 		if err != nil {
 			return fmt.Errorf("attach %s to table %s: %w", name, MeshMapMeshSockets, err)
 		}
@@ -38,13 +38,13 @@ func meshReadPath(bpffs string) string { return filepath.Join(bpffs, "links", Me
 
 // attachMeshRead attaches the program that sees how sockets are read, or replaces it: such links cannot be updated. For
 // a moment both are attached, which does no harm.
-func (d *Datapath) attachMeshRead() error {
-	l, err := link.AttachTracing(link.TracingOptions{Program: d.program(MeshProgBeelineMeshRead)})
+func (m *MeshDatapath) attachMeshRead() error {
+	l, err := link.AttachTracing(link.TracingOptions{Program: m.datapath.Program(MeshProgBeelineMeshRead)})
 	if err != nil {
 		return err
 	}
 	defer l.Close()
-	path := meshReadPath(d.options.BPFFS)
+	path := meshReadPath(m.datapath.BPFFS())
 	if err := os.Remove(path + "_new"); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
@@ -54,7 +54,7 @@ func (d *Datapath) attachMeshRead() error {
 	if err := os.Rename(path+"_new", path); err != nil {
 		return err
 	}
-	return d.Hold(path)
+	return m.datapath.Hold(path)
 }
 
 // detachMeshRead detaches it. Before, it makes all readers unknown, so that messages of sockets that are in the table
@@ -79,7 +79,7 @@ func forgetMeshReaders(bpffs string) error {
 		return err
 	}
 	defer m.Close()
-	table := kernelHash[uint64, MeshMeshReader]{MeshMapMeshReaders, m}
+	table := NewHash[uint64, MeshMeshReader](meshDeclared(MeshMapMeshReaders), m)
 	readers, err := table.All()
 	for cookie := range readers {
 		err = errors.Join(err, table.Delete(cookie))
@@ -87,30 +87,30 @@ func forgetMeshReaders(bpffs string) error {
 	return err
 }
 
-func (d *Datapath) meshPrograms() kernelHash[MeshMeshProgramKey, MeshMeshProgram] {
-	return kernelHash[MeshMeshProgramKey, MeshMeshProgram]{MeshMapMeshPodPrograms, d.maps[MeshMapMeshPodPrograms]}
+func (m *MeshDatapath) meshPrograms() Hash[MeshMeshProgramKey, MeshMeshProgram] {
+	return meshTable[MeshMeshProgramKey, MeshMeshProgram](m, MeshMapMeshPodPrograms)
 }
 
 // ForgetMeshMembers deletes the rows of sockets and programs in network namespaces for whose cookie gone returns true:
 // no program has seen the end of sockets that outlived the programs at their cgroup. Messages of one that is still open
 // take TCP.
-func (d *Datapath) ForgetMeshMembers(gone func(netns uint64) bool) error {
-	members := kernelHash[MeshMeshTuple, MeshMeshMember]{MeshMapMeshMembers, d.maps[MeshMapMeshMembers]}
-	readers := kernelHash[uint64, MeshMeshReader]{MeshMapMeshReaders, d.maps[MeshMapMeshReaders]}
+func (m *MeshDatapath) ForgetMeshMembers(gone func(netns uint64) bool) error {
+	members := meshTable[MeshMeshTuple, MeshMeshMember](m, MeshMapMeshMembers)
+	readers := meshTable[uint64, MeshMeshReader](m, MeshMapMeshReaders)
 	all, err := members.All()
 	for tuple, member := range all {
 		if gone(tuple.Netns) {
 			err = errors.Join(err, members.Delete(tuple), readers.Delete(member.Cookie))
 		}
 	}
-	programs, e := d.meshPrograms().All()
+	programs, e := m.meshPrograms().All()
 	err = errors.Join(err, e)
 	for key := range programs {
 		if gone(key.Netns) {
-			err = errors.Join(err, d.meshPrograms().Delete(key))
+			err = errors.Join(err, m.meshPrograms().Delete(key))
 		}
 	}
-	acceptors := kernelHash[MeshMeshAcceptorKey, MeshMeshAcceptor]{MeshMapMeshAcceptors, d.maps[MeshMapMeshAcceptors]}
+	acceptors := meshTable[MeshMeshAcceptorKey, MeshMeshAcceptor](m, MeshMapMeshAcceptors)
 	ports, e := acceptors.All()
 	err = errors.Join(err, e)
 	for key := range ports {
@@ -122,7 +122,7 @@ func (d *Datapath) ForgetMeshMembers(gone func(netns uint64) bool) error {
 }
 
 // MessagesSkipTCP reports whether messages between applications and proxies skip TCP.
-func (d *Datapath) MessagesSkipTCP() bool { return d.options.Mesh != nil && d.options.Mesh.Sockmap }
+func (m *MeshDatapath) MessagesSkipTCP() bool { return m.Options != nil && m.Options.Sockmap }
 
 // A MeshProgram is a program of a pod: all processes whose main thread has this name.
 type MeshProgram struct {
@@ -148,8 +148,8 @@ type MeshReaders struct {
 }
 
 // MeshReaders reads them from the table, in no order.
-func (d *Datapath) MeshReaders() (r MeshReaders, err error) {
-	programs, err := d.meshPrograms().All()
+func (m *MeshDatapath) MeshReaders() (r MeshReaders, err error) {
+	programs, err := m.meshPrograms().All()
 	for key, p := range programs {
 		if p.Splices != 0 {
 			r.Splicers = append(r.Splicers, meshProgramOf(&key))
@@ -168,18 +168,18 @@ type StuckMeshSocket struct {
 }
 
 // StuckMeshSockets returns the sockets that have been so for a time.
-func (d *Datapath) StuckMeshSockets(age time.Duration) (all []StuckMeshSocket, err error) {
-	counts, err := ReadMeshCounters(d.options.BPFFS)
+func (m *MeshDatapath) StuckMeshSockets(age time.Duration) (all []StuckMeshSocket, err error) {
+	counts, err := ReadMeshCounters(m.datapath.BPFFS())
 	if err != nil || counts == nil || counts.Stuck == 0 {
 		return nil, err
 	}
-	readers, err := kernelHash[uint64, MeshMeshReader]{MeshMapMeshReaders, d.maps[MeshMapMeshReaders]}.All()
+	readers, err := meshTable[uint64, MeshMeshReader](m, MeshMapMeshReaders).All()
 	now := kernelclock.Now()
 	for cookie, r := range readers {
 		if r.Stuck == 0 || r.Stuck+uint64(age) > now {
 			continue
 		}
-		waits, e := d.meshMessagesWait(r.Sock, cookie)
+		waits, e := m.meshMessagesWait(r.Sock, cookie)
 		err = errors.Join(err, e)
 		if waits {
 			all = append(all, StuckMeshSocket{cookie, meshProgramOf(&r.Program)})
@@ -189,8 +189,8 @@ func (d *Datapath) StuckMeshSockets(age time.Duration) (all []StuckMeshSocket, e
 }
 
 // meshMessagesWait asks the kernel whether messages wait in the queue of the socket at an address.
-func (d *Datapath) meshMessagesWait(sock, cookie uint64) (bool, error) {
-	waits, err := d.program(MeshProgBeelineMeshUnread).Run(&ebpf.RunOptions{Context: &MeshMeshUnread{Sock: sock, Cookie: cookie}})
+func (m *MeshDatapath) meshMessagesWait(sock, cookie uint64) (bool, error) {
+	waits, err := m.datapath.Program(MeshProgBeelineMeshUnread).Run(&ebpf.RunOptions{Context: &MeshMeshUnread{Sock: sock, Cookie: cookie}})
 	if err != nil {
 		return false, fmt.Errorf("run program %s: %w", MeshProgBeelineMeshUnread, err)
 	}

@@ -74,7 +74,7 @@ type MeshPodPolicy struct {
 // SetMeshPods writes the policies of all pods to the tables. The component must be enabled.
 //
 // Rows of ports and networks are added before, and removed after, those that refer to them.
-func (d *Datapath) SetMeshPods(all []MeshPodPolicy) error {
+func (m *MeshDatapath) SetMeshPods(all []MeshPodPolicy) error {
 	pods, ports, networks := map[MeshMeshPodKey]MeshMeshPod{}, map[MeshMeshPort]uint32{}, map[MeshMeshNetwork]uint32{}
 	servers, containers := map[MeshMeshNameServer]uint32{}, map[uint64]uint64{}
 	devices, routes := map[MeshMeshDevice]uint32{}, map[MeshMeshRoute]uint32{}
@@ -93,34 +93,34 @@ func (d *Datapath) SetMeshPods(all []MeshPodPolicy) error {
 			servers[MeshMeshNameServer{Cgroup: p.Cgroup, Address: AddressFrom(a)}] = 1
 		}
 	}
-	portTable := kernelHash[MeshMeshPort, uint32]{MeshMapMeshPorts, d.maps[MeshMapMeshPorts]}
-	networkTable := kernelHash[MeshMeshNetwork, uint32]{MeshMapMeshNetworks, d.maps[MeshMapMeshNetworks]}
-	serverTable := kernelHash[MeshMeshNameServer, uint32]{MeshMapMeshNameServers, d.maps[MeshMapMeshNameServers]}
-	containerTable := kernelHash[uint64, uint64]{MeshMapMeshProxyCgroups, d.maps[MeshMapMeshProxyCgroups]}
-	deviceTable := kernelHash[MeshMeshDevice, uint32]{MeshMapMeshDevices, d.maps[MeshMapMeshDevices]}
-	routeTable := kernelHash[MeshMeshRoute, uint32]{MeshMapMeshRoutes, d.maps[MeshMapMeshRoutes]}
-	err := errors.Join(addContents(portTable, ports), addContents(networkTable, networks), addContents(serverTable, servers), addContents(containerTable, containers),
-		addContents(deviceTable, devices), addContents(routeTable, routes))
+	portTable := meshTable[MeshMeshPort, uint32](m, MeshMapMeshPorts)
+	networkTable := meshTable[MeshMeshNetwork, uint32](m, MeshMapMeshNetworks)
+	serverTable := meshTable[MeshMeshNameServer, uint32](m, MeshMapMeshNameServers)
+	containerTable := meshTable[uint64, uint64](m, MeshMapMeshProxyCgroups)
+	deviceTable := meshTable[MeshMeshDevice, uint32](m, MeshMapMeshDevices)
+	routeTable := meshTable[MeshMeshRoute, uint32](m, MeshMapMeshRoutes)
+	err := errors.Join(Publish(portTable, ports), Publish(networkTable, networks), Publish(serverTable, servers), Publish(containerTable, containers),
+		Publish(deviceTable, devices), Publish(routeTable, routes))
 	if err != nil {
 		return err
 	}
-	podTable := kernelHash[MeshMeshPodKey, MeshMeshPod]{MeshMapMeshPods, d.maps[MeshMapMeshPods]}
-	return errors.Join(setContents(podTable, pods), setContents(portTable, ports), setContents(networkTable, networks),
-		setContents(serverTable, servers), setContents(containerTable, containers), setContents(deviceTable, devices), setContents(routeTable, routes))
+	podTable := meshTable[MeshMeshPodKey, MeshMeshPod](m, MeshMapMeshPods)
+	return errors.Join(Mirror(podTable, pods), Mirror(portTable, ports), Mirror(networkTable, networks),
+		Mirror(serverTable, servers), Mirror(containerTable, containers), Mirror(deviceTable, devices), Mirror(routeTable, routes))
 }
 
 // MeshRuleLimits returns how many rules of ports and of networks the tables hold.
-func (d *Datapath) MeshRuleLimits() (ports, networks int) {
-	return int(d.maps[MeshMapMeshPorts].MaxEntries()), int(d.maps[MeshMapMeshNetworks].MaxEntries())
+func (m *MeshDatapath) MeshRuleLimits() (ports, networks int) {
+	return int(m.maps(MeshMapMeshPorts).MaxEntries()), int(m.maps(MeshMapMeshNetworks).MaxEntries())
 }
 
 // SetMeshNodeAddresses writes the node's own addresses, from which the kubelet probes.
-func (d *Datapath) SetMeshNodeAddresses(all []netip.Addr) error {
+func (m *MeshDatapath) SetMeshNodeAddresses(all []netip.Addr) error {
 	wanted := map[SockAddress]uint32{}
 	for _, a := range all {
 		wanted[AddressFrom(a)] = 1
 	}
-	return setContents(kernelHash[SockAddress, uint32]{MeshMapMeshNodeAddresses, d.maps[MeshMapMeshNodeAddresses]}, wanted)
+	return Mirror(meshTable[SockAddress, uint32](m, MeshMapMeshNodeAddresses), wanted)
 }
 
 func (p *MeshPodPolicy) row() MeshMeshPod {
@@ -195,40 +195,10 @@ func mappedBits(network netip.Prefix) uint32 {
 	return uint32(network.Bits())
 }
 
-// setContents adds what is missing in a table, and then deletes what is too much.
-func setContents[K, V comparable](table Hash[K, V], wanted map[K]V) error {
-	if err := addContents(table, wanted); err != nil {
-		return err
-	}
-	have, err := table.All()
-	for k := range have {
-		if _, keep := wanted[k]; !keep {
-			err = errors.Join(err, table.Delete(k))
-		}
-	}
-	return err
-}
-
-func addContents[K, V comparable](table Hash[K, V], wanted map[K]V) error {
-	have, err := table.All()
-	if err != nil {
-		return err
-	}
-	for k, v := range wanted {
-		if old, there := have[k]; there && old == v {
-			continue
-		}
-		if err := table.Put(k, v); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
 // MeshLoops counts, by the cookie of the network namespace, the connections of pods' proxies that would have come back
 // to them, and were refused since an age.
-func (d *Datapath) MeshLoops(since time.Duration) (map[uint64]uint64, error) {
-	all, err := (kernelHash[uint64, MeshMeshLoopCount]{MeshMapMeshLoops, d.maps[MeshMapMeshLoops]}).All()
+func (m *MeshDatapath) MeshLoops(since time.Duration) (map[uint64]uint64, error) {
+	all, err := meshTable[uint64, MeshMeshLoopCount](m, MeshMapMeshLoops).All()
 	counts, now := map[uint64]uint64{}, kernelclock.Now()
 	for netns, loops := range all {
 		if loops.Last+uint64(since) > now {

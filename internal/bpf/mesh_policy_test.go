@@ -8,6 +8,8 @@ import (
 	"os"
 	"testing"
 
+	"github.com/cilium/ebpf"
+
 	"beeline.io/beeline/test/shared"
 )
 
@@ -16,7 +18,7 @@ import (
 // user or group.
 func TestMeshPolicy(t *testing.T) {
 	p := shared.LoadMesh(t)
-	d := &Datapath{maps: p.Maps}
+	d := &MeshDatapath{maps: func(name string) *ebpf.Map { return p.Maps[name] }}
 	must(t, d.SetMeshNodeAddresses([]netip.Addr{netip.MustParseAddr("192.0.2.11")}))
 	const pod, peer, node, server, port = "10.10.1.5", "10.10.2.7", "192.0.2.11", "10.96.0.10", 8080
 	mine, myGroup, other := uint32(os.Getuid()), uint32(os.Getgid()), uint32(os.Getuid()+1337)

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"path/filepath"
 
 	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
@@ -33,13 +32,13 @@ var meshFamilies = []struct {
 // and detaches it from all others.
 //
 // Errors: ebpf.ErrNotSupported before Linux 6.6.
-func (d *Datapath) AttachMeshReroute(cgroup uint64, namespace *netns.Namespace, devices []int) error {
+func (m *MeshDatapath) AttachMeshReroute(cgroup uint64, namespace *netns.Namespace, devices []int) error {
 	cookie, err := namespace.Cookie()
 	if err != nil {
 		return err
 	}
 	if len(devices) > 0 {
-		if err := d.attachMeshReroute(cgroup, cookie, namespace, devices); err != nil {
+		if err := m.attachMeshReroute(cgroup, cookie, namespace, devices); err != nil {
 			return err
 		}
 	}
@@ -47,13 +46,13 @@ func (d *Datapath) AttachMeshReroute(cgroup uint64, namespace *netns.Namespace, 
 	for _, device := range devices {
 		wanted[device] = true
 	}
-	return d.removeMesh(func(l meshLink) bool {
+	return m.removeMesh(func(l meshLink) bool {
 		return l.Owner == cgroup && l.device != 0 && !(l.netns == cookie && wanted[l.device])
 	})
 }
 
-func (d *Datapath) attachMeshReroute(cgroup, cookie uint64, namespace *netns.Namespace, devices []int) error {
-	program, err := d.loadMeshReroute(cookie)
+func (m *MeshDatapath) attachMeshReroute(cgroup, cookie uint64, namespace *netns.Namespace, devices []int) error {
+	program, err := m.loadMeshReroute(cookie)
 	if err != nil {
 		return err
 	}
@@ -63,7 +62,7 @@ func (d *Datapath) attachMeshReroute(cgroup, cookie uint64, namespace *netns.Nam
 	}
 	for _, device := range devices {
 		hook := fmt.Sprintf("%s%d_%d", meshReroute, cookie, device)
-		if err := d.AttachLink(MeshComponent, cgroup, hook, program, DeviceTarget{Index: device, Namespace: namespace}, ebpf.AttachTCXIngress); err != nil {
+		if err := m.datapath.AttachLink(MeshComponent, cgroup, hook, program, DeviceTarget{Index: device, Namespace: namespace}, ebpf.AttachTCXIngress); err != nil {
 			return fmt.Errorf("attach to device %d: %w", device, err)
 		}
 	}
@@ -71,12 +70,12 @@ func (d *Datapath) attachMeshReroute(cgroup, cookie uint64, namespace *netns.Nam
 }
 
 // DetachMeshReroute detaches the program from all devices of a pod.
-func (d *Datapath) DetachMeshReroute(cgroup uint64) error {
-	return d.removeMesh(func(l meshLink) bool { return l.Owner == cgroup && l.device != 0 })
+func (m *MeshDatapath) DetachMeshReroute(cgroup uint64) error {
+	return m.removeMesh(func(l meshLink) bool { return l.Owner == cgroup && l.device != 0 })
 }
 
-func (d *Datapath) loadMeshReroute(cookie uint64) (*ebpf.Program, error) {
-	return d.loadMeshAt(cookie, LoadMeshReroute, MeshRerouteProgBeelineMeshReroute)
+func (m *MeshDatapath) loadMeshReroute(cookie uint64) (*ebpf.Program, error) {
+	return m.loadMeshAt(cookie, LoadMeshReroute, MeshRerouteProgBeelineMeshReroute)
 }
 
 func meshRule(family int) *netlink.Rule {
@@ -87,7 +86,7 @@ func meshRule(family int) *netlink.Rule {
 
 func meshRoute(family int, all string) *netlink.Route {
 	_, to, _ := net.ParseCIDR(all)
-	return &netlink.Route{Family: family, LinkIndex: loopbackIndex, Dst: to, Table: meshRouteTable, Type: unix.RTN_LOCAL, Scope: unix.RT_SCOPE_HOST, Protocol: meshRouteProtocol}
+	return &netlink.Route{Family: family, LinkIndex: LoopbackIndex, Dst: to, Table: meshRouteTable, Type: unix.RTN_LOCAL, Scope: unix.RT_SCOPE_HOST, Protocol: meshRouteProtocol}
 }
 
 // addMeshRoutes adds the rules and routes of both families to the calling thread's network namespace. A family that the
@@ -120,18 +119,17 @@ func deleteMeshRoutes() (err error) {
 
 // removeMeshRoutes removes the rules and routes from the network namespaces whose last program at a device was in these
 // links.
-func removeMeshRoutes(removed []meshLink) error {
+func removeMeshRoutes(bpffs string, removed []meshLink) error {
 	cookies := map[uint64]bool{}
-	var directory string
 	for _, l := range removed {
 		if l.device != 0 {
-			cookies[l.netns], directory = true, filepath.Dir(filepath.Dir(l.path)) // they are in links/
+			cookies[l.netns] = true
 		}
 	}
 	if len(cookies) == 0 {
 		return nil
 	}
-	left, err := meshLinks(directory)
+	left, err := meshLinks(bpffs)
 	if err != nil {
 		return err
 	}

@@ -228,7 +228,7 @@ func (d *Datapath) OffloadTables() (*OffloadTables, error) {
 
 // OffloadDevices returns the table of devices by their index.
 func (d *Datapath) OffloadDevices() Hash[uint32, uint32] {
-	return kernelHash[uint32, uint32]{OffloadMapOffloadDevices, d.maps[OffloadMapOffloadDevices]}
+	return hashOf[uint32, uint32](d.maps, OffloadMapOffloadDevices)
 }
 
 // OpenOffloadTables opens the pinned flow cache of a bpffs directory for reading, whether an agent runs there or not;

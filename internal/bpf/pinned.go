@@ -106,6 +106,6 @@ func OpenTables(bpffs string) (*Tables, error) {
 	if errors.Is(err, os.ErrNotExist) {
 		return tables, nil
 	}
-	tables.Balancers = kernelHash[NetworkKey, Balancer]{EdgeTCMapBalancers, balancers}
+	tables.Balancers = kernelHash[NetworkKey, Balancer]{name: EdgeTCMapBalancers, m: balancers}
 	return tables, err
 }

@@ -26,8 +26,8 @@ type podRecords struct {
 
 func newPodRecords(maps map[string]*ebpf.Map) podRecords {
 	return podRecords{
-		kernelHash[PodTuple, PodRecord]{PodMapPodEstablished, maps[PodMapPodEstablished]},
-		kernelHash[PodTuple, PodRecord]{PodMapPodOpening, maps[PodMapPodOpening]},
+		hashOf[PodTuple, PodRecord](maps, PodMapPodEstablished),
+		hashOf[PodTuple, PodRecord](maps, PodMapPodOpening),
 		[]*ConntrackSets{NewConntrackSets(maps, EdgeTCMapUnreplied), NewConntrackSets(maps, EdgeTCMapConntrack)},
 	}
 }

@@ -130,12 +130,12 @@ func (d *Datapath) podNetkitObjects() ([]*ebpf.CollectionSpec, error) {
 	return []*ebpf.CollectionSpec{netkit}, err
 }
 
-// loopbackIndex is the index of the device lo in each network namespace (LOOPBACK_IFINDEX).
-const loopbackIndex = 1
+// LoopbackIndex is the index of the device lo in each network namespace (LOOPBACK_IFINDEX).
+const LoopbackIndex = 1
 
 // haveNetkit reports whether the kernel has netkit devices: it then says of the loopback device that it is none.
 func haveNetkit() bool {
-	_, err := link.QueryPrograms(link.QueryOptions{Target: loopbackIndex, Attach: ebpf.AttachNetkitPrimary})
+	_, err := link.QueryPrograms(link.QueryOptions{Target: LoopbackIndex, Attach: ebpf.AttachNetkitPrimary})
 	return errors.Is(err, unix.ENXIO)
 }
 
@@ -155,33 +155,33 @@ func lacksForPods() string {
 
 // Pods returns the table of pods by their address.
 func (d *Datapath) Pods() Hash[Address, Pod] {
-	return kernelHash[Address, Pod]{PodMapPods, d.maps[PodMapPods]}
+	return hashOf[Address, Pod](d.maps, PodMapPods)
 }
 
 // PodDevices returns the table of devices by their index.
 func (d *Datapath) PodDevices() Hash[uint32, PodDevice] {
-	return kernelHash[uint32, PodDevice]{PodMapPodDevices, d.maps[PodMapPodDevices]}
+	return hashOf[uint32, PodDevice](d.maps, PodMapPodDevices)
 }
 
 // PodLinks returns the table of the devices of pods: the value is the key. The kernel deletes the entry of a
 // device that is gone.
 func (d *Datapath) PodLinks() Hash[uint32, uint32] {
-	return kernelHash[uint32, uint32]{PodMapPodLinks, d.maps[PodMapPodLinks]}
+	return hashOf[uint32, uint32](d.maps, PodMapPodLinks)
 }
 
 // UnknownPods returns the table of addresses that send from devices of pods and are not in Pods, with the device.
 func (d *Datapath) UnknownPods() Hash[Address, uint32] {
-	return kernelHash[Address, uint32]{PodMapPodUnknown, d.maps[PodMapPodUnknown]}
+	return hashOf[Address, uint32](d.maps, PodMapPodUnknown)
 }
 
 // PodBridges returns the table of the bridges above devices of pods, by the index of the device.
 func (d *Datapath) PodBridges() Hash[uint32, uint32] {
-	return kernelHash[uint32, uint32]{PodMapPodBridges, d.maps[PodMapPodBridges]}
+	return hashOf[uint32, uint32](d.maps, PodMapPodBridges)
 }
 
 // PodLeases returns the table whose entry 0 is the lease.
 func (d *Datapath) PodLeases() Hash[uint32, PodLease] {
-	return kernelHash[uint32, PodLease]{PodMapPodLeases, d.maps[PodMapPodLeases]}
+	return hashOf[uint32, PodLease](d.maps, PodMapPodLeases)
 }
 
 // firstPodLease is the lease in a new table: after an upgrade from a version without it the shortcut goes on until the

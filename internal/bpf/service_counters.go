@@ -40,7 +40,7 @@ func ReadServiceCounters(bpffs string) (map[uint32]ServiceCounters, error) {
 	if err := addSent(all, sent); err != nil {
 		return nil, err
 	}
-	traffic, err := kernelHash[uint32, EdgeTCServiceTraffic]{EdgeTCMapServiceCollected, gone}.All()
+	traffic, err := kernelHash[uint32, EdgeTCServiceTraffic]{name: EdgeTCMapServiceCollected, m: gone}.All()
 	for id, t := range traffic {
 		sum := all[id]
 		sum.Add(ServiceCounters{SentPackets: t.SentPackets, SentBytes: t.SentBytes, ReceivedPackets: t.ReceivedPackets, ReceivedBytes: t.ReceivedBytes})

@@ -52,7 +52,7 @@ func (d *Datapath) OpenSocketGC(end bool) (s *SocketGC, err error) {
 	if err != nil {
 		return s, err
 	}
-	s.toAbort = kernelHash[uint64, uint32]{SockGCMapSocketsToAbort, s.collection.Maps[SockGCMapSocketsToAbort]}
+	s.toAbort = hashOf[uint64, uint32](s.collection.Maps, SockGCMapSocketsToAbort)
 	if s.tcp, err = attachIterator(s.collection.Programs[SockGCProgBeelineSockGcTcp]); err != nil {
 		return s, err
 	}

@@ -118,7 +118,7 @@ func ReadSocketStats(bpffs string) (*AllConnectionStats, error) {
 		return nil, fmt.Errorf("read table %s: %w", SockStatsMapSocketsUncounted, err)
 	}
 	var err error
-	if all.Services, err = (kernelHash[uint32, ConnectionStats]{SockStatsMapServiceSockets, maps[SockStatsMapServiceSockets]}).All(); err != nil {
+	if all.Services, err = (hashOf[uint32, ConnectionStats](maps, SockStatsMapServiceSockets)).All(); err != nil {
 		return nil, err
 	}
 	backends, err := socketBackends(maps[SockStatsMapBackendSockets]).All()
@@ -140,7 +140,7 @@ func (k *SockStatsBackendSocketsKey) backend() SocketBackend {
 }
 
 func socketBackends(m *ebpf.Map) kernelHash[SockStatsBackendSocketsKey, ConnectionStats] {
-	return kernelHash[SockStatsBackendSocketsKey, ConnectionStats]{SockStatsMapBackendSockets, m}
+	return kernelHash[SockStatsBackendSocketsKey, ConnectionStats]{name: SockStatsMapBackendSockets, m: m}
 }
 
 // UncountedSockets returns AllConnectionStats.Uncounted.
@@ -161,7 +161,7 @@ func (d *Datapath) DeleteSocketBackends(exists func(netip.AddrPort) bool) error 
 	if err != nil || len(backends) == 0 {
 		return err
 	}
-	services, err := (kernelHash[uint32, ConnectionStats]{SockStatsMapServiceSockets, d.maps[SockStatsMapServiceSockets]}).All()
+	services, err := (hashOf[uint32, ConnectionStats](d.maps, SockStatsMapServiceSockets)).All()
 	if err != nil {
 		return err
 	}

@@ -68,6 +68,17 @@ type Tables struct {
 type kernelHash[K comparable, V any] struct {
 	name string
 	m    *ebpf.Map
+	// declared is nil for a table of the engine.
+	declared *Table
+}
+
+// NewHash returns a table of a component.
+func NewHash[K comparable, V any](t *Table, m *ebpf.Map) Hash[K, V] {
+	return kernelHash[K, V]{t.Name, m, t}
+}
+
+func hashOf[K comparable, V any](maps map[string]*ebpf.Map, name string) kernelHash[K, V] {
+	return kernelHash[K, V]{name: name, m: maps[name]}
 }
 
 func (h kernelHash[K, V]) Max() uint32 { return h.m.MaxEntries() }
@@ -75,7 +86,7 @@ func (h kernelHash[K, V]) Max() uint32 { return h.m.MaxEntries() }
 func (h kernelHash[K, V]) Put(k K, v V) error {
 	err := h.m.Put(&k, &v)
 	if errors.Is(err, unix.E2BIG) || errors.Is(err, unix.ENOSPC) {
-		return NewFullError(h.name, h.m.MaxEntries())
+		return &FullError{h.name, h.m.MaxEntries(), h.declared}
 	}
 	return err
 }
@@ -158,17 +169,17 @@ func NewTables(maps map[string]*ebpf.Map) (*Tables, error) {
 		return nil, err
 	}
 	return &Tables{
-		Frontends:          kernelHash[FrontendKey, uint32]{SockMapFrontends, maps[SockMapFrontends]},
+		Frontends:          hashOf[FrontendKey, uint32](maps, SockMapFrontends),
 		FrontendRows:       mappedarray.New[Frontend](maps[SockMapFrontendRows]),
 		FrontendLists:      mappedarray.New[FrontendLists](maps[SockMapFrontendListRows]),
 		Slots:              mappedarray.New[uint32](maps[SockMapSlots]),
 		Backends:           mappedarray.New[Backend](maps[SockMapBackends]),
-		Services:           kernelHash[uint32, ServiceName]{SockMapServices, maps[SockMapServices]},
-		SourceRanges:       kernelHash[SourceRangeKey, uint32]{SockMapSourceRanges, maps[SockMapSourceRanges]},
-		Networks:           kernelHash[NetworkKey, Network]{SockMapNetworks, maps[SockMapNetworks]},
+		Services:           hashOf[uint32, ServiceName](maps, SockMapServices),
+		SourceRanges:       hashOf[SourceRangeKey, uint32](maps, SockMapSourceRanges),
+		Networks:           hashOf[NetworkKey, Network](maps, SockMapNetworks),
 		Affinity:           AffinityOf(maps),
-		ReservedPorts:      kernelHash[ReservedPort, uint32]{SockMapReservedPorts, maps[SockMapReservedPorts]},
-		OptedOut:           kernelHash[uint64, uint32]{SockMapOptedOut, maps[SockMapOptedOut]},
+		ReservedPorts:      hashOf[ReservedPort, uint32](maps, SockMapReservedPorts),
+		OptedOut:           hashOf[uint64, uint32](maps, SockMapOptedOut),
 		UntrackedFrontends: mappedarray.New[UntrackedEnds](maps[SockMapUntrackedFrontends]),
 		WaitForReaders:     wait,
 	}, nil

@@ -38,22 +38,23 @@ func TestMain(m *testing.M) {
 func bpffsOf(node *lab.Host) string { return filepath.Join(node.BPFFS, "beeline") }
 
 // openOn loads everything that an agent on a node loads. The node may have the tables of an earlier agent.
-func openOn(t *testing.T, node *lab.Host, limits bpf.Limits) *bpf.Datapath {
+func openOn(t *testing.T, node *lab.Host, limits bpf.Limits) (*bpf.Datapath, *bpf.MeshDatapath) {
 	t.Helper()
+	sidecars := &bpf.MeshDatapath{Options: &bpf.MeshOptions{OutboundPort: 15001, InboundPort: 15006, Sockmap: true}}
 	d, err := bpf.Open(bpf.Options{
 		BPFFS: bpffsOf(node), CgroupRoot: node.CgroupRoot, BindProtection: true, Limits: limits,
 		Edge:        &bpf.EdgeOptions{SNATPorts: []bpf.PortRange{{First: 1024, Last: 29999}, {First: 61000, Last: 65535}}, AcceptDSR: true},
 		SocketStats: &bpf.SocketStatsOptions{PerBackend: true},
 		Pods:        &bpf.PodOptions{},
 		Offload:     &bpf.OffloadOptions{},
-		Mesh:        &bpf.MeshOptions{OutboundPort: 15001, InboundPort: 15006, Sockmap: true},
+		Components:  append(bpf.Product(), sidecars.Component()),
 	})
 	if refused := (*ebpf.VerifierError)(nil); errors.As(err, &refused) {
 		t.Fatalf("%v\n%-60v", err, refused)
 	}
 	must(t, err)
 	t.Cleanup(d.Close)
-	return d
+	return d, sidecars
 }
 
 // must ends the test if a step fails that is not under test.
@@ -70,12 +71,12 @@ func TestProgramsLoad(t *testing.T) {
 	node := lab.New(t).Nodes()[0]
 	bpffs := bpffsOf(node)
 	must(t, node.Do(func() error {
-		d := openOn(t, node, bpf.Limits{Flows: 20000})
+		d, sidecars := openOn(t, node, bpf.Limits{Flows: 20000})
 		device := tun(t)
 		must(t, d.AttachEdgeTC(device)) // loads the programs for such devices
 		must(t, d.SetDevices(bpf.PodL3Component, device))
-		attachMesh(t, d, node.Pods()[0]) // loads the program for namespaces
-		wantLoaded(t, d, bpffs)
+		attachMesh(t, sidecars, node.Pods()[0]) // loads the program for namespaces
+		wantLoaded(t, d, sidecars, bpffs)
 		must(t, d.SetDevices(bpf.PodL3Component))
 		must(t, d.DetachEdge(device))
 		must(t, d.Attach())
@@ -94,7 +95,8 @@ func TestProgramsServe(t *testing.T) {
 	l := lab.New(t)
 	node := l.Nodes()[0]
 	must(t, node.Do(func() error {
-		openOn(t, node, bpf.Limits{Flows: 20000}).Close()
+		d, _ := openOn(t, node, bpf.Limits{Flows: 20000})
+		d.Close()
 		return nil
 	}))
 	wantTraffic(t, l, startAgents(t, l))
@@ -106,7 +108,7 @@ func TestProgramsServe(t *testing.T) {
 }
 
 // attachMesh attaches the sidecar shortcut to a pod.
-func attachMesh(t *testing.T, d *bpf.Datapath, pod *lab.Host) {
+func attachMesh(t *testing.T, d *bpf.MeshDatapath, pod *lab.Host) {
 	t.Helper()
 	must(t, d.AttachMesh(pod.Cgroup))
 	namespace, err := netns.Open(pod.NetNS)
@@ -119,7 +121,7 @@ func attachMesh(t *testing.T, d *bpf.Datapath, pod *lab.Host) {
 
 // wantLoaded checks that each program is loaded. It prints how many instructions the verifier processed, of the
 // 1,000,000 that it allows a program.
-func wantLoaded(t *testing.T, d *bpf.Datapath, bpffs string) {
+func wantLoaded(t *testing.T, d *bpf.Datapath, sidecars *bpf.MeshDatapath, bpffs string) {
 	t.Helper()
 	if d.NoBindProtection != "" {
 		t.Error(d.NoBindProtection)
@@ -141,8 +143,8 @@ func wantLoaded(t *testing.T, d *bpf.Datapath, bpffs string) {
 	} {
 		spec, err := load()
 		must(t, err)
-		if spec.Programs[bpf.MeshProgBeelineMeshMessage] != nil && d.NoMeshSockmap != "" {
-			t.Log(d.NoMeshSockmap)
+		if spec.Programs[bpf.MeshProgBeelineMeshMessage] != nil && sidecars.NoSockmap != "" {
+			t.Log(sidecars.NoSockmap)
 			wantVerified(t, spec)
 			delete(spec.Programs, bpf.MeshProgBeelineMeshMessage)
 			delete(spec.Programs, bpf.MeshProgBeelineMeshRead)
@@ -183,7 +185,7 @@ func migrate(t *testing.T, node *lab.Host, d *bpf.Datapath, device int) {
 	t.Helper()
 	must(t, d.AttachEdgeTC(device))
 	d.Close()
-	d = openOn(t, node, bpf.Limits{Flows: 20000})
+	d, _ = openOn(t, node, bpf.Limits{Flows: 20000})
 	err := d.Attach()
 	if refused := (*ebpf.VerifierError)(nil); errors.As(err, &refused) {
 		t.Fatalf("%v\n%-60v", err, refused)
@@ -305,7 +307,7 @@ func TestSharedDevice(t *testing.T) {
 func TestHooks(t *testing.T) {
 	node := lab.New(t).Nodes()[0]
 	must(t, node.Do(func() error {
-		d := openOn(t, node, bpf.Limits{})
+		d, _ := openOn(t, node, bpf.Limits{})
 		device, err := netlink.LinkByName("eth0")
 		must(t, err)
 		must(t, d.AttachEdgeTC(device.Attrs().Index))

@@ -19,8 +19,8 @@ import (
 
 // New returns the sidecar shortcut. It is enabled by --mesh-cgroups and --mesh-pods.
 func New() *component.Component {
-	c := &config{}
-	programs := bpf.Mesh()
+	c := &config{datapath: &bpf.MeshDatapath{}}
+	programs := c.datapath.Component()
 	return &component.Component{Name: programs.Name, BPF: programs, AddFlags: c.addFlags, Complete: c.complete, Options: c.options, New: c.run}
 }
 
@@ -35,13 +35,13 @@ func (c *config) run(env component.Env) (*component.Instance, error) {
 	if !c.enabled() {
 		return &component.Instance{}, nil
 	}
-	shortcut, err := newShortcut(env.Datapath, Config{Cgroups: c.cgroups, Finder: optout.NewFinder(c.podCgroups(), env.Datapath.CgroupPath()),
+	shortcut, err := newShortcut(c.datapath, Config{Root: env.Datapath.CgroupPath(), Cgroups: c.cgroups, Finder: optout.NewFinder(c.podCgroups(), env.Datapath.CgroupPath()),
 		OutboundPort: c.outboundPort, InboundPort: c.inboundPort, Defaults: c.defaults, Log: env.Log})
 	if err != nil {
 		return nil, err
 	}
 	r := &running{env: env, shortcut: shortcut}
-	if reason := env.Datapath.NoMeshSockmap; reason != "" {
+	if reason := c.datapath.NoSockmap; reason != "" {
 		condition.MeshSockmapUnavailable.Log(env.Log, reason)
 	}
 	tasks := []component.Task{{Name: "mesh", Run: shortcut.Run}}
@@ -96,7 +96,7 @@ func (r *running) status(s *api.Status) {
 
 func (r *running) conditions() condition.List {
 	all := r.shortcut.Conditions()
-	if reason := r.env.Datapath.NoMeshSockmap; reason != "" {
+	if reason := r.shortcut.datapath.NoSockmap; reason != "" {
 		all = append(all, condition.MeshSockmapUnavailable.New("%s", reason))
 	}
 	if r.programs != nil {

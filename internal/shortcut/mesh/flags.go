@@ -33,6 +33,7 @@ type config struct {
 	sockmap                    bool
 	hostStack                  string
 	defaults                   Defaults
+	datapath                   *bpf.MeshDatapath
 }
 
 // The ports and the user of Istio's proxies.
@@ -133,8 +134,8 @@ func ports(flag string, texts []string) (all []uint16, err error) {
 	return all, nil
 }
 
-func (c *config) options(o *bpf.Options) {
+func (c *config) options(*bpf.Options) {
 	if c.enabled() {
-		o.Mesh = &bpf.MeshOptions{OutboundPort: c.outboundPort, InboundPort: c.inboundPort, DNSPort: c.dnsPort, ProxyUID: c.proxyUID, ProxyGID: c.proxyGID, Sockmap: c.sockmap}
+		c.datapath.Options = &bpf.MeshOptions{OutboundPort: c.outboundPort, InboundPort: c.inboundPort, DNSPort: c.dnsPort, ProxyUID: c.proxyUID, ProxyGID: c.proxyGID, Sockmap: c.sockmap}
 	}
 }

@@ -26,6 +26,8 @@ import (
 
 // Config says which pods have a proxy, and which connections it gets.
 type Config struct {
+	// Root is the cgroup of the Service programs.
+	Root string
 	// Cgroups are directories of cgroup v2, each of a pod: the application and the proxy are in it or below it.
 	// They may come and go.
 	Cgroups []string
@@ -38,7 +40,7 @@ type Config struct {
 
 // A Shortcut is the running sidecar shortcut. Its methods may be called at any time.
 type Shortcut struct {
-	datapath *bpf.Datapath
+	datapath *bpf.MeshDatapath
 	config   Config
 	wake     wakeup.Signal
 	moved    wakeup.Signal // devices or routes of pods have changed
@@ -66,8 +68,8 @@ type Shortcut struct {
 // newShortcut returns a shortcut that Start starts.
 //
 // Errors: a cgroup that contains the agent's, whose programs would run first.
-func newShortcut(d *bpf.Datapath, c Config) (*Shortcut, error) {
-	root, err := filepath.EvalSymlinks(d.CgroupPath())
+func newShortcut(d *bpf.MeshDatapath, c Config) (*Shortcut, error) {
+	root, err := filepath.EvalSymlinks(c.Root)
 	if err != nil {
 		return nil, err
 	}
