@@ -19,7 +19,7 @@ import (
 	"syscall"
 	"time"
 
-	"beeline.io/beeline/internal/bpf"
+	"beeline.io/beeline/internal/shortcut/mesh"
 	"beeline.io/beeline/test/lab"
 	"beeline.io/beeline/test/node"
 )
@@ -283,7 +283,7 @@ func (rig *meshRig) skipped(side int) (uint64, error) {
 	if side != meshSockmap {
 		return 0, nil
 	}
-	counts, err := bpf.ReadMeshCounters(rig.world.agents[0].BPFFS())
+	counts, err := mesh.ReadMeshCounters(rig.world.agents[0].BPFFS())
 	if err != nil || counts == nil {
 		return 0, errors.Join(err, errors.New("the agent has no counters of the sidecar shortcut"))
 	}

@@ -21,8 +21,8 @@ type CgroupHook struct {
 	Name    string // of its pins
 	Program string
 	Attach  ebpf.AttachType
-	// wanted reports whether the options enable the hook; nil: always.
-	wanted func(Options) bool
+	// Wanted reports whether the options enable the hook; nil: always.
+	Wanted func(Options) bool
 }
 
 // socketHooks are in the order of attachment: getpeername(2) must know a connection or datagram as soon as
@@ -46,7 +46,7 @@ func bindProtection(o Options) bool { return o.BindProtection }
 
 // hooks returns the cgroup hooks of the enabled components that the options enable.
 func (d *Datapath) hooks() []CgroupHook {
-	return slices.DeleteFunc(d.enabled.cgroupHooks(), func(h CgroupHook) bool { return h.wanted != nil && !h.wanted(d.options) })
+	return slices.DeleteFunc(d.enabled.cgroupHooks(), func(h CgroupHook) bool { return h.Wanted != nil && !h.Wanted(d.options) })
 }
 
 // Hooks returns the number of Attachments when everything is attached.
@@ -144,7 +144,7 @@ func (d *Datapath) detachUnwanted() error {
 		}
 	}
 	for _, h := range d.enabled.cgroupHooks() {
-		if h.wanted == nil || h.wanted(d.options) {
+		if h.Wanted == nil || h.Wanted(d.options) {
 			continue
 		}
 		if err := detachHook(d.options.BPFFS, h); err != nil {

@@ -22,6 +22,7 @@ import (
 
 	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/node/netns"
+	"beeline.io/beeline/internal/shortcut/mesh"
 	"beeline.io/beeline/test/lab"
 	"beeline.io/beeline/test/needs"
 	"beeline.io/beeline/test/node"
@@ -38,9 +39,9 @@ func TestMain(m *testing.M) {
 func bpffsOf(node *lab.Host) string { return filepath.Join(node.BPFFS, "beeline") }
 
 // openOn loads everything that an agent on a node loads. The node may have the tables of an earlier agent.
-func openOn(t *testing.T, node *lab.Host, limits bpf.Limits) (*bpf.Datapath, *bpf.MeshDatapath) {
+func openOn(t *testing.T, node *lab.Host, limits bpf.Limits) (*bpf.Datapath, *mesh.MeshDatapath) {
 	t.Helper()
-	sidecars := &bpf.MeshDatapath{Options: &bpf.MeshOptions{OutboundPort: 15001, InboundPort: 15006, Sockmap: true}}
+	sidecars := &mesh.MeshDatapath{Options: &mesh.MeshOptions{OutboundPort: 15001, InboundPort: 15006, Sockmap: true}}
 	d, err := bpf.Open(bpf.Options{
 		BPFFS: bpffsOf(node), CgroupRoot: node.CgroupRoot, BindProtection: true, Limits: limits,
 		Edge:        &bpf.EdgeOptions{SNATPorts: []bpf.PortRange{{First: 1024, Last: 29999}, {First: 61000, Last: 65535}}, AcceptDSR: true},
@@ -108,7 +109,7 @@ func TestProgramsServe(t *testing.T) {
 }
 
 // attachMesh attaches the sidecar shortcut to a pod.
-func attachMesh(t *testing.T, d *bpf.MeshDatapath, pod *lab.Host) {
+func attachMesh(t *testing.T, d *mesh.MeshDatapath, pod *lab.Host) {
 	t.Helper()
 	must(t, d.AttachMesh(pod.Cgroup))
 	namespace, err := netns.Open(pod.NetNS)
@@ -121,7 +122,7 @@ func attachMesh(t *testing.T, d *bpf.MeshDatapath, pod *lab.Host) {
 
 // wantLoaded checks that each program is loaded. It prints how many instructions the verifier processed, of the
 // 1,000,000 that it allows a program.
-func wantLoaded(t *testing.T, d *bpf.Datapath, sidecars *bpf.MeshDatapath, bpffs string) {
+func wantLoaded(t *testing.T, d *bpf.Datapath, sidecars *mesh.MeshDatapath, bpffs string) {
 	t.Helper()
 	if d.NoBindProtection != "" {
 		t.Error(d.NoBindProtection)

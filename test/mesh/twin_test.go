@@ -10,7 +10,7 @@ import (
 	"testing"
 
 	"beeline.io/beeline/internal/api"
-	"beeline.io/beeline/internal/bpf"
+	"beeline.io/beeline/internal/shortcut/mesh"
 	"beeline.io/beeline/internal/shortcut/mesh/hoststack"
 	"beeline.io/beeline/test/node"
 )
@@ -218,7 +218,7 @@ func (w *world) compare(twins []*sidecar, name string, s twinScenario) {
 }
 
 // proveSockmap: messages have skipped TCP in those modes that have it. What is on rings is not sent.
-func (w *world) proveSockmap(s *sidecar, mode twinMode, before *bpf.MeshCounters) {
+func (w *world) proveSockmap(s *sidecar, mode twinMode, before *mesh.MeshCounters) {
 	w.t.Helper()
 	now := w.counts()
 	skipped, joined := now.Skipped-before.Skipped, now.Joined-before.Joined

@@ -17,7 +17,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/part/optout"
 	"beeline.io/beeline/internal/report/condition"
@@ -40,7 +39,7 @@ type Config struct {
 
 // A Shortcut is the running sidecar shortcut. Its methods may be called at any time.
 type Shortcut struct {
-	datapath *bpf.MeshDatapath
+	datapath *MeshDatapath
 	config   Config
 	wake     wakeup.Signal
 	moved    wakeup.Signal // devices or routes of pods have changed
@@ -62,13 +61,13 @@ type Shortcut struct {
 	left    []service.SidecarLeft
 	problem condition.List
 	// readers are those to which messages take TCP, with --mesh-sockmap.
-	readers bpf.MeshReaders
+	readers MeshReaders
 }
 
 // newShortcut returns a shortcut that Start starts.
 //
 // Errors: a cgroup that contains the agent's, whose programs would run first.
-func newShortcut(d *bpf.MeshDatapath, c Config) (*Shortcut, error) {
+func newShortcut(d *MeshDatapath, c Config) (*Shortcut, error) {
 	root, err := filepath.EvalSymlinks(c.Root)
 	if err != nil {
 		return nil, err
@@ -201,10 +200,10 @@ func (s *Shortcut) repair(onlyNew, changed bool) (cgroups bool) {
 }
 
 func (s *Shortcut) writePolicies(pods []Pod) {
-	var rows []bpf.MeshPodPolicy
+	var rows []MeshPodPolicy
 	for _, p := range pods {
 		if p.Cgroup != 0 {
-			rows = append(rows, bpf.MeshPodPolicy{Cgroup: p.Cgroup, Namespace: p.Namespace, Policy: p.policyIn()})
+			rows = append(rows, MeshPodPolicy{Cgroup: p.Cgroup, Namespace: p.Namespace, Policy: p.policyIn()})
 		}
 	}
 	if err := s.datapath.SetMeshPods(rows); err != nil {

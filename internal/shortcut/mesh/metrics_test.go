@@ -5,14 +5,13 @@ package mesh
 import (
 	"testing"
 
-	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/report/metrics"
 	"beeline.io/beeline/internal/report/metrics/metricstest"
 )
 
 // Each counter of the programs moves its metric and no other. Two have conditions instead.
 func TestCountersAndMetrics(t *testing.T) {
-	var counts bpf.MeshCounters
+	var counts MeshCounters
 	metricstest.EachMovesOne(t, &counts, func(b *metrics.Batch) { addCounters(b, &counts) }, map[string]string{
 		"Outbound":  "beeline_mesh_connections_total{direction=outbound}",
 		"Inbound":   "beeline_mesh_connections_total{direction=inbound}",

@@ -16,7 +16,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/report/condition"
 )
@@ -43,7 +42,7 @@ type Pod struct {
 	Failed string `json:"failed,omitempty"`
 
 	sidecar    service.Sidecar // of which policy is made; zero for one of Config.Cgroups
-	policy     *bpf.MeshPolicy
+	policy     *MeshPolicy
 	interfaces interfaces
 	container  string // the id of the proxy's; empty: unknown
 	// mapped: the ids in the policy are those of the pod's user namespace.
@@ -218,7 +217,7 @@ func (s *Shortcut) loopConditions(pods []Pod) (all condition.List) {
 
 // takesOutbound reports whether connections of applications go to the proxy.
 func (p *Pod) takesOutbound() bool {
-	included := func(r bpf.MeshRule) bool { return r == bpf.MeshInclude }
+	included := func(r MeshRule) bool { return r == MeshInclude }
 	return p.policy.AllOutbound || slices.ContainsFunc(slices.Collect(maps.Values(p.policy.OutboundPorts)), included) ||
 		slices.ContainsFunc(slices.Collect(maps.Values(p.policy.Networks)), included)
 }

@@ -9,7 +9,6 @@ import (
 	"net/netip"
 	"slices"
 
-	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/cluster/service"
 )
 
@@ -26,20 +25,20 @@ type Defaults struct {
 }
 
 // policy is what holds for pods that are named by their cgroup.
-func (d *Defaults) policy() *bpf.MeshPolicy {
-	p := &bpf.MeshPolicy{Proxy: d.proxyOf(&service.Sidecar{}), AllOutbound: true, AllInbound: true, DNS: d.DNS, AllNameServers: d.AllNameServers,
-		OutboundPorts: map[uint16]bpf.MeshRule{}, InboundPorts: map[uint16]bpf.MeshRule{}, Networks: map[netip.Prefix]bpf.MeshRule{}}
+func (d *Defaults) policy() *MeshPolicy {
+	p := &MeshPolicy{Proxy: d.proxyOf(&service.Sidecar{}), AllOutbound: true, AllInbound: true, DNS: d.DNS, AllNameServers: d.AllNameServers,
+		OutboundPorts: map[uint16]MeshRule{}, InboundPorts: map[uint16]MeshRule{}, Networks: map[netip.Prefix]MeshRule{}}
 	d.exclude(p)
 	return p
 }
 
-func (d *Defaults) exclude(p *bpf.MeshPolicy) {
-	setRules(p.OutboundPorts, d.ExcludeOutboundPorts, bpf.MeshExclude)
-	setRules(p.InboundPorts, d.ExcludeInboundPorts, bpf.MeshExclude)
-	setRules(p.Networks, d.ExcludeOutbound, bpf.MeshExclude)
+func (d *Defaults) exclude(p *MeshPolicy) {
+	setRules(p.OutboundPorts, d.ExcludeOutboundPorts, MeshExclude)
+	setRules(p.InboundPorts, d.ExcludeInboundPorts, MeshExclude)
+	setRules(p.Networks, d.ExcludeOutbound, MeshExclude)
 }
 
-func setRules[K comparable](rules map[K]bpf.MeshRule, keys []K, rule bpf.MeshRule) {
+func setRules[K comparable](rules map[K]MeshRule, keys []K, rule MeshRule) {
 	for _, k := range keys {
 		rules[k] = rule
 	}
@@ -47,16 +46,16 @@ func setRules[K comparable](rules map[K]bpf.MeshRule, keys []K, rule bpf.MeshRul
 
 // policyOf is what holds for a pod of Kubernetes. Of several rules for one key the last one holds, so exclusions are
 // written last.
-func (d *Defaults) policyOf(s *service.Sidecar) *bpf.MeshPolicy {
-	p := &bpf.MeshPolicy{Proxy: d.proxyOf(s), AllOutbound: s.IncludeOutbound.All, AllInbound: s.IncludeInboundPorts.All, DNS: d.DNS && s.DNS, AllNameServers: d.AllNameServers,
-		OutboundPorts: map[uint16]bpf.MeshRule{}, InboundPorts: map[uint16]bpf.MeshRule{}, Networks: map[netip.Prefix]bpf.MeshRule{}}
-	setRules(p.OutboundPorts, s.IncludeOutboundPorts, bpf.MeshInclude)
-	setRules(p.OutboundPorts, s.ExcludeOutboundPorts, bpf.MeshExclude)
-	setRules(p.InboundPorts, s.IncludeInboundPorts.List, bpf.MeshInclude)
+func (d *Defaults) policyOf(s *service.Sidecar) *MeshPolicy {
+	p := &MeshPolicy{Proxy: d.proxyOf(s), AllOutbound: s.IncludeOutbound.All, AllInbound: s.IncludeInboundPorts.All, DNS: d.DNS && s.DNS, AllNameServers: d.AllNameServers,
+		OutboundPorts: map[uint16]MeshRule{}, InboundPorts: map[uint16]MeshRule{}, Networks: map[netip.Prefix]MeshRule{}}
+	setRules(p.OutboundPorts, s.IncludeOutboundPorts, MeshInclude)
+	setRules(p.OutboundPorts, s.ExcludeOutboundPorts, MeshExclude)
+	setRules(p.InboundPorts, s.IncludeInboundPorts.List, MeshInclude)
 	setProbes(p.InboundPorts, s.ProbePorts)
-	setRules(p.InboundPorts, s.ExcludeInboundPorts, bpf.MeshExclude)
-	setRules(p.Networks, s.IncludeOutbound.List, bpf.MeshInclude)
-	setRules(p.Networks, s.ExcludeOutbound, bpf.MeshExclude)
+	setRules(p.InboundPorts, s.ExcludeInboundPorts, MeshExclude)
+	setRules(p.Networks, s.IncludeOutbound.List, MeshInclude)
+	setRules(p.Networks, s.ExcludeOutbound, MeshExclude)
 	d.exclude(p)
 	dropShadowed(p.Networks)
 	return p
@@ -65,8 +64,8 @@ func (d *Defaults) policyOf(s *service.Sidecar) *bpf.MeshPolicy {
 // proxyOf is what tells the proxy by its user and group, as the pod's user namespace has them: those that are not
 // root's, and that no application has set. An image that sets its own user to the proxy's is not seen: Istio's rules
 // have the same gap.
-func (d *Defaults) proxyOf(s *service.Sidecar) bpf.MeshProxy {
-	return bpf.MeshProxy{
+func (d *Defaults) proxyOf(s *service.Sidecar) MeshProxy {
+	return MeshProxy{
 		UID: telling(cmp.Or(s.ProxyUID, &d.ProxyUID), s.OtherUIDs),
 		GID: telling(cmp.Or(s.ProxyGID, &d.ProxyGID), s.OtherGIDs),
 	}
@@ -81,31 +80,31 @@ func telling(id *uint32, others []uint32) *uint32 {
 
 // policyIn is what holds for a pod with what was found out about it: its proxy as the agent's user namespace has it,
 // and its own addresses, which applications reach without the proxy.
-func (p *Pod) policyIn() *bpf.MeshPolicy {
+func (p *Pod) policyIn() *MeshPolicy {
 	if p.unfit != "" {
-		return &bpf.MeshPolicy{AllOutbound: true, AllInbound: true, DNS: p.policy.DNS, NameServers: p.facts.servers}
+		return &MeshPolicy{AllOutbound: true, AllInbound: true, DNS: p.policy.DNS, NameServers: p.facts.servers}
 	}
 	in := *p.policy
-	in.Proxy = bpf.MeshProxy{UID: p.Proxy.UID, GID: p.Proxy.GID, Cgroup: cgroupOf(p.Proxy.Cgroup)}
+	in.Proxy = MeshProxy{UID: p.Proxy.UID, GID: p.Proxy.GID, Cgroup: cgroupOf(p.Proxy.Cgroup)}
 	in.NameServers = p.facts.servers
 	devices := &p.facts.devices
-	in.Devices = bpf.MeshDevices{Rules: map[uint32]bpf.MeshRule{}, BySource: devices.bySource, Routes: devices.routes}
-	setRules(in.Devices.Rules, devices.excluded, bpf.MeshExclude)
+	in.Devices = MeshDevices{Rules: map[uint32]MeshRule{}, BySource: devices.bySource, Routes: devices.routes}
+	setRules(in.Devices.Rules, devices.excluded, MeshExclude)
 	for _, index := range devices.virtual {
-		in.Devices.Rules[uint32(index)] = bpf.MeshInclude
+		in.Devices.Rules[uint32(index)] = MeshInclude
 	}
 	in.Networks = maps.Clone(p.policy.Networks)
 	for _, a := range p.facts.addresses {
-		in.Networks[netip.PrefixFrom(a, a.BitLen())] = bpf.MeshExclude
+		in.Networks[netip.PrefixFrom(a, a.BitLen())] = MeshExclude
 	}
 	return &in
 }
 
-func setProbes(rules map[uint16]bpf.MeshRule, ports []uint16) {
+func setProbes(rules map[uint16]MeshRule, ports []uint16) {
 	for _, port := range ports {
-		rule := bpf.MeshProbe
+		rule := MeshProbe
 		if rules[port] != 0 {
-			rule = bpf.MeshProbeIncluded
+			rule = MeshProbeIncluded
 		}
 		rules[port] = rule
 	}
@@ -113,17 +112,17 @@ func setProbes(rules map[uint16]bpf.MeshRule, ports []uint16) {
 
 // dropShadowed deletes included networks inside an excluded one: exclusion wins, and in the table the longest prefix.
 // A pod may have any number of them.
-func dropShadowed(rules map[netip.Prefix]bpf.MeshRule) {
+func dropShadowed(rules map[netip.Prefix]MeshRule) {
 	lengths := map[int]bool{} // of excluded networks
 	for network, rule := range rules {
-		if rule == bpf.MeshExclude {
+		if rule == MeshExclude {
 			lengths[network.Bits()] = true
 		}
 	}
 	for network, rule := range rules {
 		for bits := range lengths {
 			wider, err := network.Addr().Prefix(bits)
-			if rule == bpf.MeshInclude && err == nil && bits <= network.Bits() && rules[wider] == bpf.MeshExclude {
+			if rule == MeshInclude && err == nil && bits <= network.Bits() && rules[wider] == MeshExclude {
 				delete(rules, network)
 			}
 		}

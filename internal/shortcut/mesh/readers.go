@@ -26,7 +26,7 @@ func (s *Shortcut) watchReaders() {
 		return
 	}
 	readers, err := s.datapath.MeshReaders()
-	slices.SortFunc(readers.Splicers, func(a, b bpf.MeshProgram) int {
+	slices.SortFunc(readers.Splicers, func(a, b MeshProgram) int {
 		return cmp.Or(cmp.Compare(a.Netns, b.Netns), cmp.Compare(a.Name, b.Name))
 	})
 	s.mu.Lock()
@@ -43,7 +43,7 @@ func (s *Shortcut) watchReaders() {
 }
 
 // abort aborts a connection. Both ends get an error.
-func (s *Shortcut) abort(stuck *bpf.StuckMeshSocket) {
+func (s *Shortcut) abort(stuck *StuckMeshSocket) {
 	i := slices.IndexFunc(s.pods, func(p Pod) bool { return p.Namespace == stuck.Program.Netns })
 	if i < 0 {
 		return

@@ -15,7 +15,6 @@ import (
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
-	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/node"
 	"beeline.io/beeline/internal/node/netdev"
 )
@@ -32,7 +31,7 @@ type podDevices struct {
 	excluded []uint32 // indexes
 	virtual  []int    // indexes of those behind which virtual machines are
 	bySource bool
-	routes   map[bpf.MeshRoute]bpf.MeshRule
+	routes   map[MeshRoute]MeshRule
 	// unclear is what the routes do not tell; empty: nothing.
 	unclear string
 }
@@ -236,7 +235,7 @@ func (r *routeReader) listSources() error {
 
 // ask fills in the routes that differ from those of the next larger network.
 func (r *routeReader) ask() error {
-	r.devices.routes = map[bpf.MeshRoute]bpf.MeshRule{}
+	r.devices.routes = map[MeshRoute]MeshRule{}
 	for _, source := range append([]netip.Addr{{}}, r.sources...) {
 		if err := r.askFor(source); err != nil {
 			return err
@@ -265,7 +264,7 @@ func (r *routeReader) askFor(source netip.Addr) error {
 			}
 		}
 		if excluded != outer {
-			r.devices.routes[bpf.MeshRoute{Source: source, To: n.Prefix}] = map[bool]bpf.MeshRule{true: bpf.MeshExclude, false: bpf.MeshInclude}[excluded]
+			r.devices.routes[MeshRoute{Source: source, To: n.Prefix}] = map[bool]MeshRule{true: MeshExclude, false: MeshInclude}[excluded]
 		}
 		around = append(around, answer{n, excluded})
 	}

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package bpf
+package mesh
 
 import (
 	"errors"
@@ -13,6 +13,7 @@ import (
 	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
 
+	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/util/kernelclock"
 )
 
@@ -24,10 +25,10 @@ func (m *MeshDatapath) attachMeshMessages() error {
 	if err := m.attachMeshRead(); err != nil {
 		return fmt.Errorf("attach to the tracepoint tcp_rcv_space_adjust: %w", err)
 	}
-	for name, hook := range map[string]ebpf.AttachType{MeshProgBeelineMeshReceive: ebpf.AttachSkSKBVerdict, MeshProgBeelineMeshMessage: ebpf.AttachSkMsgVerdict} {
-		err := link.RawAttachProgram(link.RawAttachProgramOptions{Target: m.maps(MeshMapMeshSockets).FD(), Program: m.datapath.Program(name), Attach: hook})
+	for name, hook := range map[string]ebpf.AttachType{bpf.MeshProgBeelineMeshReceive: ebpf.AttachSkSKBVerdict, bpf.MeshProgBeelineMeshMessage: ebpf.AttachSkMsgVerdict} {
+		err := link.RawAttachProgram(link.RawAttachProgramOptions{Target: m.maps(bpf.MeshMapMeshSockets).FD(), Program: m.datapath.Program(name), Attach: hook})
 		if err != nil {
-			return fmt.Errorf("attach %s to table %s: %w", name, MeshMapMeshSockets, err)
+			return fmt.Errorf("attach %s to table %s: %w", name, bpf.MeshMapMeshSockets, err)
 		}
 	}
 	return nil
@@ -39,7 +40,7 @@ func meshReadPath(bpffs string) string { return filepath.Join(bpffs, "links", Me
 // attachMeshRead attaches the program that sees how sockets are read, or replaces it: such links cannot be updated. For
 // a moment both are attached, which does no harm.
 func (m *MeshDatapath) attachMeshRead() error {
-	l, err := link.AttachTracing(link.TracingOptions{Program: m.datapath.Program(MeshProgBeelineMeshRead)})
+	l, err := link.AttachTracing(link.TracingOptions{Program: m.datapath.Program(bpf.MeshProgBeelineMeshRead)})
 	if err != nil {
 		return err
 	}
@@ -61,7 +62,7 @@ func (m *MeshDatapath) attachMeshRead() error {
 // of sockets take TCP from now on.
 func detachMeshRead(bpffs string) error {
 	if err := forgetMeshReaders(bpffs); err != nil {
-		return fmt.Errorf("empty table %s: %w", MeshMapMeshReaders, err)
+		return fmt.Errorf("empty table %s: %w", bpf.MeshMapMeshReaders, err)
 	}
 	err := os.Remove(meshReadPath(bpffs))
 	if errors.Is(err, os.ErrNotExist) {
@@ -71,7 +72,7 @@ func detachMeshRead(bpffs string) error {
 }
 
 func forgetMeshReaders(bpffs string) error {
-	m, err := ebpf.LoadPinnedMap(TablePath(bpffs, MeshMapMeshReaders), nil)
+	m, err := ebpf.LoadPinnedMap(bpf.TablePath(bpffs, bpf.MeshMapMeshReaders), nil)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil
 	}
@@ -79,7 +80,7 @@ func forgetMeshReaders(bpffs string) error {
 		return err
 	}
 	defer m.Close()
-	table := NewHash[uint64, MeshMeshReader](meshDeclared(MeshMapMeshReaders), m)
+	table := bpf.NewHash[uint64, bpf.MeshMeshReader](meshDeclared(bpf.MeshMapMeshReaders), m)
 	readers, err := table.All()
 	for cookie := range readers {
 		err = errors.Join(err, table.Delete(cookie))
@@ -87,16 +88,16 @@ func forgetMeshReaders(bpffs string) error {
 	return err
 }
 
-func (m *MeshDatapath) meshPrograms() Hash[MeshMeshProgramKey, MeshMeshProgram] {
-	return meshTable[MeshMeshProgramKey, MeshMeshProgram](m, MeshMapMeshPodPrograms)
+func (m *MeshDatapath) meshPrograms() bpf.Hash[bpf.MeshMeshProgramKey, bpf.MeshMeshProgram] {
+	return meshTable[bpf.MeshMeshProgramKey, bpf.MeshMeshProgram](m, bpf.MeshMapMeshPodPrograms)
 }
 
 // ForgetMeshMembers deletes the rows of sockets and programs in network namespaces for whose cookie gone returns true:
 // no program has seen the end of sockets that outlived the programs at their cgroup. Messages of one that is still open
 // take TCP.
 func (m *MeshDatapath) ForgetMeshMembers(gone func(netns uint64) bool) error {
-	members := meshTable[MeshMeshTuple, MeshMeshMember](m, MeshMapMeshMembers)
-	readers := meshTable[uint64, MeshMeshReader](m, MeshMapMeshReaders)
+	members := meshTable[bpf.MeshMeshTuple, bpf.MeshMeshMember](m, bpf.MeshMapMeshMembers)
+	readers := meshTable[uint64, bpf.MeshMeshReader](m, bpf.MeshMapMeshReaders)
 	all, err := members.All()
 	for tuple, member := range all {
 		if gone(tuple.Netns) {
@@ -110,7 +111,7 @@ func (m *MeshDatapath) ForgetMeshMembers(gone func(netns uint64) bool) error {
 			err = errors.Join(err, m.meshPrograms().Delete(key))
 		}
 	}
-	acceptors := meshTable[MeshMeshAcceptorKey, MeshMeshAcceptor](m, MeshMapMeshAcceptors)
+	acceptors := meshTable[bpf.MeshMeshAcceptorKey, bpf.MeshMeshAcceptor](m, bpf.MeshMapMeshAcceptors)
 	ports, e := acceptors.All()
 	err = errors.Join(err, e)
 	for key := range ports {
@@ -130,7 +131,7 @@ type MeshProgram struct {
 	Name  string
 }
 
-func meshProgramOf(k *MeshMeshProgramKey) MeshProgram {
+func meshProgramOf(k *bpf.MeshMeshProgramKey) MeshProgram {
 	name := make([]byte, len(k.Name))
 	for i, c := range k.Name {
 		name[i] = byte(c)
@@ -154,7 +155,7 @@ func (m *MeshDatapath) MeshReaders() (r MeshReaders, err error) {
 		if p.Splices != 0 {
 			r.Splicers = append(r.Splicers, meshProgramOf(&key))
 		}
-		if uint64(p.Names) >= uint64(MeshMeshSizeMESH_PROGRAMS_OF_POD) {
+		if uint64(p.Names) >= uint64(bpf.MeshMeshSizeMESH_PROGRAMS_OF_POD) {
 			r.Full = append(r.Full, key.Netns)
 		}
 	}
@@ -173,7 +174,7 @@ func (m *MeshDatapath) StuckMeshSockets(age time.Duration) (all []StuckMeshSocke
 	if err != nil || counts == nil || counts.Stuck == 0 {
 		return nil, err
 	}
-	readers, err := meshTable[uint64, MeshMeshReader](m, MeshMapMeshReaders).All()
+	readers, err := meshTable[uint64, bpf.MeshMeshReader](m, bpf.MeshMapMeshReaders).All()
 	now := kernelclock.Now()
 	for cookie, r := range readers {
 		if r.Stuck == 0 || r.Stuck+uint64(age) > now {
@@ -190,9 +191,9 @@ func (m *MeshDatapath) StuckMeshSockets(age time.Duration) (all []StuckMeshSocke
 
 // meshMessagesWait asks the kernel whether messages wait in the queue of the socket at an address.
 func (m *MeshDatapath) meshMessagesWait(sock, cookie uint64) (bool, error) {
-	waits, err := m.datapath.Program(MeshProgBeelineMeshUnread).Run(&ebpf.RunOptions{Context: &MeshMeshUnread{Sock: sock, Cookie: cookie}})
+	waits, err := m.datapath.Program(bpf.MeshProgBeelineMeshUnread).Run(&ebpf.RunOptions{Context: &bpf.MeshMeshUnread{Sock: sock, Cookie: cookie}})
 	if err != nil {
-		return false, fmt.Errorf("run program %s: %w", MeshProgBeelineMeshUnread, err)
+		return false, fmt.Errorf("run program %s: %w", bpf.MeshProgBeelineMeshUnread, err)
 	}
 	return waits != 0, nil
 }

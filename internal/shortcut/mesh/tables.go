@@ -1,25 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package bpf
+package mesh
 
 import (
 	"errors"
 	"net/netip"
 	"time"
 
+	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/util/kernelclock"
 )
 
 // A MeshRule says what a port or a network means for connections of a pod.
-type MeshRule = MeshMeshRule
+type MeshRule = bpf.MeshMeshRule
 
 // The rules.
 const (
-	MeshExclude = MeshMeshRuleMESH_EXCLUDE
-	MeshInclude = MeshMeshRuleMESH_INCLUDE
+	MeshExclude = bpf.MeshMeshRuleMESH_EXCLUDE
+	MeshInclude = bpf.MeshMeshRuleMESH_INCLUDE
 	// MeshProbe excludes what comes from an address of the node, and MeshProbeIncluded includes all else.
-	MeshProbe         = MeshMeshRuleMESH_PROBE
-	MeshProbeIncluded = MeshMeshRuleMESH_PROBE_INCLUDED
+	MeshProbe         = bpf.MeshMeshRuleMESH_PROBE
+	MeshProbeIncluded = bpf.MeshMeshRuleMESH_PROBE_INCLUDED
 )
 
 // A MeshProxy is what tells the proxy of a pod from applications: a process that has one of these is the proxy. If
@@ -75,14 +76,14 @@ type MeshPodPolicy struct {
 //
 // Rows of ports and networks are added before, and removed after, those that refer to them.
 func (m *MeshDatapath) SetMeshPods(all []MeshPodPolicy) error {
-	pods, ports, networks := map[MeshMeshPodKey]MeshMeshPod{}, map[MeshMeshPort]uint32{}, map[MeshMeshNetwork]uint32{}
-	servers, containers := map[MeshMeshNameServer]uint32{}, map[uint64]uint64{}
-	devices, routes := map[MeshMeshDevice]uint32{}, map[MeshMeshRoute]uint32{}
+	pods, ports, networks := map[bpf.MeshMeshPodKey]bpf.MeshMeshPod{}, map[bpf.MeshMeshPort]uint32{}, map[bpf.MeshMeshNetwork]uint32{}
+	servers, containers := map[bpf.MeshMeshNameServer]uint32{}, map[uint64]uint64{}
+	devices, routes := map[bpf.MeshMeshDevice]uint32{}, map[bpf.MeshMeshRoute]uint32{}
 	for _, p := range all {
 		pod := p.row()
-		pods[MeshMeshPodKey{Id: p.Cgroup, Kind: uint32(MeshMeshPodKindMESH_BY_CGROUP)}] = pod
+		pods[bpf.MeshMeshPodKey{Id: p.Cgroup, Kind: uint32(bpf.MeshMeshPodKindMESH_BY_CGROUP)}] = pod
 		if p.Namespace != 0 {
-			pods[MeshMeshPodKey{Id: p.Namespace, Kind: uint32(MeshMeshPodKindMESH_BY_NETNS)}] = pod
+			pods[bpf.MeshMeshPodKey{Id: p.Namespace, Kind: uint32(bpf.MeshMeshPodKindMESH_BY_NETNS)}] = pod
 		}
 		p.addRules(ports, networks)
 		p.addDevices(devices, routes)
@@ -90,42 +91,42 @@ func (m *MeshDatapath) SetMeshPods(all []MeshPodPolicy) error {
 			containers[p.Cgroup] = p.Policy.Proxy.Cgroup
 		}
 		for _, a := range p.Policy.NameServers {
-			servers[MeshMeshNameServer{Cgroup: p.Cgroup, Address: AddressFrom(a)}] = 1
+			servers[bpf.MeshMeshNameServer{Cgroup: p.Cgroup, Address: bpf.AddressFrom(a)}] = 1
 		}
 	}
-	portTable := meshTable[MeshMeshPort, uint32](m, MeshMapMeshPorts)
-	networkTable := meshTable[MeshMeshNetwork, uint32](m, MeshMapMeshNetworks)
-	serverTable := meshTable[MeshMeshNameServer, uint32](m, MeshMapMeshNameServers)
-	containerTable := meshTable[uint64, uint64](m, MeshMapMeshProxyCgroups)
-	deviceTable := meshTable[MeshMeshDevice, uint32](m, MeshMapMeshDevices)
-	routeTable := meshTable[MeshMeshRoute, uint32](m, MeshMapMeshRoutes)
-	err := errors.Join(Publish(portTable, ports), Publish(networkTable, networks), Publish(serverTable, servers), Publish(containerTable, containers),
-		Publish(deviceTable, devices), Publish(routeTable, routes))
+	portTable := meshTable[bpf.MeshMeshPort, uint32](m, bpf.MeshMapMeshPorts)
+	networkTable := meshTable[bpf.MeshMeshNetwork, uint32](m, bpf.MeshMapMeshNetworks)
+	serverTable := meshTable[bpf.MeshMeshNameServer, uint32](m, bpf.MeshMapMeshNameServers)
+	containerTable := meshTable[uint64, uint64](m, bpf.MeshMapMeshProxyCgroups)
+	deviceTable := meshTable[bpf.MeshMeshDevice, uint32](m, bpf.MeshMapMeshDevices)
+	routeTable := meshTable[bpf.MeshMeshRoute, uint32](m, bpf.MeshMapMeshRoutes)
+	err := errors.Join(bpf.Publish(portTable, ports), bpf.Publish(networkTable, networks), bpf.Publish(serverTable, servers), bpf.Publish(containerTable, containers),
+		bpf.Publish(deviceTable, devices), bpf.Publish(routeTable, routes))
 	if err != nil {
 		return err
 	}
-	podTable := meshTable[MeshMeshPodKey, MeshMeshPod](m, MeshMapMeshPods)
-	return errors.Join(Mirror(podTable, pods), Mirror(portTable, ports), Mirror(networkTable, networks),
-		Mirror(serverTable, servers), Mirror(containerTable, containers), Mirror(deviceTable, devices), Mirror(routeTable, routes))
+	podTable := meshTable[bpf.MeshMeshPodKey, bpf.MeshMeshPod](m, bpf.MeshMapMeshPods)
+	return errors.Join(bpf.Mirror(podTable, pods), bpf.Mirror(portTable, ports), bpf.Mirror(networkTable, networks),
+		bpf.Mirror(serverTable, servers), bpf.Mirror(containerTable, containers), bpf.Mirror(deviceTable, devices), bpf.Mirror(routeTable, routes))
 }
 
 // MeshRuleLimits returns how many rules of ports and of networks the tables hold.
 func (m *MeshDatapath) MeshRuleLimits() (ports, networks int) {
-	return int(m.maps(MeshMapMeshPorts).MaxEntries()), int(m.maps(MeshMapMeshNetworks).MaxEntries())
+	return int(m.maps(bpf.MeshMapMeshPorts).MaxEntries()), int(m.maps(bpf.MeshMapMeshNetworks).MaxEntries())
 }
 
 // SetMeshNodeAddresses writes the node's own addresses, from which the kubelet probes.
 func (m *MeshDatapath) SetMeshNodeAddresses(all []netip.Addr) error {
-	wanted := map[SockAddress]uint32{}
+	wanted := map[bpf.SockAddress]uint32{}
 	for _, a := range all {
-		wanted[AddressFrom(a)] = 1
+		wanted[bpf.AddressFrom(a)] = 1
 	}
-	return Mirror(meshTable[SockAddress, uint32](m, MeshMapMeshNodeAddresses), wanted)
+	return bpf.Mirror(meshTable[bpf.SockAddress, uint32](m, bpf.MeshMapMeshNodeAddresses), wanted)
 }
 
-func (p *MeshPodPolicy) row() MeshMeshPod {
+func (p *MeshPodPolicy) row() bpf.MeshMeshPod {
 	proxy := &p.Policy.Proxy
-	row := MeshMeshPod{Cgroup: p.Cgroup}
+	row := bpf.MeshMeshPod{Cgroup: p.Cgroup}
 	if proxy.UID != nil {
 		row.ProxyUid = *proxy.UID
 	}
@@ -134,18 +135,18 @@ func (p *MeshPodPolicy) row() MeshMeshPod {
 	}
 	for _, f := range []struct {
 		set  bool
-		flag MeshMeshPodFlags
+		flag bpf.MeshMeshPodFlags
 	}{
-		{p.Policy.AllOutbound, MeshMeshPodFlagsMESH_ALL_OUTBOUND},
-		{p.Policy.AllInbound, MeshMeshPodFlagsMESH_ALL_INBOUND},
-		{p.Policy.DNS, MeshMeshPodFlagsMESH_DNS},
-		{p.Policy.AllNameServers, MeshMeshPodFlagsMESH_DNS_ALL},
-		{proxy.UID == nil, MeshMeshPodFlagsMESH_PROXY_ANY_USER},
-		{proxy.GID == nil, MeshMeshPodFlagsMESH_PROXY_ANY_GROUP},
-		{proxy.Cgroup != 0, MeshMeshPodFlagsMESH_PROXY_CGROUP},
-		{!proxy.Known(), MeshMeshPodFlagsMESH_PROXY_UNKNOWN},
-		{len(p.Policy.Devices.Rules) > 0, MeshMeshPodFlagsMESH_HAS_DEVICES},
-		{p.Policy.Devices.BySource, MeshMeshPodFlagsMESH_ROUTES_BY_SOURCE},
+		{p.Policy.AllOutbound, bpf.MeshMeshPodFlagsMESH_ALL_OUTBOUND},
+		{p.Policy.AllInbound, bpf.MeshMeshPodFlagsMESH_ALL_INBOUND},
+		{p.Policy.DNS, bpf.MeshMeshPodFlagsMESH_DNS},
+		{p.Policy.AllNameServers, bpf.MeshMeshPodFlagsMESH_DNS_ALL},
+		{proxy.UID == nil, bpf.MeshMeshPodFlagsMESH_PROXY_ANY_USER},
+		{proxy.GID == nil, bpf.MeshMeshPodFlagsMESH_PROXY_ANY_GROUP},
+		{proxy.Cgroup != 0, bpf.MeshMeshPodFlagsMESH_PROXY_CGROUP},
+		{!proxy.Known(), bpf.MeshMeshPodFlagsMESH_PROXY_UNKNOWN},
+		{len(p.Policy.Devices.Rules) > 0, bpf.MeshMeshPodFlagsMESH_HAS_DEVICES},
+		{p.Policy.Devices.BySource, bpf.MeshMeshPodFlagsMESH_ROUTES_BY_SOURCE},
 	} {
 		if f.set {
 			row.Flags |= uint32(f.flag)
@@ -154,27 +155,27 @@ func (p *MeshPodPolicy) row() MeshMeshPod {
 	return row
 }
 
-func (p *MeshPodPolicy) addRules(ports map[MeshMeshPort]uint32, networks map[MeshMeshNetwork]uint32) {
-	for direction, rules := range map[MeshMeshDirection]map[uint16]MeshRule{
-		MeshMeshDirectionMESH_OUTBOUND: p.Policy.OutboundPorts, MeshMeshDirectionMESH_INBOUND: p.Policy.InboundPorts,
+func (p *MeshPodPolicy) addRules(ports map[bpf.MeshMeshPort]uint32, networks map[bpf.MeshMeshNetwork]uint32) {
+	for direction, rules := range map[bpf.MeshMeshDirection]map[uint16]MeshRule{
+		bpf.MeshMeshDirectionMESH_OUTBOUND: p.Policy.OutboundPorts, bpf.MeshMeshDirectionMESH_INBOUND: p.Policy.InboundPorts,
 	} {
 		for port, rule := range rules {
-			ports[MeshMeshPort{Cgroup: p.Cgroup, Port: port, Direction: uint16(direction)}] = uint32(rule)
+			ports[bpf.MeshMeshPort{Cgroup: p.Cgroup, Port: port, Direction: uint16(direction)}] = uint32(rule)
 		}
 	}
 	for network, rule := range p.Policy.Networks {
-		networks[MeshMeshNetwork{Prefixlen: meshPodBits + mappedBits(network), Cgroup: p.cgroupWords(), Address: AddressFrom(network.Addr())}] = uint32(rule)
+		networks[bpf.MeshMeshNetwork{Prefixlen: meshPodBits + mappedBits(network), Cgroup: p.cgroupWords(), Address: bpf.AddressFrom(network.Addr())}] = uint32(rule)
 	}
 }
 
-func (p *MeshPodPolicy) addDevices(devices map[MeshMeshDevice]uint32, routes map[MeshMeshRoute]uint32) {
+func (p *MeshPodPolicy) addDevices(devices map[bpf.MeshMeshDevice]uint32, routes map[bpf.MeshMeshRoute]uint32) {
 	for index, rule := range p.Policy.Devices.Rules {
-		devices[MeshMeshDevice{Cgroup: p.Cgroup, Index: index}] = uint32(rule)
+		devices[bpf.MeshMeshDevice{Cgroup: p.Cgroup, Index: index}] = uint32(rule)
 	}
 	for route, rule := range p.Policy.Devices.Routes {
-		key := MeshMeshRoute{Prefixlen: meshPodBits + 128 + mappedBits(route.To), Cgroup: p.cgroupWords(), Destination: AddressFrom(route.To.Addr())}
+		key := bpf.MeshMeshRoute{Prefixlen: meshPodBits + 128 + mappedBits(route.To), Cgroup: p.cgroupWords(), Destination: bpf.AddressFrom(route.To.Addr())}
 		if route.Source.IsValid() {
-			key.Source = AddressFrom(route.Source)
+			key.Source = bpf.AddressFrom(route.Source)
 		}
 		routes[key] = uint32(rule)
 	}
@@ -198,7 +199,7 @@ func mappedBits(network netip.Prefix) uint32 {
 // MeshLoops counts, by the cookie of the network namespace, the connections of pods' proxies that would have come back
 // to them, and were refused since an age.
 func (m *MeshDatapath) MeshLoops(since time.Duration) (map[uint64]uint64, error) {
-	all, err := meshTable[uint64, MeshMeshLoopCount](m, MeshMapMeshLoops).All()
+	all, err := meshTable[uint64, bpf.MeshMeshLoopCount](m, bpf.MeshMapMeshLoops).All()
 	counts, now := map[uint64]uint64{}, kernelclock.Now()
 	for netns, loops := range all {
 		if loops.Last+uint64(since) > now {

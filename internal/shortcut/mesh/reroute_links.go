@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package bpf
+package mesh
 
 import (
 	"errors"
@@ -11,13 +11,14 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/node/netns"
 )
 
 // The rule and the route that deliver the packets with the program's mark to the pod's network namespace, as for
 // TPROXY of netfilter. Priority and table are Beeline's own.
 const (
-	meshMark          = uint32(MeshRerouteMeshMarkMESH_MARK)
+	meshMark          = uint32(bpf.MeshRerouteMeshMarkMESH_MARK)
 	meshRulePriority  = 15001
 	meshRouteTable    = 15001
 	meshRouteProtocol = 190 // RTPROT: who added it
@@ -62,7 +63,7 @@ func (m *MeshDatapath) attachMeshReroute(cgroup, cookie uint64, namespace *netns
 	}
 	for _, device := range devices {
 		hook := fmt.Sprintf("%s%d_%d", meshReroute, cookie, device)
-		if err := m.datapath.AttachLink(MeshComponent, cgroup, hook, program, DeviceTarget{Index: device, Namespace: namespace}, ebpf.AttachTCXIngress); err != nil {
+		if err := m.datapath.AttachLink(MeshComponent, cgroup, hook, program, bpf.DeviceTarget{Index: device, Namespace: namespace}, ebpf.AttachTCXIngress); err != nil {
 			return fmt.Errorf("attach to device %d: %w", device, err)
 		}
 	}
@@ -75,7 +76,7 @@ func (m *MeshDatapath) DetachMeshReroute(cgroup uint64) error {
 }
 
 func (m *MeshDatapath) loadMeshReroute(cookie uint64) (*ebpf.Program, error) {
-	return m.loadMeshAt(cookie, LoadMeshReroute, MeshRerouteProgBeelineMeshReroute)
+	return m.loadMeshAt(cookie, bpf.LoadMeshReroute, bpf.MeshRerouteProgBeelineMeshReroute)
 }
 
 func meshRule(family int) *netlink.Rule {
@@ -86,7 +87,7 @@ func meshRule(family int) *netlink.Rule {
 
 func meshRoute(family int, all string) *netlink.Route {
 	_, to, _ := net.ParseCIDR(all)
-	return &netlink.Route{Family: family, LinkIndex: LoopbackIndex, Dst: to, Table: meshRouteTable, Type: unix.RTN_LOCAL, Scope: unix.RT_SCOPE_HOST, Protocol: meshRouteProtocol}
+	return &netlink.Route{Family: family, LinkIndex: bpf.LoopbackIndex, Dst: to, Table: meshRouteTable, Type: unix.RTN_LOCAL, Scope: unix.RT_SCOPE_HOST, Protocol: meshRouteProtocol}
 }
 
 // addMeshRoutes adds the rules and routes of both families to the calling thread's network namespace. A family that the

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package bpf
+package mesh
 
 import (
 	"errors"
 	"fmt"
 
 	"github.com/cilium/ebpf"
+
+	"beeline.io/beeline/internal/bpf"
 )
 
 // MeshListenersOf returns the cookies of the proxy's listeners that the tables have for a network namespace: those for
@@ -14,7 +16,7 @@ import (
 func (m *MeshDatapath) MeshListenersOf(cookie uint64, outbound bool) (all []uint64) {
 	for place := range uint32(MeshListeners) {
 		var socket uint64
-		if m.maps(MeshMapMeshListeners).Lookup(&MeshMeshListenerKey{Netns: cookie, Place: place, Outbound: number(outbound)}, &socket) == nil {
+		if m.maps(bpf.MeshMapMeshListeners).Lookup(&bpf.MeshMeshListenerKey{Netns: cookie, Place: place, Outbound: number(outbound)}, &socket) == nil {
 			all = append(all, socket)
 		}
 	}
@@ -24,8 +26,8 @@ func (m *MeshDatapath) MeshListenersOf(cookie uint64, outbound bool) (all []uint
 // AddMeshListener adds a listener of the proxy in a network namespace to the tables: fd is a socket.
 func (m *MeshDatapath) AddMeshListener(cookie uint64, outbound bool, fd int) error {
 	for place := range uint32(MeshListeners) {
-		key, socket := MeshMeshListenerKey{Netns: cookie, Place: place, Outbound: number(outbound)}, uint64(fd)
-		err := m.maps(MeshMapMeshListeners).Update(&key, &socket, ebpf.UpdateNoExist)
+		key, socket := bpf.MeshMeshListenerKey{Netns: cookie, Place: place, Outbound: number(outbound)}, uint64(fd)
+		err := m.maps(bpf.MeshMapMeshListeners).Update(&key, &socket, ebpf.UpdateNoExist)
 		if err == nil || !errors.Is(err, ebpf.ErrKeyExist) {
 			return err
 		}

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package bpf
+package mesh
 
 import (
 	"errors"
@@ -11,6 +11,7 @@ import (
 
 	"github.com/cilium/ebpf"
 
+	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/node/netns"
 )
 
@@ -25,7 +26,7 @@ const (
 
 // A meshLink is a pinned link at a pod.
 type meshLink struct {
-	Link
+	bpf.Link
 	// netns is the cookie of the namespace; 0: the link is at the cgroup. device is the index of a device in it;
 	// 0: the link is at the namespace itself, or at lo.
 	netns    uint64
@@ -34,7 +35,7 @@ type meshLink struct {
 }
 
 // meshLinkOf reads the name of the hook. It is not ok if this version has none of that name.
-func meshLinkOf(pinned Link) (l meshLink, ok bool) {
+func meshLinkOf(pinned bpf.Link) (l meshLink, ok bool) {
 	l.Link = pinned
 	cookie, inbound := strings.CutPrefix(l.Hook, meshInbound)
 	if !inbound {
@@ -49,12 +50,12 @@ func meshLinkOf(pinned Link) (l meshLink, ok bool) {
 		n, err := fmt.Sscanf(at, "%d_%d", &l.netns, &l.device)
 		return l, n == 2 && err == nil
 	}
-	return l, slices.ContainsFunc(meshHooks, func(h CgroupHook) bool { return h.Name == l.Hook })
+	return l, slices.ContainsFunc(meshHooks, func(h bpf.CgroupHook) bool { return h.Name == l.Hook })
 }
 
 // meshLinks lists the pinned links at pods.
 func meshLinks(bpffs string) (all []meshLink, err error) {
-	pinned, err := PinnedLinks(bpffs, MeshComponent)
+	pinned, err := bpf.PinnedLinks(bpffs, MeshComponent)
 	for _, p := range pinned {
 		if l, ok := meshLinkOf(p); ok {
 			all = append(all, l)
@@ -64,10 +65,10 @@ func meshLinks(bpffs string) (all []meshLink, err error) {
 }
 
 // attachedMesh finds the programs at pods.
-func attachedMesh(bpffs string) (all []AttachedProgram, err error) {
+func attachedMesh(bpffs string) (all []bpf.AttachedProgram, err error) {
 	links, err := meshLinks(bpffs)
 	for _, l := range links {
-		all = append(all, AttachedProgram{l.Program, fmt.Sprintf("%s of cgroup %d", l.Hook, l.Owner)})
+		all = append(all, bpf.AttachedProgram{ID: l.Program, At: fmt.Sprintf("%s of cgroup %d", l.Hook, l.Owner)})
 	}
 	return all, err
 }
@@ -98,7 +99,9 @@ func (m *MeshDatapath) replaceLink(l *meshLink) error {
 	if l.Detached {
 		return l.Remove()
 	}
-	load := func(uint64) (*ebpf.Program, error) { return m.datapath.Program(MeshProgBeelineMeshLoopback).Clone() }
+	load := func(uint64) (*ebpf.Program, error) {
+		return m.datapath.Program(bpf.MeshProgBeelineMeshLoopback).Clone()
+	}
 	switch {
 	case l.netns == 0:
 		load = func(uint64) (*ebpf.Program, error) { return m.datapath.Program(meshHooks[l.rank()].Program).Clone() }
@@ -140,7 +143,7 @@ func (l *meshLink) rank() int {
 	if l.netns != 0 {
 		return len(meshHooks)
 	}
-	return slices.IndexFunc(meshHooks, func(h CgroupHook) bool { return h.Name == l.Hook })
+	return slices.IndexFunc(meshHooks, func(h bpf.CgroupHook) bool { return h.Name == l.Hook })
 }
 
 // A MeshPod is a pod with programs of the sidecar shortcut.
@@ -185,7 +188,7 @@ func (m *MeshDatapath) MeshPods() (map[uint64]*MeshPod, error) {
 
 // AttachMesh attaches the programs to the cgroup of a pod, unless they are there.
 func (m *MeshDatapath) AttachMesh(directory string) error {
-	pod, err := NewCgroupTarget(directory)
+	pod, err := bpf.NewCgroupTarget(directory)
 	if err != nil {
 		return err
 	}
@@ -209,7 +212,7 @@ func (m *MeshDatapath) AttachMeshInbound(cgroup uint64, namespace *netns.Namespa
 	}
 	defer program.Close()
 	hook := meshInbound + strconv.FormatUint(cookie, 10)
-	return m.datapath.AttachLink(MeshComponent, cgroup, hook, program, NamespaceTarget{namespace}, ebpf.AttachSkLookup)
+	return m.datapath.AttachLink(MeshComponent, cgroup, hook, program, bpf.NamespaceTarget{Namespace: namespace}, ebpf.AttachSkLookup)
 }
 
 // AttachMeshLoopback attaches the program by which a socket whose messages skip TCP sends a RST if it is closed with
@@ -222,8 +225,8 @@ func (m *MeshDatapath) AttachMeshLoopback(cgroup uint64, namespace *netns.Namesp
 	if err != nil {
 		return err
 	}
-	hook, lo := meshLoopback+strconv.FormatUint(cookie, 10), DeviceTarget{Index: LoopbackIndex, Namespace: namespace}
-	return m.datapath.AttachLink(MeshComponent, cgroup, hook, m.datapath.Program(MeshProgBeelineMeshLoopback), lo, ebpf.AttachTCXEgress)
+	hook, lo := meshLoopback+strconv.FormatUint(cookie, 10), bpf.DeviceTarget{Index: bpf.LoopbackIndex, Namespace: namespace}
+	return m.datapath.AttachLink(MeshComponent, cgroup, hook, m.datapath.Program(bpf.MeshProgBeelineMeshLoopback), lo, ebpf.AttachTCXEgress)
 }
 
 // DetachMesh detaches all programs of a pod, by the id of its cgroup.
@@ -246,7 +249,7 @@ func (m *MeshDatapath) removeMesh(chosen func(meshLink) bool) error {
 
 // loadMeshInbound loads the program for a network namespace.
 func (m *MeshDatapath) loadMeshInbound(cookie uint64) (*ebpf.Program, error) {
-	return m.loadMeshAt(cookie, LoadMeshInbound, MeshInboundProgBeelineMeshInbound)
+	return m.loadMeshAt(cookie, bpf.LoadMeshInbound, bpf.MeshInboundProgBeelineMeshInbound)
 }
 
 // loadMeshAt loads a program that has the cookie of its network namespace.
@@ -255,7 +258,7 @@ func (m *MeshDatapath) loadMeshAt(cookie uint64, load func() (*ebpf.CollectionSp
 	if err != nil {
 		return nil, err
 	}
-	if err := spec.Variables[MeshInboundVarMeshNetns].Set(cookie); err != nil {
+	if err := spec.Variables[bpf.MeshInboundVarMeshNetns].Set(cookie); err != nil {
 		return nil, err
 	}
 	loaded, err := m.datapath.Load(spec)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package bpf
+package mesh
 
 import (
 	"fmt"
@@ -10,6 +10,7 @@ import (
 
 	"github.com/cilium/ebpf"
 
+	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/test/shared"
 )
 
@@ -100,7 +101,7 @@ func TestMeshPolicy(t *testing.T) {
 			strict.OutboundPorts, strict.InboundPorts, strict.Networks = ports(MeshExclude), ports(MeshExclude), networks("0.0.0.0/0", MeshExclude)
 			must(t, d.SetMeshPods([]MeshPodPolicy{{Cgroup: 1<<32 | 9, Namespace: namespace, Policy: &c.policy}, {Cgroup: 9, Namespace: namespace + 1, Policy: &strict}}))
 			q := shared.MeshQuestion{Netns: namespace, Port: c.port}
-			q.Remote.Bytes, q.Local.Bytes = AddressFrom(netip.MustParseAddr(c.remote)).Bytes, AddressFrom(netip.MustParseAddr(c.local)).Bytes
+			q.Remote.Bytes, q.Local.Bytes = bpf.AddressFrom(netip.MustParseAddr(c.remote)).Bytes, bpf.AddressFrom(netip.MustParseAddr(c.local)).Bytes
 			p.Ask(&q)
 			if q.Outbound != 0 != c.outbound || q.Dns != 0 != c.dns || q.Inbound != 0 != c.inbound {
 				goes := map[bool]string{true: "goes to the proxy", false: "passes it by"}
@@ -142,4 +143,12 @@ func policyText(p *MeshPolicy) string {
 		text += fmt.Sprintf("; network %s: %s", network, rules[rule])
 	}
 	return text
+}
+
+// must ends the test if a step fails that is not under test.
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
 }
