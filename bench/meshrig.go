@@ -283,7 +283,7 @@ func (rig *meshRig) skipped(side int) (uint64, error) {
 	if side != meshSockmap {
 		return 0, nil
 	}
-	counts, err := mesh.ReadMeshCounters(rig.world.agents[0].BPFFS())
+	counts, err := mesh.ReadCounters(rig.world.agents[0].BPFFS())
 	if err != nil || counts == nil {
 		return 0, errors.Join(err, errors.New("the agent has no counters of the sidecar shortcut"))
 	}

@@ -39,9 +39,9 @@ func TestMain(m *testing.M) {
 func bpffsOf(node *lab.Host) string { return filepath.Join(node.BPFFS, "beeline") }
 
 // openOn loads everything that an agent on a node loads. The node may have the tables of an earlier agent.
-func openOn(t *testing.T, node *lab.Host, limits bpf.Limits) (*bpf.Datapath, *mesh.MeshDatapath) {
+func openOn(t *testing.T, node *lab.Host, limits bpf.Limits) (*bpf.Datapath, *mesh.Datapath) {
 	t.Helper()
-	sidecars := &mesh.MeshDatapath{Options: &mesh.MeshOptions{OutboundPort: 15001, InboundPort: 15006, Sockmap: true}}
+	sidecars := &mesh.Datapath{Options: &mesh.Options{OutboundPort: 15001, InboundPort: 15006, Sockmap: true}}
 	d, err := bpf.Open(bpf.Options{
 		BPFFS: bpffsOf(node), CgroupRoot: node.CgroupRoot, BindProtection: true, Limits: limits,
 		Edge:        &bpf.EdgeOptions{SNATPorts: []bpf.PortRange{{First: 1024, Last: 29999}, {First: 61000, Last: 65535}}, AcceptDSR: true},
@@ -109,20 +109,20 @@ func TestProgramsServe(t *testing.T) {
 }
 
 // attachMesh attaches the sidecar shortcut to a pod.
-func attachMesh(t *testing.T, d *mesh.MeshDatapath, pod *lab.Host) {
+func attachMesh(t *testing.T, d *mesh.Datapath, pod *lab.Host) {
 	t.Helper()
-	must(t, d.AttachMesh(pod.Cgroup))
+	must(t, d.AttachCgroup(pod.Cgroup))
 	namespace, err := netns.Open(pod.NetNS)
 	must(t, err)
 	defer namespace.Close()
 	var st unix.Stat_t
 	must(t, unix.Stat(pod.Cgroup, &st))
-	must(t, d.AttachMeshInbound(st.Ino, namespace))
+	must(t, d.AttachInbound(st.Ino, namespace))
 }
 
 // wantLoaded checks that each program is loaded. It prints how many instructions the verifier processed, of the
 // 1,000,000 that it allows a program.
-func wantLoaded(t *testing.T, d *bpf.Datapath, sidecars *mesh.MeshDatapath, bpffs string) {
+func wantLoaded(t *testing.T, d *bpf.Datapath, sidecars *mesh.Datapath, bpffs string) {
 	t.Helper()
 	if d.NoBindProtection != "" {
 		t.Error(d.NoBindProtection)

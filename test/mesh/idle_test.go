@@ -163,7 +163,7 @@ func (i *idleProxy) check() {
 			w.t.Errorf("%s in %s: no message skipped TCP", i.sidecars[pod.name].name, pod.name)
 		}
 	}
-	if other, err := mesh.ReadMeshCounters(i.other.BPFFS()); err != nil || other.Joined > 0 {
+	if other, err := mesh.ReadCounters(i.other.BPFFS()); err != nil || other.Joined > 0 {
 		w.t.Errorf("without --mesh-sockmap sockets joined: %+v, %v", other, err)
 	}
 	for _, c := range i.conns {

@@ -156,9 +156,9 @@ func (w *world) pair(pod *lab.Host, listener net.Listener) (application, proxy *
 	return w.connect(pod, listener)
 }
 
-func (w *world) counts() *mesh.MeshCounters {
+func (w *world) counts() *mesh.Counters {
 	w.t.Helper()
-	c, err := mesh.ReadMeshCounters(w.agent.BPFFS())
+	c, err := mesh.ReadCounters(w.agent.BPFFS())
 	w.must(err)
 	return c
 }
@@ -167,7 +167,7 @@ func (w *world) counts() *mesh.MeshCounters {
 // connections one grows, and no other; "": none does.
 func (w *world) moves(sends, one string, do func()) {
 	w.t.Helper()
-	of := func(c *mesh.MeshCounters) map[string]uint64 {
+	of := func(c *mesh.Counters) map[string]uint64 {
 		return map[string]uint64{"outbound": c.Outbound, "inbound": c.Inbound, "dns": c.Dns, "refused": c.Refused, "unnamed": c.Unnamed, "loops": c.Loops, "unknown": c.Unknown}
 	}
 	before := of(w.counts())

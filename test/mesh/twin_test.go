@@ -218,7 +218,7 @@ func (w *world) compare(twins []*sidecar, name string, s twinScenario) {
 }
 
 // proveSockmap: messages have skipped TCP in those modes that have it. What is on rings is not sent.
-func (w *world) proveSockmap(s *sidecar, mode twinMode, before *mesh.MeshCounters) {
+func (w *world) proveSockmap(s *sidecar, mode twinMode, before *mesh.Counters) {
 	w.t.Helper()
 	now := w.counts()
 	skipped, joined := now.Skipped-before.Skipped, now.Joined-before.Joined

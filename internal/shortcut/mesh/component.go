@@ -18,7 +18,7 @@ import (
 
 // New returns the sidecar shortcut. It is enabled by --mesh-cgroups and --mesh-pods.
 func New() *component.Component {
-	c := &config{datapath: &MeshDatapath{}}
+	c := &config{datapath: &Datapath{}}
 	programs := c.datapath.Component()
 	return &component.Component{Name: programs.Name, BPF: programs, AddFlags: c.addFlags, Complete: c.complete, Options: c.options, New: c.run}
 }
@@ -81,7 +81,7 @@ func (r *running) podsServed() (served, all int) {
 func (r *running) status(s *api.Status) {
 	served, all := r.podsServed()
 	state := fmt.Sprintf("%d of %d pods", served, all)
-	if counts, err := ReadMeshCounters(r.env.BPFFS); err == nil && counts != nil {
+	if counts, err := ReadCounters(r.env.BPFFS); err == nil && counts != nil {
 		state += fmt.Sprintf("; connections to proxies: outbound %d, inbound %d; refused without a proxy %d", counts.Outbound, counts.Inbound, counts.Refused)
 		if counts.Joined > 0 {
 			state += fmt.Sprintf("; messages by sockmap %d, by TCP %d", counts.Skipped, counts.ByTcp)
@@ -105,7 +105,7 @@ func (r *running) conditions() condition.List {
 }
 
 func (r *running) metrics() ([]api.Metric, error) {
-	counts, err := ReadMeshCounters(r.env.BPFFS)
+	counts, err := ReadCounters(r.env.BPFFS)
 	if err != nil || counts == nil {
 		return nil, err
 	}
@@ -121,7 +121,7 @@ func (r *running) metrics() ([]api.Metric, error) {
 }
 
 // addCounters adds what the programs count.
-func addCounters(b *metrics.Batch, counts *MeshCounters) {
+func addCounters(b *metrics.Batch, counts *Counters) {
 	b.Add("beeline_mesh_connections_total", float64(counts.Outbound), "direction", "outbound")
 	b.Add("beeline_mesh_connections_total", float64(counts.Inbound), "direction", "inbound")
 	b.Add("beeline_mesh_messages_total", float64(counts.Skipped), "path", "sockmap")

@@ -16,8 +16,8 @@ import (
 	"beeline.io/beeline/internal/util/kernelclock"
 )
 
-// MeshOptions configure the sidecar shortcut.
-type MeshOptions struct {
+// Options configure the sidecar shortcut.
+type Options struct {
 	// The proxy listens for connections of applications and for those from other hosts.
 	OutboundPort, InboundPort uint16
 	// DNSPort is where proxies answer DNS; 0: it is left alone.
@@ -28,14 +28,14 @@ type MeshOptions struct {
 	Sockmap bool
 }
 
-// MeshComponent is the name of the sidecar shortcut.
-const MeshComponent = "mesh"
+// componentName is the name of the sidecar shortcut.
+const componentName = "mesh"
 
-// MeshDatapath is the programs and tables of the sidecar shortcut. The programs are not at the agent's cgroup but at
-// those of pods, and in their network namespaces (AttachMesh, AttachMeshInbound).
-type MeshDatapath struct {
+// Datapath is the programs and tables of the sidecar shortcut. The programs are not at the agent's cgroup but at
+// those of pods, and in their network namespaces (AttachCgroup, AttachInbound).
+type Datapath struct {
 	// Options are nil if the shortcut is disabled.
-	Options *MeshOptions
+	Options *Options
 	// NoSockmap is why messages between applications and proxies take TCP although the options let them skip it;
 	// empty otherwise.
 	NoSockmap string
@@ -45,26 +45,26 @@ type MeshDatapath struct {
 }
 
 // Component returns what the engine needs of it.
-func (m *MeshDatapath) Component() *bpf.Component {
+func (m *Datapath) Component() *bpf.Component {
 	return &bpf.Component{
-		Name: MeshComponent, Objects: m.objects, Tables: meshTables, Constants: m.constants(),
-		Attached: attachedMesh, Replace: func(*bpf.Datapath) error { return m.replace() }, Detach: detachMesh,
+		Name: componentName, Objects: m.objects, Tables: tables, Constants: m.constants(),
+		Attached: attachedToPods, Replace: func(*bpf.Datapath) error { return m.replace() }, Detach: detachFromPods,
 	}
 }
 
-// meshTable returns one of the tables.
-func meshTable[K comparable, V any](m *MeshDatapath, name string) bpf.Hash[K, V] {
-	return bpf.NewHash[K, V](meshDeclared(name), m.maps(name))
+// tableOf returns one of the tables.
+func tableOf[K comparable, V any](m *Datapath, name string) bpf.Hash[K, V] {
+	return bpf.NewHash[K, V](declared(name), m.maps(name))
 }
 
-// meshDeclared returns the declaration of a table.
-func meshDeclared(name string) *bpf.Table {
-	return &meshTables[slices.IndexFunc(meshTables, func(t bpf.Table) bool { return t.Name == name })]
+// declared returns the declaration of a table.
+func declared(name string) *bpf.Table {
+	return &tables[slices.IndexFunc(tables, func(t bpf.Table) bool { return t.Name == name })]
 }
 
-// meshHooks are at the cgroup of each pod, in the order of attachment: what tells the destination comes before what
+// podHooks are at the cgroup of each pod, in the order of attachment: what tells the destination comes before what
 // redirects.
-var meshHooks = []bpf.CgroupHook{
+var podHooks = []bpf.CgroupHook{
 	{Name: "getpeername4", Program: bpf.MeshProgBeelineMeshGetpeername4, Attach: ebpf.AttachCgroupInet4GetPeername},
 	{Name: "getpeername6", Program: bpf.MeshProgBeelineMeshGetpeername6, Attach: ebpf.AttachCgroupInet6GetPeername},
 	{Name: "recvmsg4", Program: bpf.MeshProgBeelineMeshRecvmsg4, Attach: ebpf.AttachCGroupUDP4Recvmsg},
@@ -83,70 +83,70 @@ var meshHooks = []bpf.CgroupHook{
 
 // Sizes of the tables of the sidecar shortcut.
 const (
-	meshHandshakeLimit = 65536
-	meshSocketLimit    = 65536
-	meshProgramLimit   = 65536
-	// meshPodLimit is the number of pods whose proxies have places for listeners.
-	meshPodLimit         = 2048
-	meshRuleLimit        = 65536
-	meshNodeAddressLimit = 4096
-	meshNameServerLimit  = 8 * meshPodLimit
-	meshDeviceLimit      = 8 * meshPodLimit
-	meshRouteLimit       = 65536
-	meshProxyLimit       = 8192
-	meshLoopLimit        = 4096
+	handshakeLimit = 65536
+	socketLimit    = 65536
+	programLimit   = 65536
+	// podLimit is the number of pods whose proxies have places for listeners.
+	podLimit         = 2048
+	ruleLimit        = 65536
+	nodeAddressLimit = 4096
+	nameServerLimit  = 8 * podLimit
+	deviceLimit      = 8 * podLimit
+	routeLimit       = 65536
+	proxyLimit       = 8192
+	loopLimit        = 4096
 )
 
-var meshTables = []bpf.Table{
+var tables = []bpf.Table{
 	{Name: bpf.MeshMapMeshOrigins, Kind: bpf.StateTable},
 	{Name: bpf.MeshMapMeshSocketStates, Kind: bpf.StateTable},
 	// An entry lasts for a handshake. The size is fixed, so none is lost by a copy.
-	{Name: bpf.MeshMapMeshHandshakes, Kind: bpf.StateTable, Fixed: meshHandshakeLimit, Copy: bpf.StartEmpty},
-	// Sockets cannot be copied: AttachMeshInbound finds the listeners again.
-	{Name: bpf.MeshMapMeshListeners, Kind: bpf.StateTable, Fixed: 2 * meshPodLimit * uint32(MeshListeners), Copy: bpf.StartEmpty},
+	{Name: bpf.MeshMapMeshHandshakes, Kind: bpf.StateTable, Fixed: handshakeLimit, Copy: bpf.StartEmpty},
+	// Sockets cannot be copied: AttachInbound finds the listeners again.
+	{Name: bpf.MeshMapMeshListeners, Kind: bpf.StateTable, Fixed: 2 * podLimit * uint32(maxListeners), Copy: bpf.StartEmpty},
 	// Sockets join when they are established. Those in a table of another layout take TCP from now on.
-	{Name: bpf.MeshMapMeshSockets, Kind: bpf.StateTable, Fixed: meshSocketLimit, Copy: bpf.StartEmpty},
-	{Name: bpf.MeshMapMeshMembers, Kind: bpf.StateTable, Fixed: meshSocketLimit, Copy: bpf.StartEmpty},
-	{Name: bpf.MeshMapMeshReaders, Kind: bpf.StateTable, Fixed: meshSocketLimit, Copy: bpf.StartEmpty},
-	{Name: bpf.MeshMapMeshPodPrograms, Kind: bpf.StateTable, Fixed: meshProgramLimit, Copy: bpf.StartEmpty},
-	{Name: bpf.MeshMapMeshAcceptors, Kind: bpf.StateTable, Fixed: meshProgramLimit, Copy: bpf.StartEmpty},
-	{Name: bpf.MeshMapMeshPods, Kind: bpf.ConfigTable, Fixed: 2 * meshPodLimit, Copy: bpf.CopyEntries, Remedy: "select fewer pods with --mesh-cgroups and --mesh-pods"},
-	{Name: bpf.MeshMapMeshPorts, Kind: bpf.ConfigTable, Fixed: meshRuleLimit, Copy: bpf.CopyEntries, Remedy: "exclude and include fewer ports of pods"},
-	{Name: bpf.MeshMapMeshNetworks, Kind: bpf.ConfigTable, Fixed: meshRuleLimit, Copy: bpf.CopyEntries, Remedy: "exclude and include fewer and larger networks"},
-	{Name: bpf.MeshMapMeshDevices, Kind: bpf.ConfigTable, Fixed: meshDeviceLimit, Copy: bpf.CopyEntries, Remedy: "exclude fewer devices of pods"},
-	{Name: bpf.MeshMapMeshRoutes, Kind: bpf.ConfigTable, Fixed: meshRouteLimit, Copy: bpf.CopyEntries, Remedy: "exclude devices of fewer pods, or of pods with fewer routes"},
-	{Name: bpf.MeshMapMeshProxyCgroups, Kind: bpf.ConfigTable, Fixed: meshPodLimit, Copy: bpf.CopyEntries, Remedy: "select fewer pods with --mesh-pods"},
-	{Name: bpf.MeshMapMeshNameServers, Kind: bpf.ConfigTable, Fixed: meshNameServerLimit, Copy: bpf.CopyEntries, Remedy: "select fewer pods whose proxies answer DNS"},
+	{Name: bpf.MeshMapMeshSockets, Kind: bpf.StateTable, Fixed: socketLimit, Copy: bpf.StartEmpty},
+	{Name: bpf.MeshMapMeshMembers, Kind: bpf.StateTable, Fixed: socketLimit, Copy: bpf.StartEmpty},
+	{Name: bpf.MeshMapMeshReaders, Kind: bpf.StateTable, Fixed: socketLimit, Copy: bpf.StartEmpty},
+	{Name: bpf.MeshMapMeshPodPrograms, Kind: bpf.StateTable, Fixed: programLimit, Copy: bpf.StartEmpty},
+	{Name: bpf.MeshMapMeshAcceptors, Kind: bpf.StateTable, Fixed: programLimit, Copy: bpf.StartEmpty},
+	{Name: bpf.MeshMapMeshPods, Kind: bpf.ConfigTable, Fixed: 2 * podLimit, Copy: bpf.CopyEntries, Remedy: "select fewer pods with --mesh-cgroups and --mesh-pods"},
+	{Name: bpf.MeshMapMeshPorts, Kind: bpf.ConfigTable, Fixed: ruleLimit, Copy: bpf.CopyEntries, Remedy: "exclude and include fewer ports of pods"},
+	{Name: bpf.MeshMapMeshNetworks, Kind: bpf.ConfigTable, Fixed: ruleLimit, Copy: bpf.CopyEntries, Remedy: "exclude and include fewer and larger networks"},
+	{Name: bpf.MeshMapMeshDevices, Kind: bpf.ConfigTable, Fixed: deviceLimit, Copy: bpf.CopyEntries, Remedy: "exclude fewer devices of pods"},
+	{Name: bpf.MeshMapMeshRoutes, Kind: bpf.ConfigTable, Fixed: routeLimit, Copy: bpf.CopyEntries, Remedy: "exclude devices of fewer pods, or of pods with fewer routes"},
+	{Name: bpf.MeshMapMeshProxyCgroups, Kind: bpf.ConfigTable, Fixed: podLimit, Copy: bpf.CopyEntries, Remedy: "select fewer pods with --mesh-pods"},
+	{Name: bpf.MeshMapMeshNameServers, Kind: bpf.ConfigTable, Fixed: nameServerLimit, Copy: bpf.CopyEntries, Remedy: "select fewer pods whose proxies answer DNS"},
 	// Processes act again, and a proxy that is not known is noticed again.
-	{Name: bpf.MeshMapMeshProxies, Kind: bpf.StateTable, Fixed: meshProxyLimit, Copy: bpf.StartEmpty},
-	{Name: bpf.MeshMapMeshLoops, Kind: bpf.StateTable, Fixed: meshLoopLimit, Copy: bpf.StartEmpty},
-	{Name: bpf.MeshMapMeshNodeAddresses, Kind: bpf.ConfigTable, Fixed: meshNodeAddressLimit, Copy: bpf.CopyEntries, Remedy: "remove addresses of the node's devices"},
+	{Name: bpf.MeshMapMeshProxies, Kind: bpf.StateTable, Fixed: proxyLimit, Copy: bpf.StartEmpty},
+	{Name: bpf.MeshMapMeshLoops, Kind: bpf.StateTable, Fixed: loopLimit, Copy: bpf.StartEmpty},
+	{Name: bpf.MeshMapMeshNodeAddresses, Kind: bpf.ConfigTable, Fixed: nodeAddressLimit, Copy: bpf.CopyEntries, Remedy: "remove addresses of the node's devices"},
 	{Name: bpf.MeshMapMeshCounts, Kind: bpf.CounterTable, Copy: bpf.StartEmpty},
 }
 
-func (m *MeshDatapath) constants() map[string]bpf.ConstantValue {
-	value := func(of func(*MeshOptions) any) bpf.ConstantValue {
+func (m *Datapath) constants() map[string]bpf.ConstantValue {
+	value := func(of func(*Options) any) bpf.ConstantValue {
 		return func(*bpf.Datapath) (any, error) { return of(m.Options), nil }
 	}
 	return map[string]bpf.ConstantValue{
-		bpf.MeshVarMeshOutboundPort: value(func(o *MeshOptions) any { return o.OutboundPort }),
-		bpf.MeshVarMeshInboundPort:  value(func(o *MeshOptions) any { return o.InboundPort }),
-		bpf.MeshVarMeshDnsPort:      value(func(o *MeshOptions) any { return o.DNSPort }),
-		bpf.MeshVarMeshProxyUid:     value(func(o *MeshOptions) any { return o.ProxyUID }),
-		bpf.MeshVarMeshProxyGid:     value(func(o *MeshOptions) any { return o.ProxyGID }),
-		bpf.MeshVarMeshSockmap: value(func(o *MeshOptions) any {
+		bpf.MeshVarMeshOutboundPort: value(func(o *Options) any { return o.OutboundPort }),
+		bpf.MeshVarMeshInboundPort:  value(func(o *Options) any { return o.InboundPort }),
+		bpf.MeshVarMeshDnsPort:      value(func(o *Options) any { return o.DNSPort }),
+		bpf.MeshVarMeshProxyUid:     value(func(o *Options) any { return o.ProxyUID }),
+		bpf.MeshVarMeshProxyGid:     value(func(o *Options) any { return o.ProxyGID }),
+		bpf.MeshVarMeshSockmap: value(func(o *Options) any {
 			if o.Sockmap {
 				return uint8(1)
 			}
 			return uint8(0)
 		}),
-		bpf.MeshInboundVarMeshNetns: bpf.ObjectValue, // loadMeshAt sets it, also that of MeshReroute
+		bpf.MeshInboundVarMeshNetns: bpf.ObjectValue, // loadAt sets it, also that of MeshReroute
 	}
 }
 
 // objects returns the object for the cgroups of pods. That for their namespaces is loaded for each of these. NoSockmap
 // has the reason if the options let messages skip TCP and the kernel cannot: everything else works.
-func (m *MeshDatapath) objects(d *bpf.Datapath) ([]*ebpf.CollectionSpec, error) {
+func (m *Datapath) objects(d *bpf.Datapath) ([]*ebpf.CollectionSpec, error) {
 	if m.Options == nil {
 		return nil, nil
 	}
@@ -165,35 +165,35 @@ func (m *MeshDatapath) objects(d *bpf.Datapath) ([]*ebpf.CollectionSpec, error) 
 	return []*ebpf.CollectionSpec{mesh}, err
 }
 
-// MeshListeners is the number of listeners of a proxy that the tables hold.
-const MeshListeners = int(bpf.MeshMeshSizeMESH_LISTENERS)
+// maxListeners is the number of listeners of a proxy that the tables hold.
+const maxListeners = int(bpf.MeshMeshSizeMESH_LISTENERS)
 
-// meshHandshakeAge is longer than a handshake lasts: the kernel gives up after about two minutes (tcp_syn_retries).
-const meshHandshakeAge = 10 * time.Minute
+// handshakeAge is longer than a handshake lasts: the kernel gives up after about two minutes (tcp_syn_retries).
+const handshakeAge = 10 * time.Minute
 
-// ForgetMeshHandshakes deletes entries of handshakes whose end no program has seen, because their cgroup was removed.
-func (m *MeshDatapath) ForgetMeshHandshakes() error {
-	table := meshTable[bpf.MeshMeshTuple, bpf.MeshMeshHandshake](m, bpf.MeshMapMeshHandshakes)
+// ForgetHandshakes deletes entries of handshakes whose end no program has seen, because their cgroup was removed.
+func (m *Datapath) ForgetHandshakes() error {
+	table := tableOf[bpf.MeshMeshTuple, bpf.MeshMeshHandshake](m, bpf.MeshMapMeshHandshakes)
 	all, err := table.All()
 	if err != nil {
 		return err
 	}
 	now := kernelclock.Now()
 	for tuple, h := range all {
-		if h.Since+uint64(meshHandshakeAge) < now {
+		if h.Since+uint64(handshakeAge) < now {
 			err = errors.Join(err, table.Delete(tuple))
 		}
 	}
 	return err
 }
 
-// MeshCounters count since the tables were made.
-type MeshCounters = bpf.MeshMeshCounters
+// Counters count since the tables were made.
+type Counters = bpf.MeshMeshCounters
 
-// ReadMeshCounters sums the counters of the sidecar shortcut over all CPUs; nil if there is none.
+// ReadCounters sums the counters of the sidecar shortcut over all CPUs; nil if there is none.
 //
 // Errors: ErrOtherCounters.
-func ReadMeshCounters(bpffs string) (*MeshCounters, error) {
+func ReadCounters(bpffs string) (*Counters, error) {
 	m, err := ebpf.LoadPinnedMap(bpf.TablePath(bpffs, bpf.MeshMapMeshCounts), nil)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, nil
@@ -202,10 +202,10 @@ func ReadMeshCounters(bpffs string) (*MeshCounters, error) {
 		return nil, fmt.Errorf("open the counters of the sidecar shortcut under %s: %w", bpffs, err)
 	}
 	defer m.Close()
-	if uintptr(m.ValueSize()) != unsafe.Sizeof(MeshCounters{}) {
+	if uintptr(m.ValueSize()) != unsafe.Sizeof(Counters{}) {
 		return nil, bpf.ErrOtherCounters
 	}
-	var perCPU []MeshCounters
+	var perCPU []Counters
 	if err := m.Lookup(uint32(0), &perCPU); err != nil {
 		return nil, fmt.Errorf("read the counters of the sidecar shortcut: %w", err)
 	}

@@ -78,7 +78,7 @@ func (s *Shortcut) learn(p *Pod) (f facts, err error) {
 		f.listens, f.stranger, f.listensInbound = len(outbound) > 0, mapped.stranger(outbound, pids), len(listening[s.config.InboundPort]) > 0
 	}
 	err = errors.Join(err, e)
-	listeners := s.datapath.MeshListenersOf(p.Namespace, false)
+	listeners := s.datapath.ListenersOf(p.Namespace, false)
 	slices.Sort(listeners)
 	if p.policy.DNS && !p.policy.AllNameServers && (f.servers == nil || !slices.Equal(listeners, f.listeners)) {
 		of := mapped.proxyFirst(pids)

@@ -33,7 +33,7 @@ type config struct {
 	sockmap                    bool
 	hostStack                  string
 	defaults                   Defaults
-	datapath                   *MeshDatapath
+	datapath                   *Datapath
 }
 
 // The ports and the user of Istio's proxies.
@@ -136,6 +136,6 @@ func ports(flag string, texts []string) (all []uint16, err error) {
 
 func (c *config) options(*bpf.Options) {
 	if c.enabled() {
-		c.datapath.Options = &MeshOptions{OutboundPort: c.outboundPort, InboundPort: c.inboundPort, DNSPort: c.dnsPort, ProxyUID: c.proxyUID, ProxyGID: c.proxyGID, Sockmap: c.sockmap}
+		c.datapath.Options = &Options{OutboundPort: c.outboundPort, InboundPort: c.inboundPort, DNSPort: c.dnsPort, ProxyUID: c.proxyUID, ProxyGID: c.proxyGID, Sockmap: c.sockmap}
 	}
 }

@@ -19,13 +19,13 @@ import (
 // its network namespace are inbound_COOKIE, loopback_COOKIE at lo, and reroute_COOKIE_INDEX at other devices.
 
 const (
-	meshInbound  = "inbound_"
-	meshLoopback = "loopback_"
-	meshReroute  = "reroute_"
+	inboundHook  = "inbound_"
+	loopbackHook = "loopback_"
+	rerouteHook  = "reroute_"
 )
 
-// A meshLink is a pinned link at a pod.
-type meshLink struct {
+// A podLink is a pinned link at a pod.
+type podLink struct {
 	bpf.Link
 	// netns is the cookie of the namespace; 0: the link is at the cgroup. device is the index of a device in it;
 	// 0: the link is at the namespace itself, or at lo.
@@ -34,39 +34,39 @@ type meshLink struct {
 	loopback bool
 }
 
-// meshLinkOf reads the name of the hook. It is not ok if this version has none of that name.
-func meshLinkOf(pinned bpf.Link) (l meshLink, ok bool) {
+// podLinkOf reads the name of the hook. It is not ok if this version has none of that name.
+func podLinkOf(pinned bpf.Link) (l podLink, ok bool) {
 	l.Link = pinned
-	cookie, inbound := strings.CutPrefix(l.Hook, meshInbound)
+	cookie, inbound := strings.CutPrefix(l.Hook, inboundHook)
 	if !inbound {
-		cookie, l.loopback = strings.CutPrefix(l.Hook, meshLoopback)
+		cookie, l.loopback = strings.CutPrefix(l.Hook, loopbackHook)
 	}
 	if inbound || l.loopback {
 		var err error
 		l.netns, err = strconv.ParseUint(cookie, 10, 64)
 		return l, err == nil
 	}
-	if at, reroute := strings.CutPrefix(l.Hook, meshReroute); reroute {
+	if at, reroute := strings.CutPrefix(l.Hook, rerouteHook); reroute {
 		n, err := fmt.Sscanf(at, "%d_%d", &l.netns, &l.device)
 		return l, n == 2 && err == nil
 	}
-	return l, slices.ContainsFunc(meshHooks, func(h bpf.CgroupHook) bool { return h.Name == l.Hook })
+	return l, slices.ContainsFunc(podHooks, func(h bpf.CgroupHook) bool { return h.Name == l.Hook })
 }
 
-// meshLinks lists the pinned links at pods.
-func meshLinks(bpffs string) (all []meshLink, err error) {
-	pinned, err := bpf.PinnedLinks(bpffs, MeshComponent)
+// podLinks lists the pinned links at pods.
+func podLinks(bpffs string) (all []podLink, err error) {
+	pinned, err := bpf.PinnedLinks(bpffs, componentName)
 	for _, p := range pinned {
-		if l, ok := meshLinkOf(p); ok {
+		if l, ok := podLinkOf(p); ok {
 			all = append(all, l)
 		}
 	}
 	return all, err
 }
 
-// attachedMesh finds the programs at pods.
-func attachedMesh(bpffs string) (all []bpf.AttachedProgram, err error) {
-	links, err := meshLinks(bpffs)
+// attachedToPods finds the programs at pods.
+func attachedToPods(bpffs string) (all []bpf.AttachedProgram, err error) {
+	links, err := podLinks(bpffs)
 	for _, l := range links {
 		all = append(all, bpf.AttachedProgram{ID: l.Program, At: fmt.Sprintf("%s of cgroup %d", l.Hook, l.Owner)})
 	}
@@ -74,13 +74,13 @@ func attachedMesh(bpffs string) (all []bpf.AttachedProgram, err error) {
 }
 
 // replace replaces the programs of an earlier agent at pods.
-func (m *MeshDatapath) replace() error {
+func (m *Datapath) replace() error {
 	if m.Options.Sockmap {
-		if err := m.attachMeshMessages(); err != nil {
+		if err := m.attachMessages(); err != nil {
 			return err
 		}
 	}
-	links, err := meshLinks(m.datapath.BPFFS())
+	links, err := podLinks(m.datapath.BPFFS())
 	if err != nil {
 		return err
 	}
@@ -90,12 +90,12 @@ func (m *MeshDatapath) replace() error {
 		}
 	}
 	if !m.Options.Sockmap { // sockets no longer join
-		return detachMeshRead(m.datapath.BPFFS())
+		return detachRead(m.datapath.BPFFS())
 	}
 	return nil
 }
 
-func (m *MeshDatapath) replaceLink(l *meshLink) error {
+func (m *Datapath) replaceLink(l *podLink) error {
 	if l.Detached {
 		return l.Remove()
 	}
@@ -104,11 +104,11 @@ func (m *MeshDatapath) replaceLink(l *meshLink) error {
 	}
 	switch {
 	case l.netns == 0:
-		load = func(uint64) (*ebpf.Program, error) { return m.datapath.Program(meshHooks[l.rank()].Program).Clone() }
+		load = func(uint64) (*ebpf.Program, error) { return m.datapath.Program(podHooks[l.rank()].Program).Clone() }
 	case l.device != 0:
-		load = m.loadMeshReroute
+		load = m.loadReroute
 	case !l.loopback:
-		load = m.loadMeshInbound
+		load = m.loadInbound
 	}
 	program, err := load(l.netns)
 	if err != nil {
@@ -118,36 +118,36 @@ func (m *MeshDatapath) replaceLink(l *meshLink) error {
 	return l.Replace(program)
 }
 
-// detachMesh detaches the programs from all pods.
-func detachMesh(bpffs string) error {
-	links, err := meshLinks(bpffs)
+// detachFromPods detaches the programs from all pods.
+func detachFromPods(bpffs string) error {
+	links, err := podLinks(bpffs)
 	if err != nil {
 		return err
 	}
-	return errors.Join(removeMeshLinks(bpffs, links), detachMeshRead(bpffs))
+	return errors.Join(removePodLinks(bpffs, links), detachRead(bpffs))
 }
 
-// removeMeshLinks removes what redirects first, in reverse order of attachment.
-func removeMeshLinks(bpffs string, links []meshLink) error {
-	slices.SortFunc(links, func(a, b meshLink) int { return b.rank() - a.rank() })
+// removePodLinks removes what redirects first, in reverse order of attachment.
+func removePodLinks(bpffs string, links []podLink) error {
+	slices.SortFunc(links, func(a, b podLink) int { return b.rank() - a.rank() })
 	for _, l := range links {
 		if err := l.Remove(); err != nil {
 			return fmt.Errorf("detach %s from cgroup %d: %w", l.Hook, l.Owner, err)
 		}
 	}
-	return removeMeshRoutes(bpffs, links)
+	return removeRoutes(bpffs, links)
 }
 
 // rank is the position in the order of attachment.
-func (l *meshLink) rank() int {
+func (l *podLink) rank() int {
 	if l.netns != 0 {
-		return len(meshHooks)
+		return len(podHooks)
 	}
-	return slices.IndexFunc(meshHooks, func(h bpf.CgroupHook) bool { return h.Name == l.Hook })
+	return slices.IndexFunc(podHooks, func(h bpf.CgroupHook) bool { return h.Name == l.Hook })
 }
 
-// A MeshPod is a pod with programs of the sidecar shortcut.
-type MeshPod struct {
+// An AttachedPod is a pod with programs of the sidecar shortcut.
+type AttachedPod struct {
 	Cgroup uint64 // id: the inode of its directory
 	// Outbound: all programs are at its cgroup.
 	Outbound bool
@@ -157,17 +157,17 @@ type MeshPod struct {
 	Rerouted []int
 }
 
-// MeshPods lists the pods with programs, by the id of their cgroup. Those that are gone are not among them.
-func (m *MeshDatapath) MeshPods() (map[uint64]*MeshPod, error) {
-	links, err := meshLinks(m.datapath.BPFFS())
-	all, hooks := map[uint64]*MeshPod{}, map[uint64]int{}
+// AttachedPods lists the pods with programs, by the id of their cgroup. Those that are gone are not among them.
+func (m *Datapath) AttachedPods() (map[uint64]*AttachedPod, error) {
+	links, err := podLinks(m.datapath.BPFFS())
+	all, hooks := map[uint64]*AttachedPod{}, map[uint64]int{}
 	for _, l := range links {
 		if l.Detached {
 			continue
 		}
 		p := all[l.Owner]
 		if p == nil {
-			p = &MeshPod{Cgroup: l.Owner}
+			p = &AttachedPod{Cgroup: l.Owner}
 			all[l.Owner] = p
 		}
 		switch {
@@ -181,43 +181,43 @@ func (m *MeshDatapath) MeshPods() (map[uint64]*MeshPod, error) {
 			continue
 		}
 		hooks[l.Owner]++
-		p.Outbound = hooks[l.Owner] == len(meshHooks)
+		p.Outbound = hooks[l.Owner] == len(podHooks)
 	}
 	return all, err
 }
 
-// AttachMesh attaches the programs to the cgroup of a pod, unless they are there.
-func (m *MeshDatapath) AttachMesh(directory string) error {
+// AttachCgroup attaches the programs to the cgroup of a pod, unless they are there.
+func (m *Datapath) AttachCgroup(directory string) error {
 	pod, err := bpf.NewCgroupTarget(directory)
 	if err != nil {
 		return err
 	}
-	for _, h := range meshHooks {
-		if err := m.datapath.AttachLink(MeshComponent, pod.ID, h.Name, m.datapath.Program(h.Program), pod, h.Attach); err != nil {
+	for _, h := range podHooks {
+		if err := m.datapath.AttachLink(componentName, pod.ID, h.Name, m.datapath.Program(h.Program), pod, h.Attach); err != nil {
 			return fmt.Errorf("attach %s to %s: %w", h.Name, directory, err)
 		}
 	}
 	return nil
 }
 
-// AttachMeshInbound attaches the program for connections from other hosts to the network namespace of a pod.
-func (m *MeshDatapath) AttachMeshInbound(cgroup uint64, namespace *netns.Namespace) error {
+// AttachInbound attaches the program for connections from other hosts to the network namespace of a pod.
+func (m *Datapath) AttachInbound(cgroup uint64, namespace *netns.Namespace) error {
 	cookie, err := namespace.Cookie()
 	if err != nil {
 		return err
 	}
-	program, err := m.loadMeshInbound(cookie)
+	program, err := m.loadInbound(cookie)
 	if err != nil {
 		return err
 	}
 	defer program.Close()
-	hook := meshInbound + strconv.FormatUint(cookie, 10)
-	return m.datapath.AttachLink(MeshComponent, cgroup, hook, program, bpf.NamespaceTarget{Namespace: namespace}, ebpf.AttachSkLookup)
+	hook := inboundHook + strconv.FormatUint(cookie, 10)
+	return m.datapath.AttachLink(componentName, cgroup, hook, program, bpf.NamespaceTarget{Namespace: namespace}, ebpf.AttachSkLookup)
 }
 
-// AttachMeshLoopback attaches the program by which a socket whose messages skip TCP sends a RST if it is closed with
+// AttachLoopback attaches the program by which a socket whose messages skip TCP sends a RST if it is closed with
 // messages unread, to the device lo of the network namespace of a pod. It does nothing if messages do not skip TCP.
-func (m *MeshDatapath) AttachMeshLoopback(cgroup uint64, namespace *netns.Namespace) error {
+func (m *Datapath) AttachLoopback(cgroup uint64, namespace *netns.Namespace) error {
 	if !m.MessagesSkipTCP() {
 		return nil
 	}
@@ -225,35 +225,35 @@ func (m *MeshDatapath) AttachMeshLoopback(cgroup uint64, namespace *netns.Namesp
 	if err != nil {
 		return err
 	}
-	hook, lo := meshLoopback+strconv.FormatUint(cookie, 10), bpf.DeviceTarget{Index: bpf.LoopbackIndex, Namespace: namespace}
-	return m.datapath.AttachLink(MeshComponent, cgroup, hook, m.datapath.Program(bpf.MeshProgBeelineMeshLoopback), lo, ebpf.AttachTCXEgress)
+	hook, lo := loopbackHook+strconv.FormatUint(cookie, 10), bpf.DeviceTarget{Index: bpf.LoopbackIndex, Namespace: namespace}
+	return m.datapath.AttachLink(componentName, cgroup, hook, m.datapath.Program(bpf.MeshProgBeelineMeshLoopback), lo, ebpf.AttachTCXEgress)
 }
 
-// DetachMesh detaches all programs of a pod, by the id of its cgroup.
-func (m *MeshDatapath) DetachMesh(cgroup uint64) error {
-	return m.removeMesh(func(l meshLink) bool { return l.Owner == cgroup })
+// Detach detaches all programs of a pod, by the id of its cgroup.
+func (m *Datapath) Detach(cgroup uint64) error {
+	return m.removeLinks(func(l podLink) bool { return l.Owner == cgroup })
 }
 
-// ForgetMesh removes the pins of links whose cgroup or namespace is gone.
-func (m *MeshDatapath) ForgetMesh() error {
-	return m.removeMesh(func(l meshLink) bool { return l.Detached })
+// ForgetGone removes the pins of links whose cgroup or namespace is gone.
+func (m *Datapath) ForgetGone() error {
+	return m.removeLinks(func(l podLink) bool { return l.Detached })
 }
 
-func (m *MeshDatapath) removeMesh(chosen func(meshLink) bool) error {
-	links, err := meshLinks(m.datapath.BPFFS())
+func (m *Datapath) removeLinks(chosen func(podLink) bool) error {
+	links, err := podLinks(m.datapath.BPFFS())
 	if err != nil {
 		return err
 	}
-	return removeMeshLinks(m.datapath.BPFFS(), slices.DeleteFunc(links, func(l meshLink) bool { return !chosen(l) }))
+	return removePodLinks(m.datapath.BPFFS(), slices.DeleteFunc(links, func(l podLink) bool { return !chosen(l) }))
 }
 
-// loadMeshInbound loads the program for a network namespace.
-func (m *MeshDatapath) loadMeshInbound(cookie uint64) (*ebpf.Program, error) {
-	return m.loadMeshAt(cookie, bpf.LoadMeshInbound, bpf.MeshInboundProgBeelineMeshInbound)
+// loadInbound loads the program for a network namespace.
+func (m *Datapath) loadInbound(cookie uint64) (*ebpf.Program, error) {
+	return m.loadAt(cookie, bpf.LoadMeshInbound, bpf.MeshInboundProgBeelineMeshInbound)
 }
 
-// loadMeshAt loads a program that has the cookie of its network namespace.
-func (m *MeshDatapath) loadMeshAt(cookie uint64, load func() (*ebpf.CollectionSpec, error), program string) (*ebpf.Program, error) {
+// loadAt loads a program that has the cookie of its network namespace.
+func (m *Datapath) loadAt(cookie uint64, load func() (*ebpf.CollectionSpec, error), program string) (*ebpf.Program, error) {
 	spec, err := load()
 	if err != nil {
 		return nil, err

@@ -11,10 +11,10 @@ import (
 	"beeline.io/beeline/internal/bpf"
 )
 
-// MeshListenersOf returns the cookies of the proxy's listeners that the tables have for a network namespace: those for
+// ListenersOf returns the cookies of the proxy's listeners that the tables have for a network namespace: those for
 // connections of applications, or those for connections from other hosts.
-func (m *MeshDatapath) MeshListenersOf(cookie uint64, outbound bool) (all []uint64) {
-	for place := range uint32(MeshListeners) {
+func (m *Datapath) ListenersOf(cookie uint64, outbound bool) (all []uint64) {
+	for place := range uint32(maxListeners) {
 		var socket uint64
 		if m.maps(bpf.MeshMapMeshListeners).Lookup(&bpf.MeshMeshListenerKey{Netns: cookie, Place: place, Outbound: number(outbound)}, &socket) == nil {
 			all = append(all, socket)
@@ -23,16 +23,16 @@ func (m *MeshDatapath) MeshListenersOf(cookie uint64, outbound bool) (all []uint
 	return all
 }
 
-// AddMeshListener adds a listener of the proxy in a network namespace to the tables: fd is a socket.
-func (m *MeshDatapath) AddMeshListener(cookie uint64, outbound bool, fd int) error {
-	for place := range uint32(MeshListeners) {
+// AddListener adds a listener of the proxy in a network namespace to the tables: fd is a socket.
+func (m *Datapath) AddListener(cookie uint64, outbound bool, fd int) error {
+	for place := range uint32(maxListeners) {
 		key, socket := bpf.MeshMeshListenerKey{Netns: cookie, Place: place, Outbound: number(outbound)}, uint64(fd)
 		err := m.maps(bpf.MeshMapMeshListeners).Update(&key, &socket, ebpf.UpdateNoExist)
 		if err == nil || !errors.Is(err, ebpf.ErrKeyExist) {
 			return err
 		}
 	}
-	return fmt.Errorf("the proxy has more than %d sockets that listen for connections of one direction", MeshListeners)
+	return fmt.Errorf("the proxy has more than %d sockets that listen for connections of one direction", maxListeners)
 }
 
 func number(b bool) uint32 {

@@ -39,7 +39,7 @@ type Config struct {
 
 // A Shortcut is the running sidecar shortcut. Its methods may be called at any time.
 type Shortcut struct {
-	datapath *MeshDatapath
+	datapath *Datapath
 	config   Config
 	wake     wakeup.Signal
 	moved    wakeup.Signal // devices or routes of pods have changed
@@ -61,19 +61,19 @@ type Shortcut struct {
 	left    []service.SidecarLeft
 	problem condition.List
 	// readers are those to which messages take TCP, with --mesh-sockmap.
-	readers MeshReaders
+	readers Readers
 }
 
 // newShortcut returns a shortcut that Start starts.
 //
 // Errors: a cgroup that contains the agent's, whose programs would run first.
-func newShortcut(d *MeshDatapath, c Config) (*Shortcut, error) {
+func newShortcut(d *Datapath, c Config) (*Shortcut, error) {
 	root, err := filepath.EvalSymlinks(c.Root)
 	if err != nil {
 		return nil, err
 	}
 	s := &Shortcut{datapath: d, config: c, wake: wakeup.NewSignal(), moved: wakeup.NewSignal(), watches: map[uint64]*deviceWatch{}}
-	ports, networks := d.MeshRuleLimits()
+	ports, networks := d.RuleLimits()
 	s.rules.ports, s.rules.networks = ports/2, networks/2
 	for _, directory := range c.Cgroups {
 		real, err := filepath.EvalSymlinks(directory)
@@ -133,7 +133,7 @@ func (s *Shortcut) SetNodeAddresses(all []netip.Addr) {
 	if slices.Equal(all, s.nodes) {
 		return
 	}
-	if err := s.datapath.SetMeshNodeAddresses(all); err != nil {
+	if err := s.datapath.SetNodeAddresses(all); err != nil {
 		s.config.Log.Error("mesh: write the node's addresses", "error", err)
 		return
 	}
@@ -200,13 +200,13 @@ func (s *Shortcut) repair(onlyNew, changed bool) (cgroups bool) {
 }
 
 func (s *Shortcut) writePolicies(pods []Pod) {
-	var rows []MeshPodPolicy
+	var rows []PodPolicy
 	for _, p := range pods {
 		if p.Cgroup != 0 {
-			rows = append(rows, MeshPodPolicy{Cgroup: p.Cgroup, Namespace: p.Namespace, Policy: p.policyIn()})
+			rows = append(rows, PodPolicy{Cgroup: p.Cgroup, Namespace: p.Namespace, Policy: p.policyIn()})
 		}
 	}
-	if err := s.datapath.SetMeshPods(rows); err != nil {
+	if err := s.datapath.SetPolicies(rows); err != nil {
 		s.config.Log.Error("mesh: write what holds for pods", "error", err)
 	}
 }
@@ -288,7 +288,7 @@ func (s *Shortcut) serve(p *Pod, located error) {
 	if err := errors.Join(err, s.reroute(p), located); err != nil {
 		p.Failed = err.Error()
 	}
-	p.Listeners = len(s.datapath.MeshListenersOf(p.Namespace, false))
+	p.Listeners = len(s.datapath.ListenersOf(p.Namespace, false))
 	if p.Failed != before && p.Failed != "" {
 		condition.MeshPodFailed.Log(s.config.Log, "mesh: connections do not go to the proxy", "pod", p.Label(), "error", p.Failed)
 	}
@@ -296,7 +296,7 @@ func (s *Shortcut) serve(p *Pod, located error) {
 
 func (s *Shortcut) attach(p *Pod, again bool) error {
 	if !p.attached || again {
-		if err := s.datapath.AttachMesh(p.Directory); err != nil {
+		if err := s.datapath.AttachCgroup(p.Directory); err != nil {
 			return err
 		}
 		p.attached = true
@@ -317,7 +317,7 @@ func (s *Shortcut) attachInbound(p *Pod) error {
 	if err := s.adopt(p, namespace); err != nil {
 		return fmt.Errorf("find the sockets at which the proxy of %s listens: %w", p.Directory, err)
 	}
-	if err := errors.Join(s.datapath.AttachMeshInbound(p.Cgroup, namespace), s.datapath.AttachMeshLoopback(p.Cgroup, namespace), addApplicationSource(namespace)); err != nil {
+	if err := errors.Join(s.datapath.AttachInbound(p.Cgroup, namespace), s.datapath.AttachLoopback(p.Cgroup, namespace), addApplicationSource(namespace)); err != nil {
 		return err
 	}
 	p.inbound = p.Namespace
@@ -326,17 +326,17 @@ func (s *Shortcut) attachInbound(p *Pod) error {
 
 // removeOthers detaches the programs from all cgroups that have no pod to be served.
 func (s *Shortcut) removeOthers() {
-	attached, err := s.datapath.MeshPods()
+	attached, err := s.datapath.AttachedPods()
 	wanted := s.Pods()
 	for id, pod := range attached {
 		switch i := slices.IndexFunc(wanted, func(p Pod) bool { return p.Cgroup == id }); {
 		case i < 0:
-			err = errors.Join(err, s.datapath.DetachMesh(id))
+			err = errors.Join(err, s.datapath.Detach(id))
 		case len(pod.Rerouted) > 0 && len(wanted[i].interfaces.virtual) == 0:
-			err = errors.Join(err, s.datapath.DetachMeshReroute(id))
+			err = errors.Join(err, s.datapath.DetachReroute(id))
 		}
 	}
-	if err := errors.Join(err, s.datapath.ForgetMesh()); err != nil {
+	if err := errors.Join(err, s.datapath.ForgetGone()); err != nil {
 		s.config.Log.Error("mesh: remove programs of pods that are gone", "error", err)
 	}
 	s.writePolicies(wanted)
@@ -347,7 +347,7 @@ func (s *Shortcut) removeOthers() {
 func (s *Shortcut) Audit() (repaired []string, err error) {
 	s.work.Lock()
 	defer s.work.Unlock()
-	attached, err := s.datapath.MeshPods()
+	attached, err := s.datapath.AttachedPods()
 	if err != nil {
 		return nil, err
 	}
@@ -365,14 +365,14 @@ func (s *Shortcut) Audit() (repaired []string, err error) {
 	s.mu.Unlock()
 	s.repair(false, true)
 	s.removeOthers()
-	return repaired, errors.Join(s.datapath.SetMeshNodeAddresses(s.nodes), s.datapath.ForgetMeshHandshakes(), s.forgetMembers())
+	return repaired, errors.Join(s.datapath.SetNodeAddresses(s.nodes), s.datapath.ForgetHandshakes(), s.forgetMembers())
 }
 
 // forgetMembers deletes what is left of the sockets of former pods. The namespace of a new pod is found soon, so one
 // that has no pod at two audits has none.
 func (s *Shortcut) forgetMembers() error {
 	pods, strangers := s.Pods(), map[uint64]bool{}
-	err := s.datapath.ForgetMeshMembers(func(netns uint64) bool {
+	err := s.datapath.ForgetMembers(func(netns uint64) bool {
 		if slices.ContainsFunc(pods, func(p Pod) bool { return p.Namespace == netns }) {
 			return false
 		}

@@ -17,12 +17,12 @@ import (
 	"beeline.io/beeline/internal/util/kernelclock"
 )
 
-// attachMeshMessages attaches the programs for messages and for what TCP receives to the table of sockets, which keeps
+// attachMessages attaches the programs for messages and for what TCP receives to the table of sockets, which keeps
 // them as long as the table is pinned. Sockets that are in the table keep the programs that they have joined with.
 //
 // Not a link: Linux supports those for such maps from 6.10 on.
-func (m *MeshDatapath) attachMeshMessages() error {
-	if err := m.attachMeshRead(); err != nil {
+func (m *Datapath) attachMessages() error {
+	if err := m.attachRead(); err != nil {
 		return fmt.Errorf("attach to the tracepoint tcp_rcv_space_adjust: %w", err)
 	}
 	for name, hook := range map[string]ebpf.AttachType{bpf.MeshProgBeelineMeshReceive: ebpf.AttachSkSKBVerdict, bpf.MeshProgBeelineMeshMessage: ebpf.AttachSkMsgVerdict} {
@@ -34,18 +34,18 @@ func (m *MeshDatapath) attachMeshMessages() error {
 	return nil
 }
 
-// meshReadPath is the pin of the link of the program that sees how sockets are read.
-func meshReadPath(bpffs string) string { return filepath.Join(bpffs, "links", MeshComponent+"-read") }
+// readPath is the pin of the link of the program that sees how sockets are read.
+func readPath(bpffs string) string { return filepath.Join(bpffs, "links", componentName+"-read") }
 
-// attachMeshRead attaches the program that sees how sockets are read, or replaces it: such links cannot be updated. For
+// attachRead attaches the program that sees how sockets are read, or replaces it: such links cannot be updated. For
 // a moment both are attached, which does no harm.
-func (m *MeshDatapath) attachMeshRead() error {
+func (m *Datapath) attachRead() error {
 	l, err := link.AttachTracing(link.TracingOptions{Program: m.datapath.Program(bpf.MeshProgBeelineMeshRead)})
 	if err != nil {
 		return err
 	}
 	defer l.Close()
-	path := meshReadPath(m.datapath.BPFFS())
+	path := readPath(m.datapath.BPFFS())
 	if err := os.Remove(path + "_new"); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
@@ -58,20 +58,20 @@ func (m *MeshDatapath) attachMeshRead() error {
 	return m.datapath.Hold(path)
 }
 
-// detachMeshRead detaches it. Before, it makes all readers unknown, so that messages of sockets that are in the table
+// detachRead detaches it. Before, it makes all readers unknown, so that messages of sockets that are in the table
 // of sockets take TCP from now on.
-func detachMeshRead(bpffs string) error {
-	if err := forgetMeshReaders(bpffs); err != nil {
+func detachRead(bpffs string) error {
+	if err := forgetReaders(bpffs); err != nil {
 		return fmt.Errorf("empty table %s: %w", bpf.MeshMapMeshReaders, err)
 	}
-	err := os.Remove(meshReadPath(bpffs))
+	err := os.Remove(readPath(bpffs))
 	if errors.Is(err, os.ErrNotExist) {
 		return nil
 	}
 	return err
 }
 
-func forgetMeshReaders(bpffs string) error {
+func forgetReaders(bpffs string) error {
 	m, err := ebpf.LoadPinnedMap(bpf.TablePath(bpffs, bpf.MeshMapMeshReaders), nil)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil
@@ -80,7 +80,7 @@ func forgetMeshReaders(bpffs string) error {
 		return err
 	}
 	defer m.Close()
-	table := bpf.NewHash[uint64, bpf.MeshMeshReader](meshDeclared(bpf.MeshMapMeshReaders), m)
+	table := bpf.NewHash[uint64, bpf.MeshMeshReader](declared(bpf.MeshMapMeshReaders), m)
 	readers, err := table.All()
 	for cookie := range readers {
 		err = errors.Join(err, table.Delete(cookie))
@@ -88,30 +88,30 @@ func forgetMeshReaders(bpffs string) error {
 	return err
 }
 
-func (m *MeshDatapath) meshPrograms() bpf.Hash[bpf.MeshMeshProgramKey, bpf.MeshMeshProgram] {
-	return meshTable[bpf.MeshMeshProgramKey, bpf.MeshMeshProgram](m, bpf.MeshMapMeshPodPrograms)
+func (m *Datapath) programs() bpf.Hash[bpf.MeshMeshProgramKey, bpf.MeshMeshProgram] {
+	return tableOf[bpf.MeshMeshProgramKey, bpf.MeshMeshProgram](m, bpf.MeshMapMeshPodPrograms)
 }
 
-// ForgetMeshMembers deletes the rows of sockets and programs in network namespaces for whose cookie gone returns true:
+// ForgetMembers deletes the rows of sockets and programs in network namespaces for whose cookie gone returns true:
 // no program has seen the end of sockets that outlived the programs at their cgroup. Messages of one that is still open
 // take TCP.
-func (m *MeshDatapath) ForgetMeshMembers(gone func(netns uint64) bool) error {
-	members := meshTable[bpf.MeshMeshTuple, bpf.MeshMeshMember](m, bpf.MeshMapMeshMembers)
-	readers := meshTable[uint64, bpf.MeshMeshReader](m, bpf.MeshMapMeshReaders)
+func (m *Datapath) ForgetMembers(gone func(netns uint64) bool) error {
+	members := tableOf[bpf.MeshMeshTuple, bpf.MeshMeshMember](m, bpf.MeshMapMeshMembers)
+	readers := tableOf[uint64, bpf.MeshMeshReader](m, bpf.MeshMapMeshReaders)
 	all, err := members.All()
 	for tuple, member := range all {
 		if gone(tuple.Netns) {
 			err = errors.Join(err, members.Delete(tuple), readers.Delete(member.Cookie))
 		}
 	}
-	programs, e := m.meshPrograms().All()
+	programs, e := m.programs().All()
 	err = errors.Join(err, e)
 	for key := range programs {
 		if gone(key.Netns) {
-			err = errors.Join(err, m.meshPrograms().Delete(key))
+			err = errors.Join(err, m.programs().Delete(key))
 		}
 	}
-	acceptors := meshTable[bpf.MeshMeshAcceptorKey, bpf.MeshMeshAcceptor](m, bpf.MeshMapMeshAcceptors)
+	acceptors := tableOf[bpf.MeshMeshAcceptorKey, bpf.MeshMeshAcceptor](m, bpf.MeshMapMeshAcceptors)
 	ports, e := acceptors.All()
 	err = errors.Join(err, e)
 	for key := range ports {
@@ -123,37 +123,37 @@ func (m *MeshDatapath) ForgetMeshMembers(gone func(netns uint64) bool) error {
 }
 
 // MessagesSkipTCP reports whether messages between applications and proxies skip TCP.
-func (m *MeshDatapath) MessagesSkipTCP() bool { return m.Options != nil && m.Options.Sockmap }
+func (m *Datapath) MessagesSkipTCP() bool { return m.Options != nil && m.Options.Sockmap }
 
-// A MeshProgram is a program of a pod: all processes whose main thread has this name.
-type MeshProgram struct {
+// A Program is a program of a pod: all processes whose main thread has this name.
+type Program struct {
 	Netns uint64 // cookie
 	Name  string
 }
 
-func meshProgramOf(k *bpf.MeshMeshProgramKey) MeshProgram {
+func programOf(k *bpf.MeshMeshProgramKey) Program {
 	name := make([]byte, len(k.Name))
 	for i, c := range k.Name {
 		name[i] = byte(c)
 	}
-	return MeshProgram{k.Netns, unix.ByteSliceToString(name)}
+	return Program{k.Netns, unix.ByteSliceToString(name)}
 }
 
-// MeshReaders are the programs to which all messages take TCP.
-type MeshReaders struct {
+// Readers are the programs to which all messages take TCP.
+type Readers struct {
 	// Splicers have read by splice(2) what was sent to sockets whose messages may skip TCP.
-	Splicers []MeshProgram
+	Splicers []Program
 	// Full are the cookies of the pods' network namespaces that have as many known programs as they may have:
 	// messages to further ones take TCP.
 	Full []uint64
 }
 
-// MeshReaders reads them from the table, in no order.
-func (m *MeshDatapath) MeshReaders() (r MeshReaders, err error) {
-	programs, err := m.meshPrograms().All()
+// Readers reads them from the table, in no order.
+func (m *Datapath) Readers() (r Readers, err error) {
+	programs, err := m.programs().All()
 	for key, p := range programs {
 		if p.Splices != 0 {
-			r.Splicers = append(r.Splicers, meshProgramOf(&key))
+			r.Splicers = append(r.Splicers, programOf(&key))
 		}
 		if uint64(p.Names) >= uint64(bpf.MeshMeshSizeMESH_PROGRAMS_OF_POD) {
 			r.Full = append(r.Full, key.Netns)
@@ -162,35 +162,35 @@ func (m *MeshDatapath) MeshReaders() (r MeshReaders, err error) {
 	return r, err
 }
 
-// A StuckMeshSocket has messages in its queue that splice(2) of its program has not found.
-type StuckMeshSocket struct {
+// A StuckSocket has messages in its queue that splice(2) of its program has not found.
+type StuckSocket struct {
 	Cookie  uint64
-	Program MeshProgram
+	Program Program
 }
 
-// StuckMeshSockets returns the sockets that have been so for a time.
-func (m *MeshDatapath) StuckMeshSockets(age time.Duration) (all []StuckMeshSocket, err error) {
-	counts, err := ReadMeshCounters(m.datapath.BPFFS())
+// StuckSockets returns the sockets that have been so for a time.
+func (m *Datapath) StuckSockets(age time.Duration) (all []StuckSocket, err error) {
+	counts, err := ReadCounters(m.datapath.BPFFS())
 	if err != nil || counts == nil || counts.Stuck == 0 {
 		return nil, err
 	}
-	readers, err := meshTable[uint64, bpf.MeshMeshReader](m, bpf.MeshMapMeshReaders).All()
+	readers, err := tableOf[uint64, bpf.MeshMeshReader](m, bpf.MeshMapMeshReaders).All()
 	now := kernelclock.Now()
 	for cookie, r := range readers {
 		if r.Stuck == 0 || r.Stuck+uint64(age) > now {
 			continue
 		}
-		waits, e := m.meshMessagesWait(r.Sock, cookie)
+		waits, e := m.messagesWait(r.Sock, cookie)
 		err = errors.Join(err, e)
 		if waits {
-			all = append(all, StuckMeshSocket{cookie, meshProgramOf(&r.Program)})
+			all = append(all, StuckSocket{cookie, programOf(&r.Program)})
 		}
 	}
 	return all, err
 }
 
-// meshMessagesWait asks the kernel whether messages wait in the queue of the socket at an address.
-func (m *MeshDatapath) meshMessagesWait(sock, cookie uint64) (bool, error) {
+// messagesWait asks the kernel whether messages wait in the queue of the socket at an address.
+func (m *Datapath) messagesWait(sock, cookie uint64) (bool, error) {
 	waits, err := m.datapath.Program(bpf.MeshProgBeelineMeshUnread).Run(&ebpf.RunOptions{Context: &bpf.MeshMeshUnread{Sock: sock, Cookie: cookie}})
 	if err != nil {
 		return false, fmt.Errorf("run program %s: %w", bpf.MeshProgBeelineMeshUnread, err)

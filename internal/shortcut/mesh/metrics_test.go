@@ -11,7 +11,7 @@ import (
 
 // Each counter of the programs moves its metric and no other. Two have conditions instead.
 func TestCountersAndMetrics(t *testing.T) {
-	var counts MeshCounters
+	var counts Counters
 	metricstest.EachMovesOne(t, &counts, func(b *metrics.Batch) { addCounters(b, &counts) }, map[string]string{
 		"Outbound":  "beeline_mesh_connections_total{direction=outbound}",
 		"Inbound":   "beeline_mesh_connections_total{direction=inbound}",

@@ -42,7 +42,7 @@ type Pod struct {
 	Failed string `json:"failed,omitempty"`
 
 	sidecar    service.Sidecar // of which policy is made; zero for one of Config.Cgroups
-	policy     *MeshPolicy
+	policy     *Policy
 	interfaces interfaces
 	container  string // the id of the proxy's; empty: unknown
 	// mapped: the ids in the policy are those of the pod's user namespace.
@@ -203,7 +203,7 @@ const loopAge = 2 * time.Minute
 
 // loopConditions names the pods whose proxies' connections would have come back to them.
 func (s *Shortcut) loopConditions(pods []Pod) (all condition.List) {
-	loops, err := s.datapath.MeshLoops(loopAge)
+	loops, err := s.datapath.Loops(loopAge)
 	if err != nil {
 		s.config.Log.Error("mesh: read which proxies' connections would have come back", "error", err)
 	}
@@ -217,7 +217,7 @@ func (s *Shortcut) loopConditions(pods []Pod) (all condition.List) {
 
 // takesOutbound reports whether connections of applications go to the proxy.
 func (p *Pod) takesOutbound() bool {
-	included := func(r MeshRule) bool { return r == MeshInclude }
+	included := func(r Rule) bool { return r == Include }
 	return p.policy.AllOutbound || slices.ContainsFunc(slices.Collect(maps.Values(p.policy.OutboundPorts)), included) ||
 		slices.ContainsFunc(slices.Collect(maps.Values(p.policy.Networks)), included)
 }

@@ -25,20 +25,20 @@ type Defaults struct {
 }
 
 // policy is what holds for pods that are named by their cgroup.
-func (d *Defaults) policy() *MeshPolicy {
-	p := &MeshPolicy{Proxy: d.proxyOf(&service.Sidecar{}), AllOutbound: true, AllInbound: true, DNS: d.DNS, AllNameServers: d.AllNameServers,
-		OutboundPorts: map[uint16]MeshRule{}, InboundPorts: map[uint16]MeshRule{}, Networks: map[netip.Prefix]MeshRule{}}
+func (d *Defaults) policy() *Policy {
+	p := &Policy{Proxy: d.proxyOf(&service.Sidecar{}), AllOutbound: true, AllInbound: true, DNS: d.DNS, AllNameServers: d.AllNameServers,
+		OutboundPorts: map[uint16]Rule{}, InboundPorts: map[uint16]Rule{}, Networks: map[netip.Prefix]Rule{}}
 	d.exclude(p)
 	return p
 }
 
-func (d *Defaults) exclude(p *MeshPolicy) {
-	setRules(p.OutboundPorts, d.ExcludeOutboundPorts, MeshExclude)
-	setRules(p.InboundPorts, d.ExcludeInboundPorts, MeshExclude)
-	setRules(p.Networks, d.ExcludeOutbound, MeshExclude)
+func (d *Defaults) exclude(p *Policy) {
+	setRules(p.OutboundPorts, d.ExcludeOutboundPorts, Exclude)
+	setRules(p.InboundPorts, d.ExcludeInboundPorts, Exclude)
+	setRules(p.Networks, d.ExcludeOutbound, Exclude)
 }
 
-func setRules[K comparable](rules map[K]MeshRule, keys []K, rule MeshRule) {
+func setRules[K comparable](rules map[K]Rule, keys []K, rule Rule) {
 	for _, k := range keys {
 		rules[k] = rule
 	}
@@ -46,16 +46,16 @@ func setRules[K comparable](rules map[K]MeshRule, keys []K, rule MeshRule) {
 
 // policyOf is what holds for a pod of Kubernetes. Of several rules for one key the last one holds, so exclusions are
 // written last.
-func (d *Defaults) policyOf(s *service.Sidecar) *MeshPolicy {
-	p := &MeshPolicy{Proxy: d.proxyOf(s), AllOutbound: s.IncludeOutbound.All, AllInbound: s.IncludeInboundPorts.All, DNS: d.DNS && s.DNS, AllNameServers: d.AllNameServers,
-		OutboundPorts: map[uint16]MeshRule{}, InboundPorts: map[uint16]MeshRule{}, Networks: map[netip.Prefix]MeshRule{}}
-	setRules(p.OutboundPorts, s.IncludeOutboundPorts, MeshInclude)
-	setRules(p.OutboundPorts, s.ExcludeOutboundPorts, MeshExclude)
-	setRules(p.InboundPorts, s.IncludeInboundPorts.List, MeshInclude)
+func (d *Defaults) policyOf(s *service.Sidecar) *Policy {
+	p := &Policy{Proxy: d.proxyOf(s), AllOutbound: s.IncludeOutbound.All, AllInbound: s.IncludeInboundPorts.All, DNS: d.DNS && s.DNS, AllNameServers: d.AllNameServers,
+		OutboundPorts: map[uint16]Rule{}, InboundPorts: map[uint16]Rule{}, Networks: map[netip.Prefix]Rule{}}
+	setRules(p.OutboundPorts, s.IncludeOutboundPorts, Include)
+	setRules(p.OutboundPorts, s.ExcludeOutboundPorts, Exclude)
+	setRules(p.InboundPorts, s.IncludeInboundPorts.List, Include)
 	setProbes(p.InboundPorts, s.ProbePorts)
-	setRules(p.InboundPorts, s.ExcludeInboundPorts, MeshExclude)
-	setRules(p.Networks, s.IncludeOutbound.List, MeshInclude)
-	setRules(p.Networks, s.ExcludeOutbound, MeshExclude)
+	setRules(p.InboundPorts, s.ExcludeInboundPorts, Exclude)
+	setRules(p.Networks, s.IncludeOutbound.List, Include)
+	setRules(p.Networks, s.ExcludeOutbound, Exclude)
 	d.exclude(p)
 	dropShadowed(p.Networks)
 	return p
@@ -64,8 +64,8 @@ func (d *Defaults) policyOf(s *service.Sidecar) *MeshPolicy {
 // proxyOf is what tells the proxy by its user and group, as the pod's user namespace has them: those that are not
 // root's, and that no application has set. An image that sets its own user to the proxy's is not seen: Istio's rules
 // have the same gap.
-func (d *Defaults) proxyOf(s *service.Sidecar) MeshProxy {
-	return MeshProxy{
+func (d *Defaults) proxyOf(s *service.Sidecar) Proxy {
+	return Proxy{
 		UID: telling(cmp.Or(s.ProxyUID, &d.ProxyUID), s.OtherUIDs),
 		GID: telling(cmp.Or(s.ProxyGID, &d.ProxyGID), s.OtherGIDs),
 	}
@@ -80,31 +80,31 @@ func telling(id *uint32, others []uint32) *uint32 {
 
 // policyIn is what holds for a pod with what was found out about it: its proxy as the agent's user namespace has it,
 // and its own addresses, which applications reach without the proxy.
-func (p *Pod) policyIn() *MeshPolicy {
+func (p *Pod) policyIn() *Policy {
 	if p.unfit != "" {
-		return &MeshPolicy{AllOutbound: true, AllInbound: true, DNS: p.policy.DNS, NameServers: p.facts.servers}
+		return &Policy{AllOutbound: true, AllInbound: true, DNS: p.policy.DNS, NameServers: p.facts.servers}
 	}
 	in := *p.policy
-	in.Proxy = MeshProxy{UID: p.Proxy.UID, GID: p.Proxy.GID, Cgroup: cgroupOf(p.Proxy.Cgroup)}
+	in.Proxy = Proxy{UID: p.Proxy.UID, GID: p.Proxy.GID, Cgroup: cgroupOf(p.Proxy.Cgroup)}
 	in.NameServers = p.facts.servers
 	devices := &p.facts.devices
-	in.Devices = MeshDevices{Rules: map[uint32]MeshRule{}, BySource: devices.bySource, Routes: devices.routes}
-	setRules(in.Devices.Rules, devices.excluded, MeshExclude)
+	in.Devices = Devices{Rules: map[uint32]Rule{}, BySource: devices.bySource, Routes: devices.routes}
+	setRules(in.Devices.Rules, devices.excluded, Exclude)
 	for _, index := range devices.virtual {
-		in.Devices.Rules[uint32(index)] = MeshInclude
+		in.Devices.Rules[uint32(index)] = Include
 	}
 	in.Networks = maps.Clone(p.policy.Networks)
 	for _, a := range p.facts.addresses {
-		in.Networks[netip.PrefixFrom(a, a.BitLen())] = MeshExclude
+		in.Networks[netip.PrefixFrom(a, a.BitLen())] = Exclude
 	}
 	return &in
 }
 
-func setProbes(rules map[uint16]MeshRule, ports []uint16) {
+func setProbes(rules map[uint16]Rule, ports []uint16) {
 	for _, port := range ports {
-		rule := MeshProbe
+		rule := Probe
 		if rules[port] != 0 {
-			rule = MeshProbeIncluded
+			rule = ProbeIncluded
 		}
 		rules[port] = rule
 	}
@@ -112,17 +112,17 @@ func setProbes(rules map[uint16]MeshRule, ports []uint16) {
 
 // dropShadowed deletes included networks inside an excluded one: exclusion wins, and in the table the longest prefix.
 // A pod may have any number of them.
-func dropShadowed(rules map[netip.Prefix]MeshRule) {
+func dropShadowed(rules map[netip.Prefix]Rule) {
 	lengths := map[int]bool{} // of excluded networks
 	for network, rule := range rules {
-		if rule == MeshExclude {
+		if rule == Exclude {
 			lengths[network.Bits()] = true
 		}
 	}
 	for network, rule := range rules {
 		for bits := range lengths {
 			wider, err := network.Addr().Prefix(bits)
-			if rule == MeshInclude && err == nil && bits <= network.Bits() && rules[wider] == MeshExclude {
+			if rule == Include && err == nil && bits <= network.Bits() && rules[wider] == Exclude {
 				delete(rules, network)
 			}
 		}

@@ -33,24 +33,24 @@ func TestPolicyOfPod(t *testing.T) {
 		t.Errorf("the pod's annotations give the proxy user 1500, and the defaults group 1337; the policy has user %d, group %d, all outbound %t, all inbound %t, DNS %t; want 1500, 1337, and false three times",
 			*p.Proxy.UID, *p.Proxy.GID, p.AllOutbound, p.AllInbound, p.DNS)
 	}
-	if want := map[uint16]MeshRule{22: MeshExclude, 80: MeshInclude, 443: MeshExclude}; !maps.Equal(p.OutboundPorts, want) {
+	if want := map[uint16]Rule{22: Exclude, 80: Include, 443: Exclude}; !maps.Equal(p.OutboundPorts, want) {
 		t.Errorf("the pod includes the outbound ports 22, 80 and 443 and excludes 443, the agent excludes 22: the policy has %v, want %v", rulesText(p.OutboundPorts), rulesText(want))
 	}
-	if want := map[uint16]MeshRule{23: MeshExclude, 8080: MeshProbeIncluded, 8081: MeshProbe, 9000: MeshExclude}; !maps.Equal(p.InboundPorts, want) {
+	if want := map[uint16]Rule{23: Exclude, 8080: ProbeIncluded, 8081: Probe, 9000: Exclude}; !maps.Equal(p.InboundPorts, want) {
 		t.Errorf("the pod includes the inbound ports 8080 and 9000, excludes 9000, and has probes at 8080, 8081 and 9000, the agent excludes 23: the policy has %v, want %v",
 			rulesText(p.InboundPorts), rulesText(want))
 	}
-	want := map[netip.Prefix]MeshRule{}
-	setRules(want, prefixes("10.0.0.0/8"), MeshInclude)
-	setRules(want, prefixes("10.1.0.0/16", "10.1.2.0/24", "10.9.0.0/16"), MeshExclude)
+	want := map[netip.Prefix]Rule{}
+	setRules(want, prefixes("10.0.0.0/8"), Include)
+	setRules(want, prefixes("10.1.0.0/16", "10.1.2.0/24", "10.9.0.0/16"), Exclude)
 	if !maps.Equal(p.Networks, want) {
 		t.Errorf("the networks of the policy are %v, want %v: an exclusion of the pod or of the agent wins over inclusions within it", rulesText(p.Networks), rulesText(want))
 	}
 }
 
 // rulesText is rules in the words of a failed test.
-func rulesText[K comparable](rules map[K]MeshRule) map[K]string {
-	names := map[MeshRule]string{MeshExclude: "exclude", MeshInclude: "include", MeshProbe: "probes", MeshProbeIncluded: "probes, included"}
+func rulesText[K comparable](rules map[K]Rule) map[K]string {
+	names := map[Rule]string{Exclude: "exclude", Include: "include", Probe: "probes", ProbeIncluded: "probes, included"}
 	text := map[K]string{}
 	for key, rule := range rules {
 		text[key] = names[rule]
@@ -62,12 +62,12 @@ func rulesText[K comparable](rules map[K]MeshRule) map[K]string {
 func TestRulesOfManyPods(t *testing.T) {
 	const ports, networks = 1000, 500
 	pod := func(ports, networks int) Pod {
-		p := Pod{Cgroup: 1, policy: &MeshPolicy{OutboundPorts: map[uint16]MeshRule{}, Networks: map[netip.Prefix]MeshRule{}}}
+		p := Pod{Cgroup: 1, policy: &Policy{OutboundPorts: map[uint16]Rule{}, Networks: map[netip.Prefix]Rule{}}}
 		for i := range ports {
-			p.policy.OutboundPorts[uint16(i)] = MeshExclude
+			p.policy.OutboundPorts[uint16(i)] = Exclude
 		}
 		for i := range networks {
-			p.policy.Networks[netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(i >> 8), byte(i)}), 32)] = MeshExclude
+			p.policy.Networks[netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(i >> 8), byte(i)}), 32)] = Exclude
 		}
 		return p
 	}
@@ -109,12 +109,12 @@ func TestRulesOfManyPods(t *testing.T) {
 
 // TestManyNetworks: annotations have room for 20,000 networks of each kind.
 func TestManyNetworks(t *testing.T) {
-	rules := map[netip.Prefix]MeshRule{}
+	rules := map[netip.Prefix]Rule{}
 	for i := range 20000 {
 		a := netip.AddrFrom4([4]byte{10, byte(i >> 8), byte(i), 0})
-		rules[netip.PrefixFrom(a, 24)] = MeshInclude
+		rules[netip.PrefixFrom(a, 24)] = Include
 		if i%2 == 0 {
-			rules[netip.PrefixFrom(a, 23).Masked()] = MeshExclude
+			rules[netip.PrefixFrom(a, 23).Masked()] = Exclude
 		}
 	}
 	begin := time.Now()

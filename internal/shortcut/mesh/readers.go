@@ -25,14 +25,14 @@ func (s *Shortcut) watchReaders() {
 	if !s.datapath.MessagesSkipTCP() {
 		return
 	}
-	readers, err := s.datapath.MeshReaders()
-	slices.SortFunc(readers.Splicers, func(a, b MeshProgram) int {
+	readers, err := s.datapath.Readers()
+	slices.SortFunc(readers.Splicers, func(a, b Program) int {
 		return cmp.Or(cmp.Compare(a.Netns, b.Netns), cmp.Compare(a.Name, b.Name))
 	})
 	s.mu.Lock()
 	s.readers = readers
 	s.mu.Unlock()
-	stuck, e := s.datapath.StuckMeshSockets(stuckAge)
+	stuck, e := s.datapath.StuckSockets(stuckAge)
 	err = errors.Join(err, e)
 	for i := range stuck {
 		s.abort(&stuck[i])
@@ -43,7 +43,7 @@ func (s *Shortcut) watchReaders() {
 }
 
 // abort aborts a connection. Both ends get an error.
-func (s *Shortcut) abort(stuck *StuckMeshSocket) {
+func (s *Shortcut) abort(stuck *StuckSocket) {
 	i := slices.IndexFunc(s.pods, func(p Pod) bool { return p.Namespace == stuck.Program.Netns })
 	if i < 0 {
 		return

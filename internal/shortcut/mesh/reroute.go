@@ -31,7 +31,7 @@ func (s *Shortcut) attachReroute(p *Pod, devices []int) error {
 		return err
 	}
 	defer namespace.Close()
-	err = s.datapath.AttachMeshReroute(p.Cgroup, namespace, devices)
+	err = s.datapath.AttachReroute(p.Cgroup, namespace, devices)
 	p.notRerouted = errors.Is(err, ebpf.ErrNotSupported)
 	if err != nil && !p.notRerouted {
 		return err
@@ -44,7 +44,7 @@ func (s *Shortcut) attachReroute(p *Pod, devices []int) error {
 // it the kernel does not answer an IPv4 SYN to an address that is not the pod's. Sockets of a proxy that starts later
 // are found at the next call; till then the virtual machine repeats its SYN.
 func (s *Shortcut) makeTransparent(p *Pod) error {
-	listeners := s.datapath.MeshListenersOf(p.Namespace, true)
+	listeners := s.datapath.ListenersOf(p.Namespace, true)
 	if slices.Equal(listeners, p.transparent) {
 		return nil
 	}

@@ -18,28 +18,28 @@ import (
 // The rule and the route that deliver the packets with the program's mark to the pod's network namespace, as for
 // TPROXY of netfilter. Priority and table are Beeline's own.
 const (
-	meshMark          = uint32(bpf.MeshRerouteMeshMarkMESH_MARK)
-	meshRulePriority  = 15001
-	meshRouteTable    = 15001
-	meshRouteProtocol = 190 // RTPROT: who added it
+	mark          = uint32(bpf.MeshRerouteMeshMarkMESH_MARK)
+	rulePriority  = 15001
+	routeTable    = 15001
+	routeProtocol = 190 // RTPROT: who added it
 )
 
-var meshFamilies = []struct {
+var families = []struct {
 	family int
 	all    string
 }{{unix.AF_INET, "0.0.0.0/0"}, {unix.AF_INET6, "::/0"}}
 
-// AttachMeshReroute attaches the program for what a virtual machine sends to devices in the network namespace of a pod,
+// AttachReroute attaches the program for what a virtual machine sends to devices in the network namespace of a pod,
 // and detaches it from all others.
 //
 // Errors: ebpf.ErrNotSupported before Linux 6.6.
-func (m *MeshDatapath) AttachMeshReroute(cgroup uint64, namespace *netns.Namespace, devices []int) error {
+func (m *Datapath) AttachReroute(cgroup uint64, namespace *netns.Namespace, devices []int) error {
 	cookie, err := namespace.Cookie()
 	if err != nil {
 		return err
 	}
 	if len(devices) > 0 {
-		if err := m.attachMeshReroute(cgroup, cookie, namespace, devices); err != nil {
+		if err := m.attachReroute(cgroup, cookie, namespace, devices); err != nil {
 			return err
 		}
 	}
@@ -47,69 +47,69 @@ func (m *MeshDatapath) AttachMeshReroute(cgroup uint64, namespace *netns.Namespa
 	for _, device := range devices {
 		wanted[device] = true
 	}
-	return m.removeMesh(func(l meshLink) bool {
+	return m.removeLinks(func(l podLink) bool {
 		return l.Owner == cgroup && l.device != 0 && !(l.netns == cookie && wanted[l.device])
 	})
 }
 
-func (m *MeshDatapath) attachMeshReroute(cgroup, cookie uint64, namespace *netns.Namespace, devices []int) error {
-	program, err := m.loadMeshReroute(cookie)
+func (m *Datapath) attachReroute(cgroup, cookie uint64, namespace *netns.Namespace, devices []int) error {
+	program, err := m.loadReroute(cookie)
 	if err != nil {
 		return err
 	}
 	defer program.Close()
-	if err := namespace.Do(addMeshRoutes); err != nil {
+	if err := namespace.Do(addRoutes); err != nil {
 		return err
 	}
 	for _, device := range devices {
-		hook := fmt.Sprintf("%s%d_%d", meshReroute, cookie, device)
-		if err := m.datapath.AttachLink(MeshComponent, cgroup, hook, program, bpf.DeviceTarget{Index: device, Namespace: namespace}, ebpf.AttachTCXIngress); err != nil {
+		hook := fmt.Sprintf("%s%d_%d", rerouteHook, cookie, device)
+		if err := m.datapath.AttachLink(componentName, cgroup, hook, program, bpf.DeviceTarget{Index: device, Namespace: namespace}, ebpf.AttachTCXIngress); err != nil {
 			return fmt.Errorf("attach to device %d: %w", device, err)
 		}
 	}
 	return nil
 }
 
-// DetachMeshReroute detaches the program from all devices of a pod.
-func (m *MeshDatapath) DetachMeshReroute(cgroup uint64) error {
-	return m.removeMesh(func(l meshLink) bool { return l.Owner == cgroup && l.device != 0 })
+// DetachReroute detaches the program from all devices of a pod.
+func (m *Datapath) DetachReroute(cgroup uint64) error {
+	return m.removeLinks(func(l podLink) bool { return l.Owner == cgroup && l.device != 0 })
 }
 
-func (m *MeshDatapath) loadMeshReroute(cookie uint64) (*ebpf.Program, error) {
-	return m.loadMeshAt(cookie, bpf.LoadMeshReroute, bpf.MeshRerouteProgBeelineMeshReroute)
+func (m *Datapath) loadReroute(cookie uint64) (*ebpf.Program, error) {
+	return m.loadAt(cookie, bpf.LoadMeshReroute, bpf.MeshRerouteProgBeelineMeshReroute)
 }
 
-func meshRule(family int) *netlink.Rule {
-	rule, mask := netlink.NewRule(), meshMark
-	rule.Family, rule.Priority, rule.Table, rule.Mark, rule.Mask, rule.Protocol = family, meshRulePriority, meshRouteTable, meshMark, &mask, meshRouteProtocol
+func markRule(family int) *netlink.Rule {
+	rule, mask := netlink.NewRule(), mark
+	rule.Family, rule.Priority, rule.Table, rule.Mark, rule.Mask, rule.Protocol = family, rulePriority, routeTable, mark, &mask, routeProtocol
 	return rule
 }
 
-func meshRoute(family int, all string) *netlink.Route {
+func localRoute(family int, all string) *netlink.Route {
 	_, to, _ := net.ParseCIDR(all)
-	return &netlink.Route{Family: family, LinkIndex: bpf.LoopbackIndex, Dst: to, Table: meshRouteTable, Type: unix.RTN_LOCAL, Scope: unix.RT_SCOPE_HOST, Protocol: meshRouteProtocol}
+	return &netlink.Route{Family: family, LinkIndex: bpf.LoopbackIndex, Dst: to, Table: routeTable, Type: unix.RTN_LOCAL, Scope: unix.RT_SCOPE_HOST, Protocol: routeProtocol}
 }
 
-// addMeshRoutes adds the rules and routes of both families to the calling thread's network namespace. A family that the
+// addRoutes adds the rules and routes of both families to the calling thread's network namespace. A family that the
 // namespace does not have (disable_ipv6) is left out.
-func addMeshRoutes() error {
-	for _, f := range meshFamilies {
-		err := netlink.RouteReplace(meshRoute(f.family, f.all))
+func addRoutes() error {
+	for _, f := range families {
+		err := netlink.RouteReplace(localRoute(f.family, f.all))
 		if err == nil {
-			err = netlink.RuleAdd(meshRule(f.family))
+			err = netlink.RuleAdd(markRule(f.family))
 		}
 		without := f.family == unix.AF_INET6 && (errors.Is(err, unix.EACCES) || errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENETDOWN) || errors.Is(err, unix.ENODEV))
 		if err != nil && !errors.Is(err, unix.EEXIST) && !without {
-			return fmt.Errorf("add the route for virtual machines to table %d: %w", meshRouteTable, err)
+			return fmt.Errorf("add the route for virtual machines to table %d: %w", routeTable, err)
 		}
 	}
 	return nil
 }
 
-// deleteMeshRoutes is the inverse of addMeshRoutes.
-func deleteMeshRoutes() (err error) {
-	for _, f := range meshFamilies {
-		for _, e := range []error{netlink.RuleDel(meshRule(f.family)), netlink.RouteDel(meshRoute(f.family, f.all))} {
+// deleteRoutes is the inverse of addRoutes.
+func deleteRoutes() (err error) {
+	for _, f := range families {
+		for _, e := range []error{netlink.RuleDel(markRule(f.family)), netlink.RouteDel(localRoute(f.family, f.all))} {
 			if e != nil && !errors.Is(e, unix.ENOENT) && !errors.Is(e, unix.ESRCH) && !errors.Is(e, unix.EAFNOSUPPORT) && !errors.Is(e, unix.EOPNOTSUPP) {
 				err = errors.Join(err, e)
 			}
@@ -118,9 +118,9 @@ func deleteMeshRoutes() (err error) {
 	return err
 }
 
-// removeMeshRoutes removes the rules and routes from the network namespaces whose last program at a device was in these
+// removeRoutes removes the rules and routes from the network namespaces whose last program at a device was in these
 // links.
-func removeMeshRoutes(bpffs string, removed []meshLink) error {
+func removeRoutes(bpffs string, removed []podLink) error {
 	cookies := map[uint64]bool{}
 	for _, l := range removed {
 		if l.device != 0 {
@@ -130,7 +130,7 @@ func removeMeshRoutes(bpffs string, removed []meshLink) error {
 	if len(cookies) == 0 {
 		return nil
 	}
-	left, err := meshLinks(bpffs)
+	left, err := podLinks(bpffs)
 	if err != nil {
 		return err
 	}
@@ -147,7 +147,7 @@ func removeMeshRoutes(bpffs string, removed []meshLink) error {
 		if err != nil || !cookies[cookie] {
 			continue
 		}
-		if err := namespace.Do(deleteMeshRoutes); err != nil {
+		if err := namespace.Do(deleteRoutes); err != nil {
 			return fmt.Errorf("remove the rule and the route for virtual machines: %w", err)
 		}
 	}

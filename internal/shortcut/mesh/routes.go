@@ -31,7 +31,7 @@ type podDevices struct {
 	excluded []uint32 // indexes
 	virtual  []int    // indexes of those behind which virtual machines are
 	bySource bool
-	routes   map[MeshRoute]MeshRule
+	routes   map[Route]Rule
 	// unclear is what the routes do not tell; empty: nothing.
 	unclear string
 }
@@ -235,7 +235,7 @@ func (r *routeReader) listSources() error {
 
 // ask fills in the routes that differ from those of the next larger network.
 func (r *routeReader) ask() error {
-	r.devices.routes = map[MeshRoute]MeshRule{}
+	r.devices.routes = map[Route]Rule{}
 	for _, source := range append([]netip.Addr{{}}, r.sources...) {
 		if err := r.askFor(source); err != nil {
 			return err
@@ -264,7 +264,7 @@ func (r *routeReader) askFor(source netip.Addr) error {
 			}
 		}
 		if excluded != outer {
-			r.devices.routes[MeshRoute{Source: source, To: n.Prefix}] = map[bool]MeshRule{true: MeshExclude, false: MeshInclude}[excluded]
+			r.devices.routes[Route{Source: source, To: n.Prefix}] = map[bool]Rule{true: Exclude, false: Include}[excluded]
 		}
 		around = append(around, answer{n, excluded})
 	}

@@ -29,15 +29,15 @@ func TestNamesOfDevices(t *testing.T) {
 
 // TestRoutesByDevices: the kernel's own answers become the least networks that tell by which device packets leave.
 func TestRoutesByDevices(t *testing.T) {
-	const exclude, include = MeshExclude, MeshInclude
-	route := func(source, to string) MeshRoute {
-		r := MeshRoute{To: netip.MustParsePrefix(to)}
+	const exclude, include = Exclude, Include
+	route := func(source, to string) Route {
+		r := Route{To: netip.MustParsePrefix(to)}
 		if source != "" {
 			r.Source = netip.MustParseAddr(source)
 		}
 		return r
 	}
-	type rules map[MeshRoute]MeshRule
+	type rules map[Route]Rule
 	connected := rules{route("", "10.1.0.0/24"): exclude, route("", "fd01::/64"): exclude}
 	with := func(more rules) rules {
 		all := maps.Clone(connected)

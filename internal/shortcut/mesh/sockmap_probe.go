@@ -16,18 +16,18 @@ import (
 
 // lacksForMessages returns why messages should not skip TCP under this kernel; empty: they may.
 func lacksForMessages() string {
-	if err := tryMeshRead(); err != nil {
+	if err := tryRead(); err != nil {
 		return fmt.Sprintf("messages between applications and proxies take TCP: this kernel does not show who reads by splice(2): %v", err)
 	}
-	if err := tryMeshMessages(); err != nil {
+	if err := tryMessages(); err != nil {
 		return fmt.Sprintf("messages between applications and proxies take TCP: %v", err)
 	}
 	return ""
 }
 
-// tryMeshRead attaches a program as attachMeshRead does. Which system call sends is known for two architectures
+// tryRead attaches a program as attachRead does. Which system call sends is known for two architectures
 // (bpf/mesh/syscall.h).
-func tryMeshRead() error {
+func tryRead() error {
 	if runtime.GOARCH != "amd64" && runtime.GOARCH != "arm64" {
 		return fmt.Errorf("system calls of %s are unknown", runtime.GOARCH)
 	}
@@ -44,10 +44,10 @@ func tryMeshRead() error {
 	return l.Close()
 }
 
-// tryMeshMessages sends by TCP, past it and by TCP again between two sockets of its own. The receiver asks how much
+// tryMessages sends by TCP, past it and by TCP again between two sockets of its own. The receiver asks how much
 // there is to read (SIOCINQ), and reads all of it by one call. Many kernels count one of the two kinds alone: then
 // nginx, which asks, and other programs that wait after a short read wait forever for what is there.
-func tryMeshMessages() error {
+func tryMessages() error {
 	const past, byTCP = 500, 2000 // octets of messages
 	from, to, err := loopbackPair()
 	if err != nil {

@@ -11,21 +11,21 @@ import (
 	"beeline.io/beeline/internal/util/kernelclock"
 )
 
-// A MeshRule says what a port or a network means for connections of a pod.
-type MeshRule = bpf.MeshMeshRule
+// A Rule says what a port or a network means for connections of a pod.
+type Rule = bpf.MeshMeshRule
 
 // The rules.
 const (
-	MeshExclude = bpf.MeshMeshRuleMESH_EXCLUDE
-	MeshInclude = bpf.MeshMeshRuleMESH_INCLUDE
-	// MeshProbe excludes what comes from an address of the node, and MeshProbeIncluded includes all else.
-	MeshProbe         = bpf.MeshMeshRuleMESH_PROBE
-	MeshProbeIncluded = bpf.MeshMeshRuleMESH_PROBE_INCLUDED
+	Exclude = bpf.MeshMeshRuleMESH_EXCLUDE
+	Include = bpf.MeshMeshRuleMESH_INCLUDE
+	// Probe excludes what comes from an address of the node, and ProbeIncluded includes all else.
+	Probe         = bpf.MeshMeshRuleMESH_PROBE
+	ProbeIncluded = bpf.MeshMeshRuleMESH_PROBE_INCLUDED
 )
 
-// A MeshProxy is what tells the proxy of a pod from applications: a process that has one of these is the proxy. If
+// A Proxy is what tells the proxy of a pod from applications: a process that has one of these is the proxy. If
 // there is nothing, what would go to the proxy is refused.
-type MeshProxy struct {
+type Proxy struct {
 	// UID and GID are as the agent's user namespace has them; nil: they do not tell.
 	UID, GID *uint32
 	// Cgroup is the id of the cgroup of the proxy's container; 0: unknown.
@@ -33,49 +33,49 @@ type MeshProxy struct {
 }
 
 // Known reports whether anything tells the proxy.
-func (p *MeshProxy) Known() bool { return p.UID != nil || p.GID != nil || p.Cgroup != 0 }
+func (p *Proxy) Known() bool { return p.UID != nil || p.GID != nil || p.Cgroup != 0 }
 
-// A MeshPolicy says which connections of a pod go to its proxy.
-type MeshPolicy struct {
-	Proxy MeshProxy
+// A Policy says which connections of a pod go to its proxy.
+type Policy struct {
+	Proxy Proxy
 	// AllOutbound and AllInbound: what no rule names goes to the proxy. Else only what is included.
 	AllOutbound, AllInbound bool
 	// DNS: the proxy answers for these name servers, or for all.
 	DNS, AllNameServers         bool
 	NameServers                 []netip.Addr
-	OutboundPorts, InboundPorts map[uint16]MeshRule
-	Networks                    map[netip.Prefix]MeshRule
-	Devices                     MeshDevices
+	OutboundPorts, InboundPorts map[uint16]Rule
+	Networks                    map[netip.Prefix]Rule
+	Devices                     Devices
 }
 
-// MeshDevices are the devices of a pod that have a rule.
-type MeshDevices struct {
-	// Rules has the rules of devices by their index: MeshExclude, or MeshInclude for those of virtual machines.
-	Rules map[uint32]MeshRule
+// Devices are the devices of a pod that have a rule.
+type Devices struct {
+	// Rules has the rules of devices by their index: Exclude, or Include for those of virtual machines.
+	Rules map[uint32]Rule
 	// BySource: routes depend on the address to which a socket is bound.
 	BySource bool
 	// Routes has networks with the rule for what leaves to them.
-	Routes map[MeshRoute]MeshRule
+	Routes map[Route]Rule
 }
 
-// A MeshRoute is a network to which packets of a pod leave. Source is the address to which the socket is bound, with
-// MeshDevices.BySource; invalid: it is not bound.
-type MeshRoute struct {
+// A Route is a network to which packets of a pod leave. Source is the address to which the socket is bound, with
+// Devices.BySource; invalid: it is not bound.
+type Route struct {
 	Source netip.Addr
 	To     netip.Prefix
 }
 
-// A MeshPodPolicy is the policy of a pod with this cgroup; Namespace is the cookie of its network namespace, 0 if it is
+// A PodPolicy is the policy of a pod with this cgroup; Namespace is the cookie of its network namespace, 0 if it is
 // not known yet.
-type MeshPodPolicy struct {
+type PodPolicy struct {
 	Cgroup, Namespace uint64
-	Policy            *MeshPolicy
+	Policy            *Policy
 }
 
-// SetMeshPods writes the policies of all pods to the tables. The component must be enabled.
+// SetPolicies writes the policies of all pods to the tables. The component must be enabled.
 //
 // Rows of ports and networks are added before, and removed after, those that refer to them.
-func (m *MeshDatapath) SetMeshPods(all []MeshPodPolicy) error {
+func (m *Datapath) SetPolicies(all []PodPolicy) error {
 	pods, ports, networks := map[bpf.MeshMeshPodKey]bpf.MeshMeshPod{}, map[bpf.MeshMeshPort]uint32{}, map[bpf.MeshMeshNetwork]uint32{}
 	servers, containers := map[bpf.MeshMeshNameServer]uint32{}, map[uint64]uint64{}
 	devices, routes := map[bpf.MeshMeshDevice]uint32{}, map[bpf.MeshMeshRoute]uint32{}
@@ -94,37 +94,37 @@ func (m *MeshDatapath) SetMeshPods(all []MeshPodPolicy) error {
 			servers[bpf.MeshMeshNameServer{Cgroup: p.Cgroup, Address: bpf.AddressFrom(a)}] = 1
 		}
 	}
-	portTable := meshTable[bpf.MeshMeshPort, uint32](m, bpf.MeshMapMeshPorts)
-	networkTable := meshTable[bpf.MeshMeshNetwork, uint32](m, bpf.MeshMapMeshNetworks)
-	serverTable := meshTable[bpf.MeshMeshNameServer, uint32](m, bpf.MeshMapMeshNameServers)
-	containerTable := meshTable[uint64, uint64](m, bpf.MeshMapMeshProxyCgroups)
-	deviceTable := meshTable[bpf.MeshMeshDevice, uint32](m, bpf.MeshMapMeshDevices)
-	routeTable := meshTable[bpf.MeshMeshRoute, uint32](m, bpf.MeshMapMeshRoutes)
+	portTable := tableOf[bpf.MeshMeshPort, uint32](m, bpf.MeshMapMeshPorts)
+	networkTable := tableOf[bpf.MeshMeshNetwork, uint32](m, bpf.MeshMapMeshNetworks)
+	serverTable := tableOf[bpf.MeshMeshNameServer, uint32](m, bpf.MeshMapMeshNameServers)
+	containerTable := tableOf[uint64, uint64](m, bpf.MeshMapMeshProxyCgroups)
+	deviceTable := tableOf[bpf.MeshMeshDevice, uint32](m, bpf.MeshMapMeshDevices)
+	routeTable := tableOf[bpf.MeshMeshRoute, uint32](m, bpf.MeshMapMeshRoutes)
 	err := errors.Join(bpf.Publish(portTable, ports), bpf.Publish(networkTable, networks), bpf.Publish(serverTable, servers), bpf.Publish(containerTable, containers),
 		bpf.Publish(deviceTable, devices), bpf.Publish(routeTable, routes))
 	if err != nil {
 		return err
 	}
-	podTable := meshTable[bpf.MeshMeshPodKey, bpf.MeshMeshPod](m, bpf.MeshMapMeshPods)
+	podTable := tableOf[bpf.MeshMeshPodKey, bpf.MeshMeshPod](m, bpf.MeshMapMeshPods)
 	return errors.Join(bpf.Mirror(podTable, pods), bpf.Mirror(portTable, ports), bpf.Mirror(networkTable, networks),
 		bpf.Mirror(serverTable, servers), bpf.Mirror(containerTable, containers), bpf.Mirror(deviceTable, devices), bpf.Mirror(routeTable, routes))
 }
 
-// MeshRuleLimits returns how many rules of ports and of networks the tables hold.
-func (m *MeshDatapath) MeshRuleLimits() (ports, networks int) {
+// RuleLimits returns how many rules of ports and of networks the tables hold.
+func (m *Datapath) RuleLimits() (ports, networks int) {
 	return int(m.maps(bpf.MeshMapMeshPorts).MaxEntries()), int(m.maps(bpf.MeshMapMeshNetworks).MaxEntries())
 }
 
-// SetMeshNodeAddresses writes the node's own addresses, from which the kubelet probes.
-func (m *MeshDatapath) SetMeshNodeAddresses(all []netip.Addr) error {
+// SetNodeAddresses writes the node's own addresses, from which the kubelet probes.
+func (m *Datapath) SetNodeAddresses(all []netip.Addr) error {
 	wanted := map[bpf.SockAddress]uint32{}
 	for _, a := range all {
 		wanted[bpf.AddressFrom(a)] = 1
 	}
-	return bpf.Mirror(meshTable[bpf.SockAddress, uint32](m, bpf.MeshMapMeshNodeAddresses), wanted)
+	return bpf.Mirror(tableOf[bpf.SockAddress, uint32](m, bpf.MeshMapMeshNodeAddresses), wanted)
 }
 
-func (p *MeshPodPolicy) row() bpf.MeshMeshPod {
+func (p *PodPolicy) row() bpf.MeshMeshPod {
 	proxy := &p.Policy.Proxy
 	row := bpf.MeshMeshPod{Cgroup: p.Cgroup}
 	if proxy.UID != nil {
@@ -155,8 +155,8 @@ func (p *MeshPodPolicy) row() bpf.MeshMeshPod {
 	return row
 }
 
-func (p *MeshPodPolicy) addRules(ports map[bpf.MeshMeshPort]uint32, networks map[bpf.MeshMeshNetwork]uint32) {
-	for direction, rules := range map[bpf.MeshMeshDirection]map[uint16]MeshRule{
+func (p *PodPolicy) addRules(ports map[bpf.MeshMeshPort]uint32, networks map[bpf.MeshMeshNetwork]uint32) {
+	for direction, rules := range map[bpf.MeshMeshDirection]map[uint16]Rule{
 		bpf.MeshMeshDirectionMESH_OUTBOUND: p.Policy.OutboundPorts, bpf.MeshMeshDirectionMESH_INBOUND: p.Policy.InboundPorts,
 	} {
 		for port, rule := range rules {
@@ -164,16 +164,16 @@ func (p *MeshPodPolicy) addRules(ports map[bpf.MeshMeshPort]uint32, networks map
 		}
 	}
 	for network, rule := range p.Policy.Networks {
-		networks[bpf.MeshMeshNetwork{Prefixlen: meshPodBits + mappedBits(network), Cgroup: p.cgroupWords(), Address: bpf.AddressFrom(network.Addr())}] = uint32(rule)
+		networks[bpf.MeshMeshNetwork{Prefixlen: podBits + mappedBits(network), Cgroup: p.cgroupWords(), Address: bpf.AddressFrom(network.Addr())}] = uint32(rule)
 	}
 }
 
-func (p *MeshPodPolicy) addDevices(devices map[bpf.MeshMeshDevice]uint32, routes map[bpf.MeshMeshRoute]uint32) {
+func (p *PodPolicy) addDevices(devices map[bpf.MeshMeshDevice]uint32, routes map[bpf.MeshMeshRoute]uint32) {
 	for index, rule := range p.Policy.Devices.Rules {
 		devices[bpf.MeshMeshDevice{Cgroup: p.Cgroup, Index: index}] = uint32(rule)
 	}
 	for route, rule := range p.Policy.Devices.Routes {
-		key := bpf.MeshMeshRoute{Prefixlen: meshPodBits + 128 + mappedBits(route.To), Cgroup: p.cgroupWords(), Destination: bpf.AddressFrom(route.To.Addr())}
+		key := bpf.MeshMeshRoute{Prefixlen: podBits + 128 + mappedBits(route.To), Cgroup: p.cgroupWords(), Destination: bpf.AddressFrom(route.To.Addr())}
 		if route.Source.IsValid() {
 			key.Source = bpf.AddressFrom(route.Source)
 		}
@@ -181,10 +181,10 @@ func (p *MeshPodPolicy) addDevices(devices map[bpf.MeshMeshDevice]uint32, routes
 	}
 }
 
-// meshPodBits is the number of bits before the addresses in a key of mesh_networks and mesh_routes.
-const meshPodBits = 64
+// podBits is the number of bits before the addresses in a key of mesh_networks and mesh_routes.
+const podBits = 64
 
-func (p *MeshPodPolicy) cgroupWords() [2]uint32 {
+func (p *PodPolicy) cgroupWords() [2]uint32 {
 	return [2]uint32{uint32(p.Cgroup), uint32(p.Cgroup >> 32)}
 }
 
@@ -196,10 +196,10 @@ func mappedBits(network netip.Prefix) uint32 {
 	return uint32(network.Bits())
 }
 
-// MeshLoops counts, by the cookie of the network namespace, the connections of pods' proxies that would have come back
+// Loops counts, by the cookie of the network namespace, the connections of pods' proxies that would have come back
 // to them, and were refused since an age.
-func (m *MeshDatapath) MeshLoops(since time.Duration) (map[uint64]uint64, error) {
-	all, err := meshTable[uint64, bpf.MeshMeshLoopCount](m, bpf.MeshMapMeshLoops).All()
+func (m *Datapath) Loops(since time.Duration) (map[uint64]uint64, error) {
+	all, err := tableOf[uint64, bpf.MeshMeshLoopCount](m, bpf.MeshMapMeshLoops).All()
 	counts, now := map[uint64]uint64{}, kernelclock.Now()
 	for netns, loops := range all {
 		if loops.Last+uint64(since) > now {

@@ -19,28 +19,28 @@ import (
 // user or group.
 func TestMeshPolicy(t *testing.T) {
 	p := shared.LoadMesh(t)
-	d := &MeshDatapath{maps: func(name string) *ebpf.Map { return p.Maps[name] }}
-	must(t, d.SetMeshNodeAddresses([]netip.Addr{netip.MustParseAddr("192.0.2.11")}))
+	d := &Datapath{maps: func(name string) *ebpf.Map { return p.Maps[name] }}
+	must(t, d.SetNodeAddresses([]netip.Addr{netip.MustParseAddr("192.0.2.11")}))
 	const pod, peer, node, server, port = "10.10.1.5", "10.10.2.7", "192.0.2.11", "10.96.0.10", 8080
 	mine, myGroup, other := uint32(os.Getuid()), uint32(os.Getgid()), uint32(os.Getuid()+1337)
-	notProxy := MeshProxy{UID: &other, GID: &other}
-	all := MeshPolicy{Proxy: notProxy, AllOutbound: true, AllInbound: true, DNS: true, NameServers: []netip.Addr{netip.MustParseAddr(server)}}
-	with := func(p MeshPolicy, change func(*MeshPolicy)) MeshPolicy {
+	notProxy := Proxy{UID: &other, GID: &other}
+	all := Policy{Proxy: notProxy, AllOutbound: true, AllInbound: true, DNS: true, NameServers: []netip.Addr{netip.MustParseAddr(server)}}
+	with := func(p Policy, change func(*Policy)) Policy {
 		change(&p)
 		return p
 	}
-	ports := func(rule MeshRule) map[uint16]MeshRule { return map[uint16]MeshRule{port: rule} }
-	networks := func(rules ...any) map[netip.Prefix]MeshRule {
-		all := map[netip.Prefix]MeshRule{}
+	ports := func(rule Rule) map[uint16]Rule { return map[uint16]Rule{port: rule} }
+	networks := func(rules ...any) map[netip.Prefix]Rule {
+		all := map[netip.Prefix]Rule{}
 		for i := 0; i < len(rules); i += 2 {
-			all[netip.MustParsePrefix(rules[i].(string))] = rules[i+1].(MeshRule)
+			all[netip.MustParsePrefix(rules[i].(string))] = rules[i+1].(Rule)
 		}
 		return all
 	}
-	none := MeshPolicy{Proxy: notProxy}
+	none := Policy{Proxy: notProxy}
 	for _, c := range []struct {
 		name                   string
-		policy                 MeshPolicy
+		policy                 Policy
 		remote, local          string
 		port                   uint16
 		outbound, dns, inbound bool
@@ -48,14 +48,14 @@ func TestMeshPolicy(t *testing.T) {
 		{"everything", all, peer, pod, port, true, false, true},
 		{"everything of IPv6", all, "2001:db8::7", "2001:db8::5", port, true, false, true},
 		{"nothing", none, peer, pod, port, false, false, false},
-		{"outbound alone", with(none, func(p *MeshPolicy) { p.AllOutbound = true }), peer, pod, port, true, false, false},
-		{"inbound alone", with(none, func(p *MeshPolicy) { p.AllInbound = true }), peer, pod, port, false, false, true},
+		{"outbound alone", with(none, func(p *Policy) { p.AllOutbound = true }), peer, pod, port, true, false, false},
+		{"inbound alone", with(none, func(p *Policy) { p.AllInbound = true }), peer, pod, port, false, false, true},
 
-		{"the process has the proxy's user", with(all, func(p *MeshPolicy) { p.Proxy.UID = &mine }), peer, pod, port, false, false, true},
-		{"the process has the proxy's group", with(all, func(p *MeshPolicy) { p.Proxy.GID = &myGroup }), peer, pod, port, false, false, true},
-		{"neither user nor group tells the proxy", with(all, func(p *MeshPolicy) { p.Proxy = MeshProxy{} }), peer, pod, port, true, false, true},
-		{"the group alone tells it", with(all, func(p *MeshPolicy) { p.Proxy = MeshProxy{GID: &myGroup} }), peer, pod, port, false, false, true},
-		{"the user alone tells it", with(all, func(p *MeshPolicy) { p.Proxy = MeshProxy{UID: &mine} }), peer, pod, port, false, false, true},
+		{"the process has the proxy's user", with(all, func(p *Policy) { p.Proxy.UID = &mine }), peer, pod, port, false, false, true},
+		{"the process has the proxy's group", with(all, func(p *Policy) { p.Proxy.GID = &myGroup }), peer, pod, port, false, false, true},
+		{"neither user nor group tells the proxy", with(all, func(p *Policy) { p.Proxy = Proxy{} }), peer, pod, port, true, false, true},
+		{"the group alone tells it", with(all, func(p *Policy) { p.Proxy = Proxy{GID: &myGroup} }), peer, pod, port, false, false, true},
+		{"the user alone tells it", with(all, func(p *Policy) { p.Proxy = Proxy{UID: &mine} }), peer, pod, port, false, false, true},
 
 		{"a loopback address", all, "127.0.0.1", pod, port, false, false, false},
 		{"this host", all, "0.0.0.0", pod, port, false, false, true},
@@ -64,42 +64,42 @@ func TestMeshPolicy(t *testing.T) {
 		{"the proxy's port for outbound connections", all, peer, pod, shared.MeshOutboundPort, false, false, false},
 		{"the proxy's port for inbound connections", all, peer, pod, shared.MeshInboundPort, false, false, false},
 
-		{"an excluded port, outbound", with(all, func(p *MeshPolicy) { p.OutboundPorts = ports(MeshExclude) }), peer, pod, port, false, false, true},
-		{"an excluded port, inbound", with(all, func(p *MeshPolicy) { p.InboundPorts = ports(MeshExclude) }), peer, pod, port, true, false, false},
-		{"another port is excluded", with(all, func(p *MeshPolicy) { p.OutboundPorts, p.InboundPorts = ports(MeshExclude), ports(MeshExclude) }), peer, pod, port + 1, true, false, true},
-		{"an included port, outbound", with(none, func(p *MeshPolicy) { p.OutboundPorts = ports(MeshInclude) }), peer, pod, port, true, false, false},
-		{"an included port, inbound", with(none, func(p *MeshPolicy) { p.InboundPorts = ports(MeshInclude) }), peer, pod, port, false, false, true},
-		{"an excluded network", with(all, func(p *MeshPolicy) { p.Networks = networks("10.10.0.0/16", MeshExclude) }), peer, pod, port, false, false, true},
-		{"an included network", with(none, func(p *MeshPolicy) { p.Networks = networks("10.10.0.0/16", MeshInclude) }), peer, pod, port, true, false, false},
-		{"an included network in an excluded one", with(none, func(p *MeshPolicy) { p.Networks = networks("10.0.0.0/8", MeshExclude, "10.10.2.0/24", MeshInclude) }), peer, pod, port, true, false, false},
-		{"an included port of an excluded network", with(none, func(p *MeshPolicy) {
-			p.OutboundPorts, p.Networks = ports(MeshInclude), networks("10.10.0.0/16", MeshExclude)
+		{"an excluded port, outbound", with(all, func(p *Policy) { p.OutboundPorts = ports(Exclude) }), peer, pod, port, false, false, true},
+		{"an excluded port, inbound", with(all, func(p *Policy) { p.InboundPorts = ports(Exclude) }), peer, pod, port, true, false, false},
+		{"another port is excluded", with(all, func(p *Policy) { p.OutboundPorts, p.InboundPorts = ports(Exclude), ports(Exclude) }), peer, pod, port + 1, true, false, true},
+		{"an included port, outbound", with(none, func(p *Policy) { p.OutboundPorts = ports(Include) }), peer, pod, port, true, false, false},
+		{"an included port, inbound", with(none, func(p *Policy) { p.InboundPorts = ports(Include) }), peer, pod, port, false, false, true},
+		{"an excluded network", with(all, func(p *Policy) { p.Networks = networks("10.10.0.0/16", Exclude) }), peer, pod, port, false, false, true},
+		{"an included network", with(none, func(p *Policy) { p.Networks = networks("10.10.0.0/16", Include) }), peer, pod, port, true, false, false},
+		{"an included network in an excluded one", with(none, func(p *Policy) { p.Networks = networks("10.0.0.0/8", Exclude, "10.10.2.0/24", Include) }), peer, pod, port, true, false, false},
+		{"an included port of an excluded network", with(none, func(p *Policy) {
+			p.OutboundPorts, p.Networks = ports(Include), networks("10.10.0.0/16", Exclude)
 		}), peer, pod, port, false, false, false},
-		{"an excluded port of an included network", with(none, func(p *MeshPolicy) {
-			p.OutboundPorts, p.Networks = ports(MeshExclude), networks("10.10.0.0/16", MeshInclude)
+		{"an excluded port of an included network", with(none, func(p *Policy) {
+			p.OutboundPorts, p.Networks = ports(Exclude), networks("10.10.0.0/16", Include)
 		}), peer, pod, port, false, false, false},
 
-		{"a probe of the kubelet", with(all, func(p *MeshPolicy) { p.InboundPorts = ports(MeshProbe) }), node, pod, port, true, false, false},
-		{"another host to a probed port", with(all, func(p *MeshPolicy) { p.InboundPorts = ports(MeshProbe) }), peer, pod, port, true, false, true},
-		{"another host to a probed port, nothing is included", with(none, func(p *MeshPolicy) { p.InboundPorts = ports(MeshProbe) }), peer, pod, port, false, false, false},
-		{"a probe of the kubelet at an included port", with(none, func(p *MeshPolicy) { p.InboundPorts = ports(MeshProbeIncluded) }), node, pod, port, false, false, false},
-		{"another host to an included port that is probed", with(none, func(p *MeshPolicy) { p.InboundPorts = ports(MeshProbeIncluded) }), peer, pod, port, false, false, true},
+		{"a probe of the kubelet", with(all, func(p *Policy) { p.InboundPorts = ports(Probe) }), node, pod, port, true, false, false},
+		{"another host to a probed port", with(all, func(p *Policy) { p.InboundPorts = ports(Probe) }), peer, pod, port, true, false, true},
+		{"another host to a probed port, nothing is included", with(none, func(p *Policy) { p.InboundPorts = ports(Probe) }), peer, pod, port, false, false, false},
+		{"a probe of the kubelet at an included port", with(none, func(p *Policy) { p.InboundPorts = ports(ProbeIncluded) }), node, pod, port, false, false, false},
+		{"another host to an included port that is probed", with(none, func(p *Policy) { p.InboundPorts = ports(ProbeIncluded) }), peer, pod, port, false, false, true},
 		{"the kubelet at a port that it does not probe", all, node, pod, port, true, false, true},
 
 		{"a question for a name server", all, server, pod, 53, true, true, true},
 		{"a question for another", all, peer, pod, 53, true, false, true},
-		{"another, of all servers", with(all, func(p *MeshPolicy) { p.AllNameServers = true }), peer, pod, 53, true, true, true},
+		{"another, of all servers", with(all, func(p *Policy) { p.AllNameServers = true }), peer, pod, 53, true, true, true},
 		{"another port of a name server", all, server, pod, port, true, false, true},
-		{"without DNS", with(all, func(p *MeshPolicy) { p.DNS = false }), server, pod, 53, true, false, true},
-		{"its port is excluded", with(all, func(p *MeshPolicy) { p.OutboundPorts = map[uint16]MeshRule{53: MeshExclude} }), server, pod, 53, false, false, true},
-		{"its network is excluded", with(all, func(p *MeshPolicy) { p.Networks = networks("10.96.0.0/12", MeshExclude) }), server, pod, 53, false, true, true},
-		{"the proxy asks", with(all, func(p *MeshPolicy) { p.Proxy.UID = &mine }), server, pod, 53, false, false, true},
+		{"without DNS", with(all, func(p *Policy) { p.DNS = false }), server, pod, 53, true, false, true},
+		{"its port is excluded", with(all, func(p *Policy) { p.OutboundPorts = map[uint16]Rule{53: Exclude} }), server, pod, 53, false, false, true},
+		{"its network is excluded", with(all, func(p *Policy) { p.Networks = networks("10.96.0.0/12", Exclude) }), server, pod, 53, false, true, true},
+		{"the proxy asks", with(all, func(p *Policy) { p.Proxy.UID = &mine }), server, pod, 53, false, false, true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			const namespace = 77
 			strict := none // of another pod, whose rules must not matter
-			strict.OutboundPorts, strict.InboundPorts, strict.Networks = ports(MeshExclude), ports(MeshExclude), networks("0.0.0.0/0", MeshExclude)
-			must(t, d.SetMeshPods([]MeshPodPolicy{{Cgroup: 1<<32 | 9, Namespace: namespace, Policy: &c.policy}, {Cgroup: 9, Namespace: namespace + 1, Policy: &strict}}))
+			strict.OutboundPorts, strict.InboundPorts, strict.Networks = ports(Exclude), ports(Exclude), networks("0.0.0.0/0", Exclude)
+			must(t, d.SetPolicies([]PodPolicy{{Cgroup: 1<<32 | 9, Namespace: namespace, Policy: &c.policy}, {Cgroup: 9, Namespace: namespace + 1, Policy: &strict}}))
 			q := shared.MeshQuestion{Netns: namespace, Port: c.port}
 			q.Remote.Bytes, q.Local.Bytes = bpf.AddressFrom(netip.MustParseAddr(c.remote)).Bytes, bpf.AddressFrom(netip.MustParseAddr(c.local)).Bytes
 			p.Ask(&q)
@@ -123,14 +123,14 @@ func TestMeshPolicy(t *testing.T) {
 }
 
 // policyText is a policy in the words of a failed test.
-func policyText(p *MeshPolicy) string {
+func policyText(p *Policy) string {
 	id := func(n *uint32) string {
 		if n == nil {
 			return "any"
 		}
 		return fmt.Sprint(*n)
 	}
-	rules := map[MeshRule]string{MeshExclude: "exclude", MeshInclude: "include", MeshProbe: "of probes", MeshProbeIncluded: "of probes, and included"}
+	rules := map[Rule]string{Exclude: "exclude", Include: "include", Probe: "of probes", ProbeIncluded: "of probes, and included"}
 	text := fmt.Sprintf("proxy of user %s, group %s; all outbound %t, all inbound %t; DNS %t, of all servers %t, of %v", id(p.Proxy.UID), id(p.Proxy.GID),
 		p.AllOutbound, p.AllInbound, p.DNS, p.AllNameServers, p.NameServers)
 	for port, rule := range p.OutboundPorts {
