@@ -36,15 +36,9 @@ type Options struct {
 // Datapath is the loaded programs and their tables. It holds the lock of its bpffs directory until Close.
 type Datapath struct {
 	Tables *Tables
-	// NoBindProtection is why there is no bind protection although the options enable it; empty otherwise.
-	NoBindProtection string
-	// NoSocketStats is why connections at sockets are not counted although the options enable that; empty
-	// otherwise.
-	NoSocketStats string
-	// NoPodShortcut is why there is no pod shortcut although the options enable it; empty otherwise.
-	NoPodShortcut string
-	// NoFlowCache is why there is no flow cache although the options enable it; empty otherwise.
-	NoFlowCache string
+	// Unavailable are the components, and BindProtection, that this kernel cannot have although the options enable
+	// them, with the reasons. Everything else works.
+	Unavailable map[string]string
 
 	options    Options
 	components componentList // Options.Components

@@ -17,6 +17,8 @@ type Component struct {
 	Name string
 	// Objects reads the BPF objects that the options enable. If there are none, the component is disabled, and
 	// Attach removes what an earlier agent has left of it.
+	//
+	// Errors: Unavailable if this kernel cannot have it, which disables it, too.
 	Objects func(*Datapath) ([]*ebpf.CollectionSpec, error)
 	// Tables declares the maps of its objects, except those of components before it. Tables are opened, copied and
 	// pinned in this order.
@@ -46,6 +48,11 @@ type Component struct {
 	// Detach detaches all of them, before the programs of DeviceHooks.
 	Detach func(bpffs string) error
 }
+
+// Unavailable is why a kernel cannot have a component.
+type Unavailable string
+
+func (u Unavailable) Error() string { return string(u) }
 
 // AttachedProgram is a program in the kernel, and a description of where it is attached.
 type AttachedProgram struct {

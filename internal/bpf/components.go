@@ -30,10 +30,13 @@ func Edge() *Component {
 	}
 }
 
+// SocketStatsComponent is the name of the statistics of connections at sockets.
+const SocketStatsComponent = "socket_stats"
+
 // SocketStats is the statistics of connections at sockets, enabled by Options.SocketStats.
 func SocketStats() *Component {
 	return &Component{
-		Name: "socket_stats", Objects: (*Datapath).socketStatsObjects, Tables: socketStatsTables, Constants: socketStatsConstants,
+		Name: SocketStatsComponent, Objects: (*Datapath).socketStatsObjects, Tables: socketStatsTables, Constants: socketStatsConstants,
 		CgroupHooks: []CgroupHook{{"sock_stats", SockStatsProgBeelineSockStats, ebpf.AttachCGroupSockOps, nil}},
 	}
 }
@@ -51,28 +54,28 @@ func (d *Datapath) socketObjects() ([]*ebpf.CollectionSpec, error) {
 	return []*ebpf.CollectionSpec{sock, bind}, err
 }
 
+// BindProtection is the part of the socket shortcut that refuses a bind() of served ports.
+const BindProtection = "bind_protection"
+
 // canProtectBind reports whether bind() of served ports can be refused, if the options enable that. It
-// needs the kernel's BTF; without BTF everything else works, and NoBindProtection has the reason.
+// needs the kernel's BTF.
 func (d *Datapath) canProtectBind() bool {
 	if d.options.BindProtection && !kernelHas()[kernelTypes] {
 		d.options.BindProtection = false
-		d.NoBindProtection = "bind() of NodePorts and HostPorts is not refused, because this kernel has no BTF (CONFIG_DEBUG_INFO_BTF): " +
+		d.Unavailable[BindProtection] = "bind() of NodePorts and HostPorts is not refused, because this kernel has no BTF (CONFIG_DEBUG_INFO_BTF): " +
 			"use another kernel, or --bind-protection=false if that is acceptable"
 	}
 	return d.options.BindProtection
 }
 
-// socketStatsObjects returns the object of the statistics. It needs the kernel's BTF; without BTF everything else
-// works, and NoSocketStats has the reason.
+// socketStatsObjects returns the object of the statistics. It needs the kernel's BTF.
 func (d *Datapath) socketStatsObjects() ([]*ebpf.CollectionSpec, error) {
 	if d.options.SocketStats == nil {
 		return nil, nil
 	}
 	if !kernelHas()[kernelTypes] {
-		d.options.SocketStats = nil
-		d.NoSocketStats = "connections at sockets are not counted, because this kernel has no BTF (CONFIG_DEBUG_INFO_BTF): " +
-			"use another kernel, or --socket-stats=false if that is acceptable"
-		return nil, nil
+		return nil, Unavailable("connections at sockets are not counted, because this kernel has no BTF (CONFIG_DEBUG_INFO_BTF): " +
+			"use another kernel, or --socket-stats=false if that is acceptable")
 	}
 	stats, err := LoadSockStats()
 	return []*ebpf.CollectionSpec{stats}, err

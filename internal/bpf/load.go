@@ -25,7 +25,9 @@ type object struct {
 func (o *opening) readObjects() error {
 	for _, c := range o.components {
 		specs, err := c.Objects(o.Datapath)
-		if err != nil {
+		if lacks := Unavailable(""); errors.As(err, &lacks) {
+			o.Unavailable[c.Name] = string(lacks)
+		} else if err != nil {
 			return err
 		}
 		for _, spec := range specs {

@@ -140,15 +140,13 @@ func jiffy() (uint32, error) {
 	return uint32(t.Nano()), nil
 }
 
-// offloadObjects returns the object of the flow cache. NoFlowCache has the reason if the options enable it and the
-// kernel cannot have it: everything else works.
+// offloadObjects returns the objects of the flow cache.
 func (d *Datapath) offloadObjects() ([]*ebpf.CollectionSpec, error) {
 	if d.options.Offload == nil {
 		return nil, nil
 	}
-	if d.NoFlowCache = lacksForOffload(); d.NoFlowCache != "" {
-		d.options.Offload = nil
-		return nil, nil
+	if lacks := lacksForOffload(); lacks != "" {
+		return nil, Unavailable(lacks)
 	}
 	offload, err := LoadOffload()
 	if err != nil {

@@ -126,7 +126,7 @@ func Open(options Options) (*Datapath, error) {
 	}
 	o := &opening{Datapath: &Datapath{
 		options: options, components: options.Components, atDevices: map[string][]int{}, replacement: haveReplacement,
-		maps: map[string]*ebpf.Map{}, programs: map[string]*ebpf.Program{},
+		maps: map[string]*ebpf.Map{}, programs: map[string]*ebpf.Program{}, Unavailable: map[string]string{},
 	}}
 	for i, s := range openSteps {
 		err := s.do(o)

@@ -98,15 +98,13 @@ var podTables = []Table{
 	{Name: PodMapPodFlows, Kind: ScratchTable},
 }
 
-// podObjects returns the object of the pod shortcut. NoPodShortcut has the reason if the options enable it and the
-// kernel cannot have it: everything else works.
+// podObjects returns the object of the pod shortcut.
 func (d *Datapath) podObjects() ([]*ebpf.CollectionSpec, error) {
 	if d.options.Pods == nil {
 		return nil, nil
 	}
-	if d.NoPodShortcut = lacksForPods(); d.NoPodShortcut != "" {
-		d.options.Pods = nil
-		return nil, nil
+	if lacks := lacksForPods(); lacks != "" {
+		return nil, Unavailable(lacks)
 	}
 	pod, err := LoadPod()
 	return []*ebpf.CollectionSpec{pod}, err
@@ -115,7 +113,7 @@ func (d *Datapath) podObjects() ([]*ebpf.CollectionSpec, error) {
 // podL3Objects returns the object of PodL3, and podNetkitObjects that of PodNetkit. That of the pod shortcut comes
 // before.
 func (d *Datapath) podL3Objects() ([]*ebpf.CollectionSpec, error) {
-	if d.options.Pods == nil {
+	if !d.Enabled(PodComponent) {
 		return nil, nil
 	}
 	l3, err := LoadPodL3()
@@ -123,7 +121,7 @@ func (d *Datapath) podL3Objects() ([]*ebpf.CollectionSpec, error) {
 }
 
 func (d *Datapath) podNetkitObjects() ([]*ebpf.CollectionSpec, error) {
-	if d.options.Pods == nil || !haveNetkit() {
+	if !d.Enabled(PodComponent) || !haveNetkit() {
 		return nil, nil
 	}
 	netkit, err := LoadPodNetkit()

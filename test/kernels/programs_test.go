@@ -124,14 +124,8 @@ func attachMesh(t *testing.T, d *mesh.Datapath, pod *lab.Host) {
 // 1,000,000 that it allows a program.
 func wantLoaded(t *testing.T, d *bpf.Datapath, sidecars *mesh.Datapath, bpffs string) {
 	t.Helper()
-	if d.NoBindProtection != "" {
-		t.Error(d.NoBindProtection)
-	}
-	if d.NoSocketStats != "" {
-		t.Error(d.NoSocketStats)
-	}
-	if d.NoPodShortcut != "" {
-		t.Error(d.NoPodShortcut)
+	for part, reason := range d.Unavailable {
+		t.Errorf("%s: %s", part, reason)
 	}
 	sweep, err := d.OpenSocketGC(bpf.HaveSockDestroy())
 	must(t, err)

@@ -17,7 +17,7 @@ func (c *config) offload(env component.Env) (*Offload, error) {
 		edge = conntrack.TablesOf(env.Datapath.ConntrackMaps())
 	}
 	return newOffload(env.Datapath, Config{
-		Provider: Provider(c.provider), NoFlowCache: env.Datapath.NoFlowCache, Threshold: c.threshold,
+		Provider: Provider(c.provider), NoFlowCache: env.Datapath.Unavailable[bpf.OffloadComponent], Threshold: c.threshold,
 		IgnoreFilters: c.ignoreFilters, Policy: c.policy, Edge: edge, Log: env.Log, Devices: c.find,
 	})
 }

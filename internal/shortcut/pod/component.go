@@ -106,7 +106,7 @@ func (c *config) run(env component.Env) (*component.Instance, error) {
 	if !c.enabled() {
 		return &component.Instance{}, nil
 	}
-	if reason := env.Datapath.NoPodShortcut; reason != "" {
+	if reason := env.Datapath.Unavailable[bpf.PodComponent]; reason != "" {
 		condition.PodShortcutFailed.Log(env.Log, reason)
 		return &component.Instance{
 			Status:     func(s *api.Status) { s.Pods = &api.Pods{Unavailable: reason} },

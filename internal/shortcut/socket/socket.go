@@ -95,8 +95,8 @@ type running struct {
 }
 
 func (c *config) run(env component.Env) (*component.Instance, error) {
-	if env.Datapath.NoBindProtection != "" {
-		condition.BindNotProtected.Log(env.Log, env.Datapath.NoBindProtection)
+	if reason := env.Datapath.Unavailable[bpf.BindProtection]; reason != "" {
+		condition.BindNotProtected.Log(env.Log, reason)
 	}
 	tracker, err := optout.New(env.Datapath.Tables.OptedOut, c.podCgroups, env.Datapath.CgroupPath(), env.Log)
 	if err != nil {
@@ -115,7 +115,7 @@ func (c *config) run(env component.Env) (*component.Instance, error) {
 }
 
 func (r *running) status(s *api.Status) {
-	s.NoBindProtection, s.Sockets = r.env.Datapath.NoBindProtection, r.sockets.Status()
+	s.NoBindProtection, s.Sockets = r.env.Datapath.Unavailable[bpf.BindProtection], r.sockets.Status()
 	r.optOuts.status(s)
 }
 

@@ -59,7 +59,7 @@ func (c *config) run(env component.Env) (*component.Instance, error) {
 		return &component.Instance{}, nil
 	}
 	r := &running{env}
-	if reason := env.Datapath.NoSocketStats; reason != "" {
+	if reason := env.Datapath.Unavailable[bpf.SocketStatsComponent]; reason != "" {
 		env.Log.Error(reason)
 		return &component.Instance{Status: r.statusOff}, nil
 	}
@@ -67,7 +67,7 @@ func (c *config) run(env component.Env) (*component.Instance, error) {
 }
 
 func (r *running) statusOff(s *api.Status) {
-	s.Components = append(s.Components, api.ComponentStatus{Name: "socket statistics", State: r.env.Datapath.NoSocketStats})
+	s.Components = append(s.Components, api.ComponentStatus{Name: "socket statistics", State: r.env.Datapath.Unavailable[bpf.SocketStatsComponent]})
 }
 
 // audit deletes the statistics of backends that are gone.
