@@ -130,12 +130,10 @@ func (d *Datapath) replaceAtAllDevices() error {
 // detachUnwanted removes what an earlier agent with other options or of an earlier version attached, and the tables of
 // disabled components.
 func (d *Datapath) detachUnwanted() error {
-	for _, c := range formerComponents() {
-		if err := c.detachAll(d.options.BPFFS); err != nil {
+	for _, c := range d.components {
+		if err := c.detachFormer(d.options.BPFFS); err != nil {
 			return err
 		}
-	}
-	for _, c := range d.components {
 		if slices.Contains(d.enabled, c) {
 			continue
 		}

@@ -26,8 +26,6 @@ type Options struct {
 	SocketStats *SocketStatsOptions
 	// Pods configures the pod shortcut; nil: packets between pods take the stack. It needs Edge.
 	Pods *PodOptions
-	// Offload configures the flow cache; nil: forwarded flows take the stack.
-	Offload *OffloadOptions
 	// Components are all components, enabled or not; default: those of the product. A component may use the
 	// tables of those before it.
 	Components []*Component

@@ -60,7 +60,7 @@ func removePins(bpffs string, detached func(), components componentList) error {
 			return err
 		}
 	}
-	for _, c := range append(formerComponents(), reversed...) {
+	for _, c := range reversed {
 		if err := c.detachAll(bpffs); err != nil {
 			return err
 		}
@@ -125,6 +125,9 @@ func (c *Component) giveUp(bpffs string) error {
 
 // detachAll detaches a component's programs from devices and cgroups.
 func (c *Component) detachAll(bpffs string) error {
+	if err := c.detachFormer(bpffs); err != nil {
+		return err
+	}
 	if c.Detach != nil {
 		if err := c.Detach(bpffs); err != nil {
 			return err
@@ -139,6 +142,15 @@ func (c *Component) detachAll(bpffs string) error {
 		}
 	}
 	return nil
+}
+
+// detachFormer detaches what an earlier version has attached under another name.
+func (c *Component) detachFormer(bpffs string) error {
+	if c.Former == "" {
+		return nil
+	}
+	former := Component{Name: c.Former, DeviceHooks: c.DeviceHooks, FilterPriority: c.FilterPriority}
+	return former.detachFromDevices(bpffs)
 }
 
 // unmountOwnCgroup unmounts what CgroupRoot mounted, unless another agent uses it.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"iter"
 	"regexp"
+	"slices"
 
 	"github.com/cilium/ebpf"
 )
@@ -35,6 +36,13 @@ type Component struct {
 	// LateObject reads the object of a program of DeviceHooks that none of Objects has; nil: they have all.
 	LateObject func(program string) (*ebpf.CollectionSpec, error)
 
+	// Former is the name that the component had in earlier versions, if any: what these have attached is removed.
+	Former string
+	// FilterPriority is that of its filters at tc; 0: componentFilterPriority.
+	FilterPriority uint16
+	// Conntrack, if it is not nil, reports whether the kernel's conntrack has to be loaded before Objects is
+	// called.
+	Conntrack func(*Datapath) bool
 	// Release, if it is not nil, is called before the programs of the component are detached for good, and of those
 	// that use its tables.
 	Release func(bpffs string) error
@@ -77,6 +85,11 @@ func (c *Component) pinnedNames() (names []string) {
 		}
 	}
 	return names
+}
+
+// Declared returns the declaration of a table among others.
+func Declared(tables []Table, name string) *Table {
+	return &tables[slices.IndexFunc(tables, func(t Table) bool { return t.Name == name })]
 }
 
 // A componentList is a list of components. A component may use the tables of those before it.

@@ -8,10 +8,10 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-// Product returns the components of the product whose programs are here, in the order of Options.Components. That of
-// the sidecar shortcut comes after them.
+// Product returns the components of the product whose programs are here, in the order of Options.Components. Those of
+// flow offload and the sidecar shortcut come after them.
 func Product() componentList {
-	return componentList{Socket(), Edge(), SocketStats(), PodShortcut(), PodNetkit(), PodL3(), Offload()}
+	return componentList{Socket(), Edge(), SocketStats(), PodShortcut(), PodNetkit(), PodL3()}
 }
 
 // Socket is the socket shortcut, which is always enabled. All objects share its tables.
@@ -25,8 +25,9 @@ func Socket() *Component {
 func Edge() *Component {
 	return &Component{
 		Name: edgeName, Objects: (*Datapath).edgeObjects, Tables: edgeTables, Constants: edgeConstants,
-		DeviceHooks: edgeHooks, LateObject: lateEdgeObject,
-		Attached: attachedInDispatchers, Replace: (*Datapath).replaceInDispatchers, Detach: leaveDispatchers,
+		DeviceHooks: edgeHooks, LateObject: lateEdgeObject, FilterPriority: edgeFilterPriority,
+		Conntrack: func(d *Datapath) bool { return d.options.Edge != nil }, // also of the pod shortcut, which needs the edge
+		Attached:  attachedInDispatchers, Replace: (*Datapath).replaceInDispatchers, Detach: leaveDispatchers,
 	}
 }
 

@@ -27,8 +27,8 @@ func ofEdge(value func(*EdgeOptions) (any, error)) ConstantValue {
 	}
 }
 
-// entriesOf returns the size of a table that exists already.
-func entriesOf(table string) ConstantValue {
+// EntriesOf returns the size of a table that exists already.
+func EntriesOf(table string) ConstantValue {
 	return func(d *Datapath) (any, error) {
 		m := d.maps[table]
 		if m == nil {
@@ -42,7 +42,7 @@ func entriesOf(table string) ConstantValue {
 var socketConstants = map[string]ConstantValue{
 	SockVarHostNetnsCookie: func(*Datapath) (any, error) { return netns.CurrentCookie() },
 	SockVarWeaklyOrdered:   func(*Datapath) (any, error) { return settable.WeaklyOrdered(), nil },
-	SockVarAffinitySets:    entriesOf(SockMapAffinity),
+	SockVarAffinitySets:    EntriesOf(SockMapAffinity),
 	SockVarEdgeServes:      ofEdge(func(*EdgeOptions) (any, error) { return uint8(1), nil }),
 	SockVarSnatFirst:       ofEdge(func(o *EdgeOptions) (any, error) { first, _ := o.snatRanges(); return first, nil }),
 	SockVarSnatCount:       ofEdge(func(o *EdgeOptions) (any, error) { _, count := o.snatRanges(); return count, nil }),
@@ -52,8 +52,8 @@ var socketConstants = map[string]ConstantValue{
 }
 
 var edgeConstants = map[string]ConstantValue{
-	EdgeTCVarConntrackSets: entriesOf(EdgeTCMapConntrack),
-	EdgeTCVarUnrepliedSets: entriesOf(EdgeTCMapUnreplied),
+	EdgeTCVarConntrackSets: EntriesOf(EdgeTCMapConntrack),
+	EdgeTCVarUnrepliedSets: EntriesOf(EdgeTCMapUnreplied),
 	EdgeTCVarCtTimeouts: ofEdge(func(o *EdgeOptions) (any, error) {
 		if o.Timeouts == nil {
 			return nil, nil

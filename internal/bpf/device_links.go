@@ -84,7 +84,7 @@ func (c *Component) deviceAttachments(bpffs string) ([]Link, error) {
 	if err != nil {
 		return nil, err
 	}
-	found, err := filters(bpffs, c.Name)
+	found, err := c.filters(bpffs)
 	if err != nil {
 		return nil, err
 	}
@@ -208,7 +208,7 @@ func (d *Datapath) attachHook(c *Component, h *DeviceHook, to DeviceTarget) erro
 	}
 	err = d.AttachLink(c.Name, uint64(to.Index), h.Name, program, to, h.Attach)
 	if errors.Is(err, ebpf.ErrNotSupported) && filterParents[h.Attach] != 0 {
-		return attachFilter(d.options.BPFFS, c.Name, to.Index, h.Attach, program)
+		return c.AttachFilter(d.options.BPFFS, to.Index, h.Attach, program)
 	}
 	return err
 }
@@ -243,7 +243,7 @@ func (d *Datapath) replaceLink(c *Component, l *Link) error {
 	if err != nil {
 		return err
 	}
-	return attachFilter(d.options.BPFFS, c.Name, l.Device(), h.Attach, program)
+	return c.AttachFilter(d.options.BPFFS, l.Device(), h.Attach, program)
 }
 
 // repairDevices attaches what was detached from the devices of SetDevices. It skips devices that are gone.

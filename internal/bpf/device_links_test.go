@@ -159,31 +159,33 @@ func TestDeviceHooks(t *testing.T) {
 // TestFormerComponents: the programs of a component that has another name by now are detached when the next agent
 // attaches, and by Cleanup.
 func TestFormerComponents(t *testing.T) {
-	for _, former := range formerComponents() {
-		for name, detach := range map[string]func(*edgeWorld){
-			"attach":  func(w *edgeWorld) { w.do(mustOpen(w.t, w.options).Attach) },
-			"cleanup": func(w *edgeWorld) { w.do(func() error { return Cleanup(w.options.BPFFS, nil) }) },
-		} {
-			t.Run(former.Name+" "+name, func(t *testing.T) {
-				w := newEdgeWorld(t)
-				w.options.Edge = nil
-				earlier := passing(former.DeviceHooks...)
-				earlier.Name = former.Name
-				w.options.Components = append(Product(), earlier)
-				d := mustOpen(t, w.options)
-				w.do(func() error { return d.SetDevices(former.Name, w.device) })
-				if attached, text := w.links(earlier); len(attached) != len(former.DeviceHooks) && w.hasTCX() {
-					t.Fatalf("before: attached %q", text)
-				}
-				d.Close()
-				w.options.Components = nil
-				detach(w)
-				w.wantLinks(name, earlier, "")
-				if n := w.clsacts(); n != 0 {
-					t.Errorf("%d qdiscs are left", n)
-				}
-			})
-		}
+	for name, detach := range map[string]func(*edgeWorld){
+		"attach": func(w *edgeWorld) { w.do(mustOpen(w.t, w.options).Attach) },
+		"cleanup": func(w *edgeWorld) {
+			w.do(func() error { return Cleanup(w.options.BPFFS, nil, w.options.Components...) })
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newEdgeWorld(t)
+			w.options.Edge = nil
+			earlier := passing(DeviceHook{Name: "ingress", Program: "pass_ingress", Attach: ebpf.AttachTCXIngress}, DeviceHook{Name: "egress", Program: "pass_egress", Attach: ebpf.AttachTCXEgress})
+			earlier.Name, earlier.FilterPriority = "former", 193
+			w.options.Components = append(Product(), earlier)
+			d := mustOpen(t, w.options)
+			w.do(func() error { return d.SetDevices("former", w.device) })
+			if attached, text := w.links(earlier); len(attached) != len(earlier.DeviceHooks) && w.hasTCX() {
+				t.Fatalf("before: attached %q", text)
+			}
+			d.Close()
+			later := passing(earlier.DeviceHooks...)
+			later.Former, later.FilterPriority = earlier.Name, earlier.FilterPriority
+			w.options.Components = append(Product(), later)
+			detach(w)
+			w.wantLinks(name, earlier, "")
+			if n := w.clsacts(); n != 0 {
+				t.Errorf("%d qdiscs are left", n)
+			}
+		})
 	}
 }
 
@@ -197,7 +199,7 @@ func TestDeviceHookAsFilter(t *testing.T) {
 	d := mustOpen(t, w.options)
 	w.do(func() error {
 		if w.hasTCX() {
-			return attachFilter(w.options.BPFFS, c.Name, w.device, ebpf.AttachTCXIngress, d.Program("pass_ingress"))
+			return c.AttachFilter(w.options.BPFFS, w.device, ebpf.AttachTCXIngress, d.Program("pass_ingress"))
 		}
 		return d.SetDevices("passing", w.device)
 	})

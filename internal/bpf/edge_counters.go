@@ -16,11 +16,11 @@ import (
 
 // ReasonNames returns the names of enum edge_reason by value, in lower case without their prefix, such as
 // "drop_no_port". They are in the BTF of the programs.
-var ReasonNames = enumNames(LoadEdgeTC, "edge_reason", "EDGE_", int(EdgeTCEdgeReasonEDGE_REASONS))
+var ReasonNames = EnumNames(LoadEdgeTC, "edge_reason", "EDGE_", int(EdgeTCEdgeReasonEDGE_REASONS))
 
-// enumNames reads the names of the first n values of an enum from the BTF of an object, once: in lower case without
+// EnumNames reads the names of the first n values of an enum from the BTF of an object, once: in lower case without
 // a prefix.
-func enumNames(load func() (*ebpf.CollectionSpec, error), enum, prefix string, n int) func() ([]string, error) {
+func EnumNames(load func() (*ebpf.CollectionSpec, error), enum, prefix string, n int) func() ([]string, error) {
 	return sync.OnceValues(func() ([]string, error) {
 		spec, err := load()
 		if err != nil {

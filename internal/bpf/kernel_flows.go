@@ -14,7 +14,7 @@ import (
 // KernelConntrack returns the value of the constant kernel_conntrack: 1 if programs can look up flows in the kernel's
 // conntrack.
 func KernelConntrack() uint8 {
-	if kernelHas()[conntrackLookup] {
+	if KernelHas(ConntrackLookup) {
 		return 1
 	}
 	return 0
@@ -23,7 +23,7 @@ func KernelConntrack() uint8 {
 // KernelEntries returns the value of the constant kernel_entries: 1 if programs can add entries to the kernel's
 // conntrack.
 func KernelEntries() uint8 {
-	for _, name := range append([]string{conntrackLookup, conntrackTimeout}, conntrackInsertion...) {
+	for _, name := range append([]string{ConntrackLookup, ConntrackTimeout}, conntrackInsertion...) {
 		if !kernelHas()[name] {
 			return 0
 		}
@@ -54,10 +54,10 @@ func NoKernelFlows() string {
 	return "the kernel's BTF lacks bpf_skb_ct_lookup (Linux 5.18, module nf_conntrack with CONFIG_DEBUG_INFO_BTF_MODULES)"
 }
 
-// loadConntrack makes the kernel load the module nf_conntrack, if it is one: programs can call its functions only if
+// LoadConntrack makes the kernel load the module nf_conntrack, if it is one: programs can call its functions only if
 // it is loaded before them, and rules that need it may come later. A request to conntrack does that, also from a
 // container: the kernel runs the host's modprobe.
-func loadConntrack() {
+func LoadConntrack() {
 	c, err := conntrack.Dial(nil)
 	if err != nil {
 		return // NoKernelFlows says so

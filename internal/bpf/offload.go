@@ -16,9 +16,6 @@ import (
 	"beeline.io/beeline/internal/node/netdev"
 )
 
-// OffloadOptions configure the flow cache.
-type OffloadOptions struct{}
-
 // Names of the flow cache's structures.
 type (
 	OffloadKey       = OffloadOffloadKey
@@ -66,20 +63,26 @@ const OffloadComponent = "offload"
 // formerOffload is the name that OffloadComponent had before.
 const formerOffload = "gateway"
 
-// formerComponents are components of earlier versions that this one does not have, or under another name.
-func formerComponents() componentList {
-	return componentList{{Name: formerOffload, DeviceHooks: Offload().DeviceHooks}}
-}
+// offloadFilterPriority: flow offload comes after the edge and the pod shortcut.
+const offloadFilterPriority = 192
 
-// Offload is the flow cache, enabled by Options.Offload.
-func Offload() *Component {
+// Offload is the flow cache.
+func Offload(enabled func() bool) *Component {
 	return &Component{
-		Name: OffloadComponent, Objects: (*Datapath).offloadObjects, Tables: offloadTables, Constants: offloadConstants,
-		DeviceHooks: []DeviceHook{
-			{Name: "ingress", Program: OffloadProgBeelineOffload, Attach: ebpf.AttachTCXIngress, ProgramAt: offloadIngressAt},
-			{Name: "egress", Program: OffloadProgBeelineOffloadLearn, Attach: ebpf.AttachTCXEgress, ProgramAt: offloadEgressAt},
+		Name: OffloadComponent, Former: formerOffload, Tables: offloadTables, Constants: offloadConstants, DeviceHooks: offloadHooks,
+		FilterPriority: offloadFilterPriority, Conntrack: func(*Datapath) bool { return enabled() },
+		Objects: func(*Datapath) ([]*ebpf.CollectionSpec, error) {
+			if !enabled() {
+				return nil, nil
+			}
+			return offloadObjects()
 		},
 	}
+}
+
+var offloadHooks = []DeviceHook{
+	{Name: "ingress", Program: OffloadProgBeelineOffload, Attach: ebpf.AttachTCXIngress, ProgramAt: offloadIngressAt},
+	{Name: "egress", Program: OffloadProgBeelineOffloadLearn, Attach: ebpf.AttachTCXEgress, ProgramAt: offloadEgressAt},
 }
 
 // offloadIngressAt returns the program for the ingress of a device.
@@ -116,7 +119,7 @@ var offloadTables = []Table{
 }
 
 var offloadConstants = map[string]ConstantValue{
-	OffloadVarOffloadSets: entriesOf(OffloadMapOffloadFlows),
+	OffloadVarOffloadSets: EntriesOf(OffloadMapOffloadFlows),
 	OffloadVarJiffyNs:     func(*Datapath) (any, error) { return jiffy() },
 }
 
@@ -141,10 +144,7 @@ func jiffy() (uint32, error) {
 }
 
 // offloadObjects returns the objects of the flow cache.
-func (d *Datapath) offloadObjects() ([]*ebpf.CollectionSpec, error) {
-	if d.options.Offload == nil {
-		return nil, nil
-	}
+func offloadObjects() ([]*ebpf.CollectionSpec, error) {
 	if lacks := lacksForOffload(); lacks != "" {
 		return nil, Unavailable(lacks)
 	}
@@ -158,8 +158,8 @@ func (d *Datapath) offloadObjects() ([]*ebpf.CollectionSpec, error) {
 
 // lacksForOffload returns what the kernel lacks for the flow cache; empty: nothing.
 func lacksForOffload() string {
-	for name, since := range map[string]string{conntrackLookup: "5.18", conntrackTimeout: "6.0"} {
-		if !kernelHas()[name] {
+	for name, since := range map[string]string{ConntrackLookup: "5.18", ConntrackTimeout: "6.0"} {
+		if !KernelHas(name) {
 			return fmt.Sprintf("the kernel's BTF lacks %s (Linux %s, module nf_conntrack), which follows the flows of netfilter: load the module nf_conntrack before the agent starts", name, since)
 		}
 	}
@@ -167,10 +167,10 @@ func lacksForOffload() string {
 }
 
 // offloadPathNames are the names of enum offload_path by value, in lower case, such as "path_cache".
-var offloadPathNames = enumNames(LoadOffload, "offload_path", "OFFLOAD_PATH_", int(OffloadOffloadPathOFFLOAD_PATHS))
+var offloadPathNames = EnumNames(LoadOffload, "offload_path", "OFFLOAD_PATH_", int(OffloadOffloadPathOFFLOAD_PATHS))
 
 // OffloadRefusalNames are the names of enum offload_refusal by value, in lower case, such as "helper".
-var OffloadRefusalNames = enumNames(LoadOffload, "offload_refusal", "OFFLOAD_", int(OffloadOffloadRefusalOFFLOAD_REFUSALS))
+var OffloadRefusalNames = EnumNames(LoadOffload, "offload_refusal", "OFFLOAD_", int(OffloadOffloadRefusalOFFLOAD_REFUSALS))
 
 // ReadOffloadCounters sums the packets of the offload programs over all CPUs, by what happened to them, and the bytes
 // of those that the flow cache has forwarded; nil if there is no flow cache.
@@ -212,21 +212,24 @@ type OffloadTables struct {
 	Secret                            settable.Secret
 }
 
+// OffloadKernel is the datapath with the tables of the flow cache.
+type OffloadKernel struct{ *Datapath }
+
 // OffloadTables returns the tables of the flow cache. It must be enabled.
-func (d *Datapath) OffloadTables() (*OffloadTables, error) {
-	secret, err := settable.ReadSecret(d.maps[SockMapTableSecret])
+func (d OffloadKernel) OffloadTables() (*OffloadTables, error) {
+	secret, err := settable.ReadSecret(d.Map(SockMapTableSecret))
 	if err != nil {
 		return nil, err
 	}
 	return &OffloadTables{
-		Flows: d.maps[OffloadMapOffloadFlows], Tags: d.maps[OffloadMapOffloadTags], Controls: d.maps[OffloadMapOffloadControls],
-		Candidates: d.maps[OffloadMapOffloadCandidates], Secret: secret,
+		Flows: d.Map(OffloadMapOffloadFlows), Tags: d.Map(OffloadMapOffloadTags), Controls: d.Map(OffloadMapOffloadControls),
+		Candidates: d.Map(OffloadMapOffloadCandidates), Secret: secret,
 	}, nil
 }
 
 // OffloadDevices returns the table of devices by their index.
-func (d *Datapath) OffloadDevices() Hash[uint32, uint32] {
-	return hashOf[uint32, uint32](d.maps, OffloadMapOffloadDevices)
+func (d OffloadKernel) OffloadDevices() Hash[uint32, uint32] {
+	return NewHash[uint32, uint32](Declared(offloadTables, OffloadMapOffloadDevices), d.Map(OffloadMapOffloadDevices))
 }
 
 // OpenOffloadTables opens the pinned flow cache of a bpffs directory for reading, whether an agent runs there or not;

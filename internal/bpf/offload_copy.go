@@ -67,11 +67,11 @@ func (g *OffloadCopy) Attach(device int) error {
 	if err := g.collection.Maps[OffloadMapOffloadDevices].Put(uint32(device), uint32(0)); err != nil {
 		return err
 	}
-	for _, h := range Offload().DeviceHooks {
+	for _, h := range offloadHooks {
 		program := g.collection.Programs[h.Program]
 		l, err := link.AttachTCX(link.TCXOptions{Interface: device, Program: program, Attach: h.Attach})
 		if errors.Is(err, ebpf.ErrNotSupported) {
-			err = attachFilter(offloadCopyName, OffloadComponent, device, h.Attach, program)
+			err = Offload(nil).AttachFilter(offloadCopyName, device, h.Attach, program)
 		} else if err == nil {
 			g.links = append(g.links, l)
 		}

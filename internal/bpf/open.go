@@ -148,8 +148,10 @@ func (o *opening) prepareKernel() error {
 	if err := rlimit.RemoveMemlock(); err != nil {
 		return fmt.Errorf("lift the limit of locked memory: %w", err)
 	}
-	if o.options.Edge != nil || o.options.Pods != nil || o.options.Offload != nil {
-		loadConntrack()
+	for _, c := range o.components {
+		if c.Conntrack != nil && c.Conntrack(o.Datapath) {
+			LoadConntrack()
+		}
 	}
 	return requiredFeatures()
 }

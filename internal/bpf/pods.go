@@ -142,10 +142,10 @@ func lacksForPods() string {
 	switch {
 	case errors.Is(features.HaveProgramHelper(ebpf.SchedCLS, asm.FnRedirectPeer), ebpf.ErrNotSupported):
 		return "packets between pods take the stack: the kernel lacks bpf_redirect_peer (Linux 5.10)"
-	case !kernelHas()[conntrackLookup]:
+	case !KernelHas(ConntrackLookup):
 		return "packets between pods take the stack: the kernel's BTF lacks bpf_skb_ct_lookup (Linux 5.18, module nf_conntrack), which tells the flows that netfilter may translate: " +
 			"load the module nf_conntrack before the agent starts"
-	case !kernelHas()[conntrackTimeout]:
+	case !KernelHas(ConntrackTimeout):
 		return "packets between pods take the stack: the kernel's BTF lacks bpf_ct_change_timeout (Linux 6.0), which ends entries of connections that are over"
 	}
 	return ""
@@ -201,7 +201,7 @@ func initPodLease(m *ebpf.Map) error {
 }
 
 // podPathNames are the names of enum pod_path by value, in lower case, such as "path_local" and "stack_service".
-var podPathNames = enumNames(LoadPod, "pod_path", "POD_", int(PodPodPathPOD_PATHS))
+var podPathNames = EnumNames(LoadPod, "pod_path", "POD_", int(PodPodPathPOD_PATHS))
 
 // ReadPodCounters sums the packets of the pod shortcut over all CPUs, by the path that they took; nil if there is no
 // pod shortcut.

@@ -199,6 +199,9 @@ func readIterator(it *link.Iter) ([]StaleSocket, error) {
 	}
 }
 
+// KernelHas reports whether the kernel has one of the features that its BTF shows.
+func KernelHas(feature string) bool { return kernelHas()[feature] }
+
 // HaveSockDestroy reports whether the kernel has bpf_sock_destroy (Linux 6.5).
 func HaveSockDestroy() bool { return kernelHas()[sockDestroy] }
 
@@ -208,8 +211,8 @@ const (
 	socketIterator = "bpf_iter_udp"
 	sockDestroy    = "bpf_sock_destroy"
 	// These are in the BTF of the module nf_conntrack, unless that is part of the kernel.
-	conntrackLookup  = "bpf_skb_ct_lookup"
-	conntrackTimeout = "bpf_ct_change_timeout"
+	ConntrackLookup  = "bpf_skb_ct_lookup"
+	ConntrackTimeout = "bpf_ct_change_timeout"
 	// The kernel has no BTF of modules to read.
 	withoutModules = "no modules"
 )
@@ -237,7 +240,7 @@ var kernelHas = sync.OnceValue(func() map[string]bool {
 		var f *btf.Func
 		found[name] = spec.TypeByName(name, &f) == nil
 	}
-	for _, name := range append([]string{conntrackLookup, conntrackTimeout}, conntrackInsertion...) {
+	for _, name := range append([]string{ConntrackLookup, ConntrackTimeout}, conntrackInsertion...) {
 		var f *btf.Func
 		found[name] = spec.TypeByName(name, &f) == nil
 		if module, err := cache.Module("nf_conntrack"); err == nil && !found[name] {

@@ -3,6 +3,7 @@
 package bpf
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"hash/fnv"
@@ -20,7 +21,6 @@ import (
 const (
 	edgeFilterPriority      = 190
 	componentFilterPriority = 191
-	offloadFilterPriority   = 192
 	filterHandle            = 0xbee
 )
 
@@ -34,22 +34,14 @@ func filterName(bpffs, component string) string {
 	return fmt.Sprintf("%s%08x", filterNamePrefix(component), h.Sum32())
 }
 
-func filterPriority(component string) uint16 {
-	switch component {
-	case edgeName:
-		return edgeFilterPriority
-	case OffloadComponent, formerOffload:
-		return offloadFilterPriority
-	}
-	return componentFilterPriority
-}
+func (c *Component) filterPriority() uint16 { return cmp.Or(c.FilterPriority, componentFilterPriority) }
 
 var filterParents = map[ebpf.AttachType]uint32{
 	ebpf.AttachTCXIngress: netlink.HANDLE_MIN_INGRESS, ebpf.AttachTCXEgress: netlink.HANDLE_MIN_EGRESS,
 }
 
-// attachFilter attaches a program, or replaces that of an earlier agent atomically.
-func attachFilter(bpffs, component string, device int, at ebpf.AttachType, program *ebpf.Program) error {
+// AttachFilter attaches a program, or replaces that of an earlier agent atomically.
+func (c *Component) AttachFilter(bpffs string, device int, at ebpf.AttachType, program *ebpf.Program) error {
 	qdisc := &netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{
 		LinkIndex: device, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT,
 	}}
@@ -58,9 +50,9 @@ func attachFilter(bpffs, component string, device int, at ebpf.AttachType, progr
 	}
 	return netlink.FilterReplace(&netlink.BpfFilter{
 		FilterAttrs: netlink.FilterAttrs{
-			LinkIndex: device, Parent: filterParents[at], Handle: filterHandle, Priority: filterPriority(component), Protocol: unix.ETH_P_ALL,
+			LinkIndex: device, Parent: filterParents[at], Handle: filterHandle, Priority: c.filterPriority(), Protocol: unix.ETH_P_ALL,
 		},
-		Fd: program.FD(), Name: filterName(bpffs, component), DirectAction: true,
+		Fd: program.FD(), Name: filterName(bpffs, c.Name), DirectAction: true,
 	})
 }
 
@@ -70,8 +62,8 @@ type foundFilter struct {
 	at ebpf.AttachType
 }
 
-// filters finds a component's filters of a bpffs directory in this network namespace.
-func filters(bpffs, component string) ([]foundFilter, error) {
+// filters finds its filters of a bpffs directory in this network namespace.
+func (c *Component) filters(bpffs string) ([]foundFilter, error) {
 	qdiscs, err := netlink.QdiscList(nil)
 	if err != nil {
 		return nil, fmt.Errorf("list qdiscs: %w", err)
@@ -92,7 +84,7 @@ func filters(bpffs, component string) ([]foundFilter, error) {
 			}
 			for _, f := range list {
 				f, ok := f.(*netlink.BpfFilter)
-				if ok && f.Handle == filterHandle && f.Priority == filterPriority(component) && f.Name == filterName(bpffs, component) {
+				if ok && f.Handle == filterHandle && f.Priority == c.filterPriority() && f.Name == filterName(bpffs, c.Name) {
 					all = append(all, foundFilter{f, at})
 				}
 			}

@@ -18,7 +18,7 @@ func TestFilters(t *testing.T) {
 	w := newEdgeWorld(t)
 	attach := func(p *ebpf.Program) {
 		w.do(func() error {
-			return errors.Join(attachFilter(w.options.BPFFS, edgeName, w.device, ebpf.AttachTCXEgress, p), attachFilter(w.options.BPFFS, edgeName, w.device, ebpf.AttachTCXIngress, p))
+			return errors.Join(Edge().AttachFilter(w.options.BPFFS, w.device, ebpf.AttachTCXEgress, p), Edge().AttachFilter(w.options.BPFFS, w.device, ebpf.AttachTCXIngress, p))
 		})
 	}
 	hooks := fmt.Sprintf("%[1]d egress, %[1]d ingress", w.device)

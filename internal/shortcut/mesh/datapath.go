@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"slices"
 	"time"
 	"unsafe"
 
@@ -54,12 +53,7 @@ func (m *Datapath) Component() *bpf.Component {
 
 // tableOf returns one of the tables.
 func tableOf[K comparable, V any](m *Datapath, name string) bpf.Hash[K, V] {
-	return bpf.NewHash[K, V](declared(name), m.maps(name))
-}
-
-// declared returns the declaration of a table.
-func declared(name string) *bpf.Table {
-	return &tables[slices.IndexFunc(tables, func(t bpf.Table) bool { return t.Name == name })]
+	return bpf.NewHash[K, V](bpf.Declared(tables, name), m.maps(name))
 }
 
 // podHooks are at the cgroup of each pod, in the order of attachment: what tells the destination comes before what

@@ -80,7 +80,7 @@ func forgetReaders(bpffs string) error {
 		return err
 	}
 	defer m.Close()
-	table := bpf.NewHash[uint64, bpf.MeshMeshReader](declared(bpf.MeshMapMeshReaders), m)
+	table := bpf.NewHash[uint64, bpf.MeshMeshReader](bpf.Declared(tables, bpf.MeshMapMeshReaders), m)
 	readers, err := table.All()
 	for cookie := range readers {
 		err = errors.Join(err, table.Delete(cookie))

@@ -19,14 +19,8 @@ import (
 // New returns flow offload. It is enabled by --offload-devices.
 func New() *component.Component {
 	c := &config{}
-	programs := bpf.Offload()
-	return &component.Component{Name: programs.Name, BPF: programs, AddFlags: c.addFlags, Complete: c.complete, Check: c.unmatched, Options: c.options, New: c.run, Cleanup: flowtable.Remove}
-}
-
-func (c *config) options(o *bpf.Options) {
-	if c.enabled() {
-		o.Offload = &bpf.OffloadOptions{}
-	}
+	programs := bpf.Offload(c.enabled)
+	return &component.Component{Name: programs.Name, BPF: programs, AddFlags: c.addFlags, Complete: c.complete, Check: c.unmatched, New: c.run, Cleanup: flowtable.Remove}
 }
 
 // running is flow offload of a running agent.
