@@ -15,7 +15,7 @@ import (
 
 	"beeline.io/beeline/bench/endpoint"
 	"beeline.io/beeline/bench/result"
-	"beeline.io/beeline/internal/bpf"
+	"beeline.io/beeline/internal/shortcut/offload"
 	"beeline.io/beeline/test/lab"
 	"beeline.io/beeline/test/node"
 )
@@ -127,7 +127,7 @@ func (rig *offloadHosts) awaitPrograms(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, offloadProviderTime)
 	defer cancel()
 	for {
-		links, err := filepath.Glob(filepath.Join(rig.agent.BPFFS(), "links", bpf.OffloadComponent+"-*"))
+		links, err := filepath.Glob(filepath.Join(rig.agent.BPFFS(), "links", offload.OffloadComponent+"-*"))
 		if err != nil || len(links) == offloadPrograms {
 			return err
 		}
@@ -262,6 +262,6 @@ func mostReused(operations uint64, requests int) uint64 { return operations * ui
 
 // cached is how many packets the flow cache has forwarded.
 func (rig *offloadHosts) cached() (uint64, error) {
-	packets, _, err := bpf.ReadOffloadCounters(rig.agent.BPFFS())
+	packets, _, err := offload.ReadOffloadCounters(rig.agent.BPFFS())
 	return packets["cache"], err
 }

@@ -50,12 +50,13 @@ var (
 	limitFlows = Limit{Flag: "max-flows", Usage: "maximum number of conntrack entries of clients' flows, two for each flow; where there is no room, entries of the Service that has most are evicted",
 		DefaultText: "by the machine's memory",
 		In:          func(l *Limits) *uint32 { return &l.Flows }, min: minFlows, why: "; a flow has two, and with fewer entries flows evict each other"}
-	limitOffloadFlows = Limit{Flag: "offload-max-flows", Usage: "maximum number of entries of the flow cache, two for each flow; flows for which there is no room take the stack",
+	// LimitOffloadFlows is exported for flow offload.
+	LimitOffloadFlows = Limit{Flag: "offload-max-flows", Usage: "maximum number of entries of the flow cache, two for each flow; flows for which there is no room take the stack",
 		In: func(l *Limits) *uint32 { return &l.OffloadFlows }, min: minFlows, why: "; a flow has two"}
 )
 
 // AllLimits are the limits with a flag.
-var AllLimits = []Limit{limitFrontends, limitBackends, limitSlots, limitServices, limitSourceRanges, limitAffinity, limitFlows, limitOffloadFlows}
+var AllLimits = []Limit{limitFrontends, limitBackends, limitSlots, limitServices, limitSourceRanges, limitAffinity, limitFlows, LimitOffloadFlows}
 
 // DefaultLimits suit a large cluster: 45 MiB of kernel memory, and what is needed on use. Slots hold 126
 // Maglev tables of the default size, of 16,640 slots each: 40 ports of both families, and as many tables

@@ -32,7 +32,7 @@ func TestSharedWithC(t *testing.T) {
 		c := randomCall(r)
 		tuple := *(*bpf.Tuple)(unsafe.Pointer(&c.Tuple))
 		affinity := *(*bpf.AffinityKey)(unsafe.Pointer(&c.Affinity))
-		key := bpf.OffloadKey{Device: c.Now, Tunnel: c.Sets}
+		key := bpf.OffloadOffloadKey{Device: c.Now, Tunnel: c.Sets}
 		key.Tuple = *(*bpf.OffloadTuple)(unsafe.Pointer(&c.Tuple))
 		p.Run(&c)
 		sum, hash := settable.KeySum(&secret, &tuple), bpf.TupleHash(&tuple)

@@ -23,6 +23,7 @@ import (
 	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/node/netns"
 	"beeline.io/beeline/internal/shortcut/mesh"
+	"beeline.io/beeline/internal/shortcut/offload"
 	"beeline.io/beeline/test/lab"
 	"beeline.io/beeline/test/needs"
 	"beeline.io/beeline/test/node"
@@ -47,7 +48,7 @@ func openOn(t *testing.T, node *lab.Host, limits bpf.Limits) (*bpf.Datapath, *me
 		Edge:        &bpf.EdgeOptions{SNATPorts: []bpf.PortRange{{First: 1024, Last: 29999}, {First: 61000, Last: 65535}}, AcceptDSR: true},
 		SocketStats: &bpf.SocketStatsOptions{PerBackend: true},
 		Pods:        &bpf.PodOptions{},
-		Components:  append(bpf.Product(), bpf.Offload(func() bool { return true }), sidecars.Component()),
+		Components:  append(bpf.Product(), offload.OffloadPrograms(func() bool { return true }), sidecars.Component()),
 	})
 	if refused := (*ebpf.VerifierError)(nil); errors.As(err, &refused) {
 		t.Fatalf("%v\n%-60v", err, refused)

@@ -16,9 +16,9 @@ import (
 
 type (
 	// Key is which packets are of a flow.
-	Key = bpf.OffloadKey
+	Key = OffloadKey
 	// Entry is one direction of a flow in the cache.
-	Entry = bpf.OffloadFlow
+	Entry = OffloadFlow
 )
 
 // place is where an entry is.
@@ -29,7 +29,7 @@ type place struct{ set, index uint32 }
 type cache struct {
 	flows    *mappedarray.Array[bpf.OffloadOffloadSet]
 	tags     *mappedarray.Array[bpf.EdgeTCSetTags]
-	controls *mappedarray.Array[bpf.OffloadControl]
+	controls *mappedarray.Array[OffloadControl]
 	secret   settable.Secret
 	wait     func() error // bpf.Tables.WaitForReaders
 
@@ -37,11 +37,11 @@ type cache struct {
 	deleted map[place]bool // programs may still use the entry
 }
 
-func newCache(t *bpf.OffloadTables, wait func() error) *cache {
+func newCache(t *OffloadTables, wait func() error) *cache {
 	c := &cache{
 		flows:    mappedarray.New[bpf.OffloadOffloadSet](t.Flows),
 		tags:     mappedarray.New[bpf.EdgeTCSetTags](t.Tags),
-		controls: mappedarray.New[bpf.OffloadControl](t.Controls),
+		controls: mappedarray.New[OffloadControl](t.Controls),
 		secret:   t.Secret, wait: wait, places: map[Key]place{}, deleted: map[place]bool{},
 	}
 	c.restore()
@@ -65,7 +65,7 @@ func (c *cache) at(p place) *Entry { return &c.flows.At(p.set).Flows[p.index] }
 
 func (c *cache) tagAt(p place) *uint32 { return &c.tags.At(p.set).Tags[p.index] }
 
-func (c *cache) control() *bpf.OffloadControl { return c.controls.At(0) }
+func (c *cache) control() *OffloadControl { return c.controls.At(0) }
 
 // get returns the entry of a key; nil if there is none.
 func (c *cache) get(k Key) *Entry {
@@ -145,7 +145,7 @@ func (c *cache) each(f func(*Entry)) {
 
 // active reports whether programs use an entry.
 func (c *cache) active(e *Entry) bool {
-	return state(e) == bpf.OffloadActive && e.Epoch == c.control().Epoch
+	return state(e) == OffloadActive && e.Epoch == c.control().Epoch
 }
 
 // max returns the number of places.

@@ -9,7 +9,6 @@ import (
 	"context"
 
 	"beeline.io/beeline/internal/api"
-	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/component"
 	"beeline.io/beeline/internal/report/condition"
 	"beeline.io/beeline/internal/report/metrics"
@@ -19,7 +18,7 @@ import (
 // New returns flow offload. It is enabled by --offload-devices.
 func New() *component.Component {
 	c := &config{}
-	programs := bpf.Offload(c.enabled)
+	programs := OffloadPrograms(c.enabled)
 	return &component.Component{Name: programs.Name, BPF: programs, AddFlags: c.addFlags, Complete: c.complete, Check: c.unmatched, New: c.run, Cleanup: flowtable.Remove}
 }
 
@@ -60,12 +59,12 @@ func removeTables(env component.Env, remove func() error) {
 
 func (r *running) status(s *api.Status) {
 	status := r.offload.Status()
-	status.Packets, status.Bytes, _ = bpf.ReadOffloadCounters(r.env.BPFFS)
+	status.Packets, status.Bytes, _ = ReadOffloadCounters(r.env.BPFFS)
 	s.Offload = &status
 }
 
 func (r *running) metrics() ([]api.Metric, error) {
-	packets, bytes, err := bpf.ReadOffloadCounters(r.env.BPFFS)
+	packets, bytes, err := ReadOffloadCounters(r.env.BPFFS)
 	if err != nil {
 		return nil, err
 	}

@@ -32,7 +32,7 @@ import (
 type Datapath interface {
 	SetDevices(component string, devices ...int) error
 	OffloadDevices() bpf.Hash[uint32, uint32]
-	OffloadTables() (*bpf.OffloadTables, error)
+	OffloadTables() (*OffloadTables, error)
 	WaitForReaders() error
 	ForeignProgram(id uint32) (name string, foreign bool)
 }
@@ -147,7 +147,7 @@ func (o *Offload) withdraw() error {
 	if o.flows == nil {
 		return nil
 	}
-	return o.datapath.SetDevices(bpf.OffloadComponent)
+	return o.datapath.SetDevices(OffloadComponent)
 }
 
 // follow runs the goroutines of the provider.
@@ -274,7 +274,7 @@ func (o *Offload) reconcile() error {
 			return nil
 		}
 		if o.flows != nil { // programs of an earlier agent
-			if err := o.datapath.SetDevices(bpf.OffloadComponent); err != nil {
+			if err := o.datapath.SetDevices(OffloadComponent); err != nil {
 				return err
 			}
 		}
@@ -310,13 +310,13 @@ func (o *Offload) attach(devices []Device) error {
 	for _, d := range devices {
 		flags := uint32(0)
 		if netdev.IsExternalTunnel(d.Index) {
-			flags |= bpf.OffloadExternal
+			flags |= OffloadExternal
 		}
 		if d.MasterIndex != 0 { // a port of a bridge or bond is no device of flow offload
-			flags |= bpf.OffloadInVRF
+			flags |= OffloadInVRF
 		}
 		if rpFilters[d.Index] == node.RPFilterStrict {
-			flags |= bpf.OffloadStrict
+			flags |= OffloadStrict
 		}
 		wanted[uint32(d.Index)] = flags
 	}
@@ -328,7 +328,7 @@ func (o *Offload) attach(devices []Device) error {
 	for _, index := range slices.Sorted(maps.Keys(wanted)) {
 		all = append(all, int(index))
 	}
-	if err := o.datapath.SetDevices(bpf.OffloadComponent, all...); err != nil {
+	if err := o.datapath.SetDevices(OffloadComponent, all...); err != nil {
 		return fmt.Errorf("attach the programs: %w", err)
 	}
 	return bpf.Publish(table, wanted)

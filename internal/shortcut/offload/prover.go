@@ -8,7 +8,6 @@ import (
 	"log/slog"
 	"net"
 
-	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/node/flow"
 	"beeline.io/beeline/internal/node/netns"
 )
@@ -18,14 +17,14 @@ type prover struct {
 	wait func() error // bpf.Tables.WaitForReaders
 	log  *slog.Logger
 
-	copy  *bpf.OffloadCopy
+	copy  *OffloadCopy
 	flows *Flows
 	end   func()
 }
 
 // Attach implements selftest.Provider.
 func (p *prover) Attach(router *netns.Namespace, devices []string, threshold int) (err error) {
-	if p.copy, err = bpf.NewOffloadCopy(); err != nil {
+	if p.copy, err = NewOffloadCopy(); err != nil {
 		return err
 	}
 	err = router.Do(func() error {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package bpf
+package offload
 
 import (
 	"errors"
@@ -9,6 +9,7 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 
+	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/bpf/settable"
 )
 
@@ -25,7 +26,7 @@ const offloadCopySets = 16
 
 // NewOffloadCopy loads the programs again.
 func NewOffloadCopy() (*OffloadCopy, error) {
-	spec, err := LoadOffload()
+	spec, err := bpf.LoadOffload()
 	if err != nil {
 		return nil, err
 	}
@@ -34,27 +35,27 @@ func NewOffloadCopy() (*OffloadCopy, error) {
 		return nil, err
 	}
 	for name, value := range map[string]any{
-		OffloadVarOffloadSets: uint32(offloadCopySets), OffloadVarJiffyNs: resolution, OffloadVarPseudoHeaderV6: PseudoHeaderV6(),
+		bpf.OffloadVarOffloadSets: uint32(offloadCopySets), bpf.OffloadVarJiffyNs: resolution, bpf.OffloadVarPseudoHeaderV6: bpf.PseudoHeaderV6(),
 	} {
 		if err := spec.Variables[name].Set(value); err != nil {
 			return nil, err
 		}
 	}
-	spec.Maps[OffloadMapOffloadFlows].MaxEntries = offloadCopySets
-	spec.Maps[OffloadMapOffloadTags].MaxEntries = offloadCopySets
-	spec.Maps[OffloadMapOffloadDevices].MaxEntries = 16
+	spec.Maps[bpf.OffloadMapOffloadFlows].MaxEntries = offloadCopySets
+	spec.Maps[bpf.OffloadMapOffloadTags].MaxEntries = offloadCopySets
+	spec.Maps[bpf.OffloadMapOffloadDevices].MaxEntries = 16
 	c, err := ebpf.NewCollection(spec)
 	if err != nil {
 		return nil, fmt.Errorf("load the programs: %w", err)
 	}
-	if err := settable.InitSecret(c.Maps[OffloadMapTableSecret]); err != nil {
+	if err := settable.InitSecret(c.Maps[bpf.OffloadMapTableSecret]); err != nil {
 		c.Close()
 		return nil, err
 	}
-	secret, err := settable.ReadSecret(c.Maps[OffloadMapTableSecret])
+	secret, err := settable.ReadSecret(c.Maps[bpf.OffloadMapTableSecret])
 	tables := &OffloadTables{
-		Flows: c.Maps[OffloadMapOffloadFlows], Tags: c.Maps[OffloadMapOffloadTags], Controls: c.Maps[OffloadMapOffloadControls],
-		Candidates: c.Maps[OffloadMapOffloadCandidates], Secret: secret,
+		Flows: c.Maps[bpf.OffloadMapOffloadFlows], Tags: c.Maps[bpf.OffloadMapOffloadTags], Controls: c.Maps[bpf.OffloadMapOffloadControls],
+		Candidates: c.Maps[bpf.OffloadMapOffloadCandidates], Secret: secret,
 	}
 	return &OffloadCopy{Tables: tables, collection: c}, err
 }
@@ -64,14 +65,14 @@ const offloadCopyName = "selftest"
 
 // Attach attaches the programs to a device of the caller's network namespace.
 func (g *OffloadCopy) Attach(device int) error {
-	if err := g.collection.Maps[OffloadMapOffloadDevices].Put(uint32(device), uint32(0)); err != nil {
+	if err := g.collection.Maps[bpf.OffloadMapOffloadDevices].Put(uint32(device), uint32(0)); err != nil {
 		return err
 	}
 	for _, h := range offloadHooks {
 		program := g.collection.Programs[h.Program]
 		l, err := link.AttachTCX(link.TCXOptions{Interface: device, Program: program, Attach: h.Attach})
 		if errors.Is(err, ebpf.ErrNotSupported) {
-			err = Offload(nil).AttachFilter(offloadCopyName, device, h.Attach, program)
+			err = OffloadPrograms(nil).AttachFilter(offloadCopyName, device, h.Attach, program)
 		} else if err == nil {
 			g.links = append(g.links, l)
 		}

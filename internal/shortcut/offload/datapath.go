@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package bpf
+package offload
 
 import (
 	"errors"
@@ -11,33 +11,34 @@ import (
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
+	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/bpf/settable"
 	"beeline.io/beeline/internal/node/netdev"
 )
 
 // Names of the flow cache's structures.
 type (
-	OffloadKey       = OffloadOffloadKey
-	OffloadFlow      = OffloadOffloadFlow
-	OffloadCandidate = OffloadOffloadCandidate
-	OffloadControl   = OffloadOffloadControl
+	OffloadKey       = bpf.OffloadOffloadKey
+	OffloadFlow      = bpf.OffloadOffloadFlow
+	OffloadCandidate = bpf.OffloadOffloadCandidate
+	OffloadControl   = bpf.OffloadOffloadControl
 )
 
 // States and flags of an OffloadFlow.
 const (
-	OffloadActive    = uint8(OffloadOffloadStateOFFLOAD_ACTIVE)
-	OffloadClosed    = uint8(OffloadOffloadStateOFFLOAD_CLOSED)
-	OffloadUntracked = uint8(OffloadOffloadStateOFFLOAD_UNTRACKED)
-	OffloadRerouted  = uint8(OffloadOffloadStateOFFLOAD_REROUTED)
+	OffloadActive    = uint8(bpf.OffloadOffloadStateOFFLOAD_ACTIVE)
+	OffloadClosed    = uint8(bpf.OffloadOffloadStateOFFLOAD_CLOSED)
+	OffloadUntracked = uint8(bpf.OffloadOffloadStateOFFLOAD_UNTRACKED)
+	OffloadRerouted  = uint8(bpf.OffloadOffloadStateOFFLOAD_REROUTED)
 
-	OffloadToTunnel = uint8(OffloadOffloadFlagOFFLOAD_TUNNEL)
+	OffloadToTunnel = uint8(bpf.OffloadOffloadFlagOFFLOAD_TUNNEL)
 
 	// OffloadExternal is in the table of devices: a tunnel in external mode.
-	OffloadExternal = uint32(OffloadOffloadDeviceOFFLOAD_DEVICE_EXTERNAL)
+	OffloadExternal = uint32(bpf.OffloadOffloadDeviceOFFLOAD_DEVICE_EXTERNAL)
 	// OffloadInVRF is the same: a device of a VRF.
-	OffloadInVRF = uint32(OffloadOffloadDeviceOFFLOAD_DEVICE_IN_VRF)
+	OffloadInVRF = uint32(bpf.OffloadOffloadDeviceOFFLOAD_DEVICE_IN_VRF)
 	// OffloadStrict is the same: the effective rp_filter of the device is 1.
-	OffloadStrict = uint32(OffloadOffloadDeviceOFFLOAD_DEVICE_STRICT)
+	OffloadStrict = uint32(bpf.OffloadOffloadDeviceOFFLOAD_DEVICE_STRICT)
 )
 
 // OffloadComponent is the name of flow offload.
@@ -49,12 +50,12 @@ const formerOffload = "gateway"
 // offloadFilterPriority: flow offload comes after the edge and the pod shortcut.
 const offloadFilterPriority = 192
 
-// Offload is the flow cache.
-func Offload(enabled func() bool) *Component {
-	return &Component{
+// OffloadPrograms returns the flow cache.
+func OffloadPrograms(enabled func() bool) *bpf.Component {
+	return &bpf.Component{
 		Name: OffloadComponent, Former: formerOffload, Tables: offloadTables, Constants: offloadConstants, DeviceHooks: offloadHooks,
-		FilterPriority: offloadFilterPriority, Conntrack: func(*Datapath) bool { return enabled() },
-		Objects: func(*Datapath) ([]*ebpf.CollectionSpec, error) {
+		FilterPriority: offloadFilterPriority, Conntrack: func(*bpf.Datapath) bool { return enabled() },
+		Objects: func(*bpf.Datapath) ([]*ebpf.CollectionSpec, error) {
 			if !enabled() {
 				return nil, nil
 			}
@@ -63,20 +64,20 @@ func Offload(enabled func() bool) *Component {
 	}
 }
 
-var offloadHooks = []DeviceHook{
-	{Name: "ingress", Program: OffloadProgBeelineOffload, Attach: ebpf.AttachTCXIngress, ProgramAt: offloadIngressAt},
-	{Name: "egress", Program: OffloadProgBeelineOffloadLearn, Attach: ebpf.AttachTCXEgress, ProgramAt: offloadEgressAt},
+var offloadHooks = []bpf.DeviceHook{
+	{Name: "ingress", Program: bpf.OffloadProgBeelineOffload, Attach: ebpf.AttachTCXIngress, ProgramAt: offloadIngressAt},
+	{Name: "egress", Program: bpf.OffloadProgBeelineOffloadLearn, Attach: ebpf.AttachTCXEgress, ProgramAt: offloadEgressAt},
 }
 
 // offloadIngressAt returns the program for the ingress of a device.
 func offloadIngressAt(device int) string {
 	switch l3, external := netdev.IsL3(device), netdev.IsExternalTunnel(device); {
 	case l3 && external:
-		return OffloadL3ProgBeelineOffloadL3Tunnel
+		return bpf.OffloadL3ProgBeelineOffloadL3Tunnel
 	case l3:
-		return OffloadL3ProgBeelineOffloadL3
+		return bpf.OffloadL3ProgBeelineOffloadL3
 	case external:
-		return OffloadProgBeelineOffloadTunnel
+		return bpf.OffloadProgBeelineOffloadTunnel
 	}
 	return ""
 }
@@ -84,26 +85,26 @@ func offloadIngressAt(device int) string {
 // offloadEgressAt returns the program for the egress of a device.
 func offloadEgressAt(device int) string {
 	if netdev.IsL3(device) {
-		return OffloadL3ProgBeelineOffloadL3Learn
+		return bpf.OffloadL3ProgBeelineOffloadL3Learn
 	}
 	return ""
 }
 
-var offloadTables = []Table{
+var offloadTables = []bpf.Table{
 	// Flows of an earlier agent are learned anew if the size or layout differs.
-	{Name: OffloadMapOffloadFlows, Kind: StateTable, Limit: &limitOffloadFlows, Entries: offloadSets, Copy: StartEmpty},
-	{Name: OffloadMapOffloadTags, Kind: StateTable, Limit: &limitOffloadFlows, Entries: offloadSets, Copy: StartEmpty},
-	{Name: OffloadMapOffloadControls, Kind: ConfigTable, Copy: CopyArray},
-	{Name: OffloadMapOffloadDevices, Kind: ConfigTable, Fixed: offloadDeviceLimit, Copy: CopyEntries},
-	{Name: OffloadMapOffloadArrivals, Kind: StateTable, Copy: StartEmpty},
-	{Name: OffloadMapOffloadCounts, Kind: ScratchTable},
-	{Name: OffloadMapOffloadCandidates, Kind: StateTable, Copy: StartEmpty},
-	{Name: OffloadMapOffloadPackets, Kind: CounterTable, Copy: StartEmpty},
+	{Name: bpf.OffloadMapOffloadFlows, Kind: bpf.StateTable, Limit: &bpf.LimitOffloadFlows, Entries: offloadSets, Copy: bpf.StartEmpty},
+	{Name: bpf.OffloadMapOffloadTags, Kind: bpf.StateTable, Limit: &bpf.LimitOffloadFlows, Entries: offloadSets, Copy: bpf.StartEmpty},
+	{Name: bpf.OffloadMapOffloadControls, Kind: bpf.ConfigTable, Copy: bpf.CopyArray},
+	{Name: bpf.OffloadMapOffloadDevices, Kind: bpf.ConfigTable, Fixed: offloadDeviceLimit, Copy: bpf.CopyEntries},
+	{Name: bpf.OffloadMapOffloadArrivals, Kind: bpf.StateTable, Copy: bpf.StartEmpty},
+	{Name: bpf.OffloadMapOffloadCounts, Kind: bpf.ScratchTable},
+	{Name: bpf.OffloadMapOffloadCandidates, Kind: bpf.StateTable, Copy: bpf.StartEmpty},
+	{Name: bpf.OffloadMapOffloadPackets, Kind: bpf.CounterTable, Copy: bpf.StartEmpty},
 }
 
-var offloadConstants = map[string]ConstantValue{
-	OffloadVarOffloadSets: EntriesOf(OffloadMapOffloadFlows),
-	OffloadVarJiffyNs:     func(*Datapath) (any, error) { return jiffy() },
+var offloadConstants = map[string]bpf.ConstantValue{
+	bpf.OffloadVarOffloadSets: bpf.EntriesOf(bpf.OffloadMapOffloadFlows),
+	bpf.OffloadVarJiffyNs:     func(*bpf.Datapath) (any, error) { return jiffy() },
 }
 
 // offloadDeviceLimit is the number of devices that flow offload can have.
@@ -129,20 +130,20 @@ func jiffy() (uint32, error) {
 // offloadObjects returns the objects of the flow cache.
 func offloadObjects() ([]*ebpf.CollectionSpec, error) {
 	if lacks := lacksForOffload(); lacks != "" {
-		return nil, Unavailable(lacks)
+		return nil, bpf.Unavailable(lacks)
 	}
-	offload, err := LoadOffload()
+	offload, err := bpf.LoadOffload()
 	if err != nil {
 		return nil, err
 	}
-	l3, err := LoadOffloadL3()
+	l3, err := bpf.LoadOffloadL3()
 	return []*ebpf.CollectionSpec{offload, l3}, err
 }
 
 // lacksForOffload returns what the kernel lacks for the flow cache; empty: nothing.
 func lacksForOffload() string {
-	for name, since := range map[string]string{ConntrackLookup: "5.18", ConntrackTimeout: "6.0"} {
-		if !KernelHas(name) {
+	for name, since := range map[string]string{bpf.ConntrackLookup: "5.18", bpf.ConntrackTimeout: "6.0"} {
+		if !bpf.KernelHas(name) {
 			return fmt.Sprintf("the kernel's BTF lacks %s (Linux %s, module nf_conntrack), which follows the flows of netfilter: load the module nf_conntrack before the agent starts", name, since)
 		}
 	}
@@ -150,17 +151,17 @@ func lacksForOffload() string {
 }
 
 // offloadPathNames are the names of enum offload_path by value, in lower case, such as "path_cache".
-var offloadPathNames = EnumNames(LoadOffload, "offload_path", "OFFLOAD_PATH_", int(OffloadOffloadPathOFFLOAD_PATHS))
+var offloadPathNames = bpf.EnumNames(bpf.LoadOffload, "offload_path", "OFFLOAD_PATH_", int(bpf.OffloadOffloadPathOFFLOAD_PATHS))
 
 // OffloadRefusalNames are the names of enum offload_refusal by value, in lower case, such as "helper".
-var OffloadRefusalNames = EnumNames(LoadOffload, "offload_refusal", "OFFLOAD_", int(OffloadOffloadRefusalOFFLOAD_REFUSALS))
+var OffloadRefusalNames = bpf.EnumNames(bpf.LoadOffload, "offload_refusal", "OFFLOAD_", int(bpf.OffloadOffloadRefusalOFFLOAD_REFUSALS))
 
 // ReadOffloadCounters sums the packets of the offload programs over all CPUs, by what happened to them, and the bytes
 // of those that the flow cache has forwarded; nil if there is no flow cache.
 //
 // Errors: ErrOtherCounters.
 func ReadOffloadCounters(bpffs string) (packets map[string]uint64, bytes uint64, err error) {
-	m, err := ebpf.LoadPinnedMap(TablePath(bpffs, OffloadMapOffloadPackets), nil)
+	m, err := ebpf.LoadPinnedMap(bpf.TablePath(bpffs, bpf.OffloadMapOffloadPackets), nil)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, 0, nil
 	}
@@ -172,10 +173,10 @@ func ReadOffloadCounters(bpffs string) (packets map[string]uint64, bytes uint64,
 	if err != nil {
 		return nil, 0, fmt.Errorf("the names of the offload counters: %w", err)
 	}
-	if uintptr(m.ValueSize()) != unsafe.Sizeof(OffloadOffloadCounters{}) {
-		return nil, 0, ErrOtherCounters
+	if uintptr(m.ValueSize()) != unsafe.Sizeof(bpf.OffloadOffloadCounters{}) {
+		return nil, 0, bpf.ErrOtherCounters
 	}
-	var perCPU []OffloadOffloadCounters
+	var perCPU []bpf.OffloadOffloadCounters
 	if err := m.Lookup(uint32(0), &perCPU); err != nil {
 		return nil, 0, fmt.Errorf("read the counters of flow offload: %w", err)
 	}
@@ -196,31 +197,31 @@ type OffloadTables struct {
 }
 
 // OffloadKernel is the datapath with the tables of the flow cache.
-type OffloadKernel struct{ *Datapath }
+type OffloadKernel struct{ *bpf.Datapath }
 
 // OffloadTables returns the tables of the flow cache. It must be enabled.
 func (d OffloadKernel) OffloadTables() (*OffloadTables, error) {
-	secret, err := settable.ReadSecret(d.Map(SockMapTableSecret))
+	secret, err := settable.ReadSecret(d.Map(bpf.SockMapTableSecret))
 	if err != nil {
 		return nil, err
 	}
 	return &OffloadTables{
-		Flows: d.Map(OffloadMapOffloadFlows), Tags: d.Map(OffloadMapOffloadTags), Controls: d.Map(OffloadMapOffloadControls),
-		Candidates: d.Map(OffloadMapOffloadCandidates), Secret: secret,
+		Flows: d.Map(bpf.OffloadMapOffloadFlows), Tags: d.Map(bpf.OffloadMapOffloadTags), Controls: d.Map(bpf.OffloadMapOffloadControls),
+		Candidates: d.Map(bpf.OffloadMapOffloadCandidates), Secret: secret,
 	}, nil
 }
 
 // OffloadDevices returns the table of devices by their index.
-func (d OffloadKernel) OffloadDevices() Hash[uint32, uint32] {
-	return NewHash[uint32, uint32](Declared(offloadTables, OffloadMapOffloadDevices), d.Map(OffloadMapOffloadDevices))
+func (d OffloadKernel) OffloadDevices() bpf.Hash[uint32, uint32] {
+	return bpf.NewHash[uint32, uint32](bpf.Declared(offloadTables, bpf.OffloadMapOffloadDevices), d.Map(bpf.OffloadMapOffloadDevices))
 }
 
 // OpenOffloadTables opens the pinned flow cache of a bpffs directory for reading, whether an agent runs there or not;
 // nil if there is none.
 func OpenOffloadTables(bpffs string) (*OffloadTables, error) {
 	t := &OffloadTables{}
-	for name, to := range map[string]**ebpf.Map{OffloadMapOffloadFlows: &t.Flows, OffloadMapOffloadTags: &t.Tags, OffloadMapOffloadControls: &t.Controls} {
-		m, err := ebpf.LoadPinnedMap(TablePath(bpffs, name), nil)
+	for name, to := range map[string]**ebpf.Map{bpf.OffloadMapOffloadFlows: &t.Flows, bpf.OffloadMapOffloadTags: &t.Tags, bpf.OffloadMapOffloadControls: &t.Controls} {
+		m, err := ebpf.LoadPinnedMap(bpf.TablePath(bpffs, name), nil)
 		if errors.Is(err, os.ErrNotExist) {
 			t.Close()
 			return nil, nil
@@ -231,9 +232,9 @@ func OpenOffloadTables(bpffs string) (*OffloadTables, error) {
 		}
 		*to = m
 	}
-	if uintptr(t.Flows.ValueSize()) != unsafe.Sizeof(OffloadOffloadSet{}) {
+	if uintptr(t.Flows.ValueSize()) != unsafe.Sizeof(bpf.OffloadOffloadSet{}) {
 		t.Close()
-		return nil, fmt.Errorf("table %s under %s is of another version of Beeline than this command", OffloadMapOffloadFlows, bpffs)
+		return nil, fmt.Errorf("table %s under %s is of another version of Beeline than this command", bpf.OffloadMapOffloadFlows, bpffs)
 	}
 	return t, nil
 }
