@@ -165,7 +165,7 @@ func (rig *offloadRig) end() error {
 
 // cached is how many packets the flow cache has forwarded.
 func (rig *offloadRig) cached() (uint64, error) {
-	packets, _, err := offload.ReadOffloadCounters(rig.bpffs)
+	packets, _, err := offload.ReadCounters(rig.bpffs)
 	return packets["cache"], err
 }
 
@@ -200,7 +200,7 @@ func (rig *offloadRig) learn(ctx context.Context, s *rateSide) error {
 			return err
 		}
 	}
-	packets, _, err := offload.ReadOffloadCounters(rig.bpffs)
+	packets, _, err := offload.ReadCounters(rig.bpffs)
 	return errors.Join(err, fmt.Errorf("the flow cache forwards %d of %d packets, one of each flow; all packets: %v", taken, all.packets, packets))
 }
 
@@ -220,7 +220,7 @@ func (s *rateSide) sendFew(ctx context.Context, all burst) error {
 
 // take detaches the programs, and keeps them.
 func (rig *offloadRig) take() error {
-	paths, err := filepath.Glob(filepath.Join(rig.bpffs, "links", offload.OffloadComponent+"-*"))
+	paths, err := filepath.Glob(filepath.Join(rig.bpffs, "links", offload.ComponentName+"-*"))
 	if err != nil || len(paths) == 0 {
 		return errors.Join(err, errors.New("flow offload is at no device"))
 	}

@@ -127,7 +127,7 @@ func (rig *offloadHosts) awaitPrograms(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, offloadProviderTime)
 	defer cancel()
 	for {
-		links, err := filepath.Glob(filepath.Join(rig.agent.BPFFS(), "links", offload.OffloadComponent+"-*"))
+		links, err := filepath.Glob(filepath.Join(rig.agent.BPFFS(), "links", offload.ComponentName+"-*"))
 		if err != nil || len(links) == offloadPrograms {
 			return err
 		}
@@ -262,6 +262,6 @@ func mostReused(operations uint64, requests int) uint64 { return operations * ui
 
 // cached is how many packets the flow cache has forwarded.
 func (rig *offloadHosts) cached() (uint64, error) {
-	packets, _, err := offload.ReadOffloadCounters(rig.agent.BPFFS())
+	packets, _, err := offload.ReadCounters(rig.agent.BPFFS())
 	return packets["cache"], err
 }

@@ -48,7 +48,7 @@ func openOn(t *testing.T, node *lab.Host, limits bpf.Limits) (*bpf.Datapath, *me
 		Edge:        &bpf.EdgeOptions{SNATPorts: []bpf.PortRange{{First: 1024, Last: 29999}, {First: 61000, Last: 65535}}, AcceptDSR: true},
 		SocketStats: &bpf.SocketStatsOptions{PerBackend: true},
 		Pods:        &bpf.PodOptions{},
-		Components:  append(bpf.Product(), offload.OffloadPrograms(func() bool { return true }), sidecars.Component()),
+		Components:  append(bpf.Product(), offload.Programs(func() bool { return true }), sidecars.Component()),
 	})
 	if refused := (*ebpf.VerifierError)(nil); errors.As(err, &refused) {
 		t.Fatalf("%v\n%-60v", err, refused)

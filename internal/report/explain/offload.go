@@ -32,7 +32,7 @@ func (g *Offload) String() string {
 // offload looks for the packet's flow in the flow cache, and in the kernel's flowtables. It reports whether
 // flow offload is on, with the flow or without.
 func (x *explainer) offload() (exists bool, err error) {
-	tables, err := offload.OpenOffloadTables(x.bpffs)
+	tables, err := offload.OpenTables(x.bpffs)
 	if err != nil {
 		return false, err
 	}
@@ -48,7 +48,7 @@ func (x *explainer) offload() (exists bool, err error) {
 	return x.answer.Offload != nil, nil
 }
 
-func (x *explainer) inCache(tables *offload.OffloadTables, asks flow.Tuple) {
+func (x *explainer) inCache(tables *offload.Tables, asks flow.Tuple) {
 	for _, f := range offload.Find(tables, asks) {
 		in, out := deviceName(uint32(f.InDevice)), deviceName(uint32(f.OutDevice))
 		if x.question.Device != "" && x.question.Device != in {

@@ -14,13 +14,6 @@ import (
 	"beeline.io/beeline/internal/bpf/settable"
 )
 
-type (
-	// Key is which packets are of a flow.
-	Key = OffloadKey
-	// Entry is one direction of a flow in the cache.
-	Entry = OffloadFlow
-)
-
 // place is where an entry is.
 type place struct{ set, index uint32 }
 
@@ -29,7 +22,7 @@ type place struct{ set, index uint32 }
 type cache struct {
 	flows    *mappedarray.Array[bpf.OffloadOffloadSet]
 	tags     *mappedarray.Array[bpf.EdgeTCSetTags]
-	controls *mappedarray.Array[OffloadControl]
+	controls *mappedarray.Array[Control]
 	secret   settable.Secret
 	wait     func() error // bpf.Tables.WaitForReaders
 
@@ -37,11 +30,11 @@ type cache struct {
 	deleted map[place]bool // programs may still use the entry
 }
 
-func newCache(t *OffloadTables, wait func() error) *cache {
+func newCache(t *Tables, wait func() error) *cache {
 	c := &cache{
 		flows:    mappedarray.New[bpf.OffloadOffloadSet](t.Flows),
 		tags:     mappedarray.New[bpf.EdgeTCSetTags](t.Tags),
-		controls: mappedarray.New[OffloadControl](t.Controls),
+		controls: mappedarray.New[Control](t.Controls),
 		secret:   t.Secret, wait: wait, places: map[Key]place{}, deleted: map[place]bool{},
 	}
 	c.restore()
@@ -65,7 +58,7 @@ func (c *cache) at(p place) *Entry { return &c.flows.At(p.set).Flows[p.index] }
 
 func (c *cache) tagAt(p place) *uint32 { return &c.tags.At(p.set).Tags[p.index] }
 
-func (c *cache) control() *OffloadControl { return c.controls.At(0) }
+func (c *cache) control() *Control { return c.controls.At(0) }
 
 // get returns the entry of a key; nil if there is none.
 func (c *cache) get(k Key) *Entry {
@@ -145,7 +138,7 @@ func (c *cache) each(f func(*Entry)) {
 
 // active reports whether programs use an entry.
 func (c *cache) active(e *Entry) bool {
-	return state(e) == OffloadActive && e.Epoch == c.control().Epoch
+	return state(e) == stateActive && e.Epoch == c.control().Epoch
 }
 
 // max returns the number of places.

@@ -32,7 +32,7 @@ func smallCache(t *testing.T) *cache {
 		t.Cleanup(func() { m.Close() })
 		return m
 	}
-	tables := &OffloadTables{
+	tables := &Tables{
 		Flows: table(bpf.OffloadMapOffloadFlows), Tags: table(bpf.OffloadMapOffloadTags), Controls: table(bpf.OffloadMapOffloadControls),
 	}
 	for i := range tables.Secret.Multipliers { // with 0 all entries have one tag
@@ -43,7 +43,7 @@ func smallCache(t *testing.T) *cache {
 
 // entry is one of an active flow that was seen some ticks ago.
 func entry(port uint16, ago uint32) *Entry {
-	e := &Entry{State: OffloadActive, LastSeen: settable.Tick() - ago}
+	e := &Entry{State: stateActive, LastSeen: settable.Tick() - ago}
 	e.Key.Tuple.SourcePort = port
 	return e
 }

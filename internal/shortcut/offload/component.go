@@ -18,7 +18,7 @@ import (
 // New returns flow offload. It is enabled by --offload-devices.
 func New() *component.Component {
 	c := &config{}
-	programs := OffloadPrograms(c.enabled)
+	programs := Programs(c.enabled)
 	return &component.Component{Name: programs.Name, BPF: programs, AddFlags: c.addFlags, Complete: c.complete, Check: c.unmatched, New: c.run, Cleanup: flowtable.Remove}
 }
 
@@ -59,12 +59,12 @@ func removeTables(env component.Env, remove func() error) {
 
 func (r *running) status(s *api.Status) {
 	status := r.offload.Status()
-	status.Packets, status.Bytes, _ = ReadOffloadCounters(r.env.BPFFS)
+	status.Packets, status.Bytes, _ = ReadCounters(r.env.BPFFS)
 	s.Offload = &status
 }
 
 func (r *running) metrics() ([]api.Metric, error) {
-	packets, bytes, err := ReadOffloadCounters(r.env.BPFFS)
+	packets, bytes, err := ReadCounters(r.env.BPFFS)
 	if err != nil {
 		return nil, err
 	}

@@ -13,19 +13,19 @@ import (
 	"beeline.io/beeline/internal/bpf/settable"
 )
 
-// OffloadCopy is a second flow cache with small tables of its own, for a self-test. It is neither pinned nor repaired.
-type OffloadCopy struct {
-	Tables *OffloadTables
+// programCopy is a second flow cache with small tables of its own, for a self-test. It is neither pinned nor repaired.
+type programCopy struct {
+	Tables *Tables
 
 	collection *ebpf.Collection
 	links      []link.Link
 }
 
-// offloadCopySets is the number of sets of an OffloadCopy.
-const offloadCopySets = 16
+// copySets is the number of sets of an programCopy.
+const copySets = 16
 
-// NewOffloadCopy loads the programs again.
-func NewOffloadCopy() (*OffloadCopy, error) {
+// newProgramCopy loads the programs again.
+func newProgramCopy() (*programCopy, error) {
 	spec, err := bpf.LoadOffload()
 	if err != nil {
 		return nil, err
@@ -35,14 +35,14 @@ func NewOffloadCopy() (*OffloadCopy, error) {
 		return nil, err
 	}
 	for name, value := range map[string]any{
-		bpf.OffloadVarOffloadSets: uint32(offloadCopySets), bpf.OffloadVarJiffyNs: resolution, bpf.OffloadVarPseudoHeaderV6: bpf.PseudoHeaderV6(),
+		bpf.OffloadVarOffloadSets: uint32(copySets), bpf.OffloadVarJiffyNs: resolution, bpf.OffloadVarPseudoHeaderV6: bpf.PseudoHeaderV6(),
 	} {
 		if err := spec.Variables[name].Set(value); err != nil {
 			return nil, err
 		}
 	}
-	spec.Maps[bpf.OffloadMapOffloadFlows].MaxEntries = offloadCopySets
-	spec.Maps[bpf.OffloadMapOffloadTags].MaxEntries = offloadCopySets
+	spec.Maps[bpf.OffloadMapOffloadFlows].MaxEntries = copySets
+	spec.Maps[bpf.OffloadMapOffloadTags].MaxEntries = copySets
 	spec.Maps[bpf.OffloadMapOffloadDevices].MaxEntries = 16
 	c, err := ebpf.NewCollection(spec)
 	if err != nil {
@@ -53,26 +53,26 @@ func NewOffloadCopy() (*OffloadCopy, error) {
 		return nil, err
 	}
 	secret, err := settable.ReadSecret(c.Maps[bpf.OffloadMapTableSecret])
-	tables := &OffloadTables{
+	tables := &Tables{
 		Flows: c.Maps[bpf.OffloadMapOffloadFlows], Tags: c.Maps[bpf.OffloadMapOffloadTags], Controls: c.Maps[bpf.OffloadMapOffloadControls],
 		Candidates: c.Maps[bpf.OffloadMapOffloadCandidates], Secret: secret,
 	}
-	return &OffloadCopy{Tables: tables, collection: c}, err
+	return &programCopy{Tables: tables, collection: c}, err
 }
 
-// offloadCopyName is the name of filters at tc of kernels before Linux 6.6.
-const offloadCopyName = "selftest"
+// copyName is the name of filters at tc of kernels before Linux 6.6.
+const copyName = "selftest"
 
 // Attach attaches the programs to a device of the caller's network namespace.
-func (g *OffloadCopy) Attach(device int) error {
+func (g *programCopy) Attach(device int) error {
 	if err := g.collection.Maps[bpf.OffloadMapOffloadDevices].Put(uint32(device), uint32(0)); err != nil {
 		return err
 	}
-	for _, h := range offloadHooks {
+	for _, h := range hooks {
 		program := g.collection.Programs[h.Program]
 		l, err := link.AttachTCX(link.TCXOptions{Interface: device, Program: program, Attach: h.Attach})
 		if errors.Is(err, ebpf.ErrNotSupported) {
-			err = OffloadPrograms(nil).AttachFilter(offloadCopyName, device, h.Attach, program)
+			err = Programs(nil).AttachFilter(copyName, device, h.Attach, program)
 		} else if err == nil {
 			g.links = append(g.links, l)
 		}
@@ -84,7 +84,7 @@ func (g *OffloadCopy) Attach(device int) error {
 }
 
 // Close detaches the programs. Filters of earlier kernels end with their device.
-func (g *OffloadCopy) Close() {
+func (g *programCopy) Close() {
 	for _, l := range g.links {
 		l.Close()
 	}

@@ -16,61 +16,63 @@ import (
 	"beeline.io/beeline/internal/node/netdev"
 )
 
-// Names of the flow cache's structures.
 type (
-	OffloadKey       = bpf.OffloadOffloadKey
-	OffloadFlow      = bpf.OffloadOffloadFlow
-	OffloadCandidate = bpf.OffloadOffloadCandidate
-	OffloadControl   = bpf.OffloadOffloadControl
+	// Key is which packets are of a flow.
+	Key = bpf.OffloadOffloadKey
+	// Entry is one direction of a flow in the cache.
+	Entry = bpf.OffloadOffloadFlow
+	// Candidate and Control are as in bpf/offload/types.h.
+	Candidate = bpf.OffloadOffloadCandidate
+	Control   = bpf.OffloadOffloadControl
 )
 
-// States and flags of an OffloadFlow.
+// States and flags of an Entry; flags of devices.
 const (
-	OffloadActive    = uint8(bpf.OffloadOffloadStateOFFLOAD_ACTIVE)
-	OffloadClosed    = uint8(bpf.OffloadOffloadStateOFFLOAD_CLOSED)
-	OffloadUntracked = uint8(bpf.OffloadOffloadStateOFFLOAD_UNTRACKED)
-	OffloadRerouted  = uint8(bpf.OffloadOffloadStateOFFLOAD_REROUTED)
+	stateActive    = uint8(bpf.OffloadOffloadStateOFFLOAD_ACTIVE)
+	stateClosed    = uint8(bpf.OffloadOffloadStateOFFLOAD_CLOSED)
+	stateUntracked = uint8(bpf.OffloadOffloadStateOFFLOAD_UNTRACKED)
+	stateRerouted  = uint8(bpf.OffloadOffloadStateOFFLOAD_REROUTED)
 
-	OffloadToTunnel = uint8(bpf.OffloadOffloadFlagOFFLOAD_TUNNEL)
+	flagTunnel = uint8(bpf.OffloadOffloadFlagOFFLOAD_TUNNEL)
 
-	// OffloadExternal is in the table of devices: a tunnel in external mode.
-	OffloadExternal = uint32(bpf.OffloadOffloadDeviceOFFLOAD_DEVICE_EXTERNAL)
-	// OffloadInVRF is the same: a device of a VRF.
-	OffloadInVRF = uint32(bpf.OffloadOffloadDeviceOFFLOAD_DEVICE_IN_VRF)
-	// OffloadStrict is the same: the effective rp_filter of the device is 1.
-	OffloadStrict = uint32(bpf.OffloadOffloadDeviceOFFLOAD_DEVICE_STRICT)
+	// deviceExternal is in the table of devices: a tunnel in external mode.
+	deviceExternal = uint32(bpf.OffloadOffloadDeviceOFFLOAD_DEVICE_EXTERNAL)
+	// deviceInVRF is the same: a device of a VRF.
+	deviceInVRF = uint32(bpf.OffloadOffloadDeviceOFFLOAD_DEVICE_IN_VRF)
+	// deviceStrict is the same: the effective rp_filter of the device is 1.
+	deviceStrict = uint32(bpf.OffloadOffloadDeviceOFFLOAD_DEVICE_STRICT)
 )
 
-// OffloadComponent is the name of flow offload.
-const OffloadComponent = "offload"
+// ComponentName is the name of flow offload.
+const ComponentName = "offload"
 
-// formerOffload is the name that OffloadComponent had before.
-const formerOffload = "gateway"
+// formerName is the name that ComponentName had before.
+const formerName = "gateway"
 
-// offloadFilterPriority: flow offload comes after the edge and the pod shortcut.
-const offloadFilterPriority = 192
+// filterPriority: flow offload comes after the edge and the pod shortcut.
+const filterPriority = 192
 
-// OffloadPrograms returns the flow cache.
-func OffloadPrograms(enabled func() bool) *bpf.Component {
+// Programs returns the flow cache.
+func Programs(enabled func() bool) *bpf.Component {
 	return &bpf.Component{
-		Name: OffloadComponent, Former: formerOffload, Tables: offloadTables, Constants: offloadConstants, DeviceHooks: offloadHooks,
-		FilterPriority: offloadFilterPriority, Conntrack: func(*bpf.Datapath) bool { return enabled() },
+		Name: ComponentName, Former: formerName, Tables: declaredTables, Constants: constants, DeviceHooks: hooks,
+		FilterPriority: filterPriority, Conntrack: func(*bpf.Datapath) bool { return enabled() },
 		Objects: func(*bpf.Datapath) ([]*ebpf.CollectionSpec, error) {
 			if !enabled() {
 				return nil, nil
 			}
-			return offloadObjects()
+			return objects()
 		},
 	}
 }
 
-var offloadHooks = []bpf.DeviceHook{
-	{Name: "ingress", Program: bpf.OffloadProgBeelineOffload, Attach: ebpf.AttachTCXIngress, ProgramAt: offloadIngressAt},
-	{Name: "egress", Program: bpf.OffloadProgBeelineOffloadLearn, Attach: ebpf.AttachTCXEgress, ProgramAt: offloadEgressAt},
+var hooks = []bpf.DeviceHook{
+	{Name: "ingress", Program: bpf.OffloadProgBeelineOffload, Attach: ebpf.AttachTCXIngress, ProgramAt: ingressAt},
+	{Name: "egress", Program: bpf.OffloadProgBeelineOffloadLearn, Attach: ebpf.AttachTCXEgress, ProgramAt: egressAt},
 }
 
-// offloadIngressAt returns the program for the ingress of a device.
-func offloadIngressAt(device int) string {
+// ingressAt returns the program for the ingress of a device.
+func ingressAt(device int) string {
 	switch l3, external := netdev.IsL3(device), netdev.IsExternalTunnel(device); {
 	case l3 && external:
 		return bpf.OffloadL3ProgBeelineOffloadL3Tunnel
@@ -82,40 +84,40 @@ func offloadIngressAt(device int) string {
 	return ""
 }
 
-// offloadEgressAt returns the program for the egress of a device.
-func offloadEgressAt(device int) string {
+// egressAt returns the program for the egress of a device.
+func egressAt(device int) string {
 	if netdev.IsL3(device) {
 		return bpf.OffloadL3ProgBeelineOffloadL3Learn
 	}
 	return ""
 }
 
-var offloadTables = []bpf.Table{
+var declaredTables = []bpf.Table{
 	// Flows of an earlier agent are learned anew if the size or layout differs.
-	{Name: bpf.OffloadMapOffloadFlows, Kind: bpf.StateTable, Limit: &bpf.LimitOffloadFlows, Entries: offloadSets, Copy: bpf.StartEmpty},
-	{Name: bpf.OffloadMapOffloadTags, Kind: bpf.StateTable, Limit: &bpf.LimitOffloadFlows, Entries: offloadSets, Copy: bpf.StartEmpty},
+	{Name: bpf.OffloadMapOffloadFlows, Kind: bpf.StateTable, Limit: &bpf.LimitOffloadFlows, Entries: setsFor, Copy: bpf.StartEmpty},
+	{Name: bpf.OffloadMapOffloadTags, Kind: bpf.StateTable, Limit: &bpf.LimitOffloadFlows, Entries: setsFor, Copy: bpf.StartEmpty},
 	{Name: bpf.OffloadMapOffloadControls, Kind: bpf.ConfigTable, Copy: bpf.CopyArray},
-	{Name: bpf.OffloadMapOffloadDevices, Kind: bpf.ConfigTable, Fixed: offloadDeviceLimit, Copy: bpf.CopyEntries},
+	{Name: bpf.OffloadMapOffloadDevices, Kind: bpf.ConfigTable, Fixed: deviceLimit, Copy: bpf.CopyEntries},
 	{Name: bpf.OffloadMapOffloadArrivals, Kind: bpf.StateTable, Copy: bpf.StartEmpty},
 	{Name: bpf.OffloadMapOffloadCounts, Kind: bpf.ScratchTable},
 	{Name: bpf.OffloadMapOffloadCandidates, Kind: bpf.StateTable, Copy: bpf.StartEmpty},
 	{Name: bpf.OffloadMapOffloadPackets, Kind: bpf.CounterTable, Copy: bpf.StartEmpty},
 }
 
-var offloadConstants = map[string]bpf.ConstantValue{
+var constants = map[string]bpf.ConstantValue{
 	bpf.OffloadVarOffloadSets: bpf.EntriesOf(bpf.OffloadMapOffloadFlows),
 	bpf.OffloadVarJiffyNs:     func(*bpf.Datapath) (any, error) { return jiffy() },
 }
 
-// offloadDeviceLimit is the number of devices that flow offload can have.
-const offloadDeviceLimit = 4096
+// deviceLimit is the number of devices that flow offload can have.
+const deviceLimit = 4096
 
-// offloadFill is the share of places, in percent, that Limits.OffloadFlows entries fill: so few sets are full.
-const offloadFill = 66
+// fill is the share of places, in percent, that Limits.OffloadFlows entries fill: so few sets are full.
+const fill = 66
 
-// offloadSets returns the number of sets for a number of entries.
-func offloadSets(flows uint32) uint32 {
-	return max(1, uint32(uint64(flows)*100/offloadFill/uint64(settable.Places)))
+// setsFor returns the number of sets for a number of entries.
+func setsFor(flows uint32) uint32 {
+	return max(1, uint32(uint64(flows)*100/fill/uint64(settable.Places)))
 }
 
 // jiffy returns the length of a jiffy in nanoseconds: the resolution of the coarse clocks.
@@ -127,9 +129,9 @@ func jiffy() (uint32, error) {
 	return uint32(t.Nano()), nil
 }
 
-// offloadObjects returns the objects of the flow cache.
-func offloadObjects() ([]*ebpf.CollectionSpec, error) {
-	if lacks := lacksForOffload(); lacks != "" {
+// objects returns the objects of the flow cache.
+func objects() ([]*ebpf.CollectionSpec, error) {
+	if lacks := lacks(); lacks != "" {
 		return nil, bpf.Unavailable(lacks)
 	}
 	offload, err := bpf.LoadOffload()
@@ -140,8 +142,8 @@ func offloadObjects() ([]*ebpf.CollectionSpec, error) {
 	return []*ebpf.CollectionSpec{offload, l3}, err
 }
 
-// lacksForOffload returns what the kernel lacks for the flow cache; empty: nothing.
-func lacksForOffload() string {
+// lacks returns what the kernel lacks for the flow cache; empty: nothing.
+func lacks() string {
 	for name, since := range map[string]string{bpf.ConntrackLookup: "5.18", bpf.ConntrackTimeout: "6.0"} {
 		if !bpf.KernelHas(name) {
 			return fmt.Sprintf("the kernel's BTF lacks %s (Linux %s, module nf_conntrack), which follows the flows of netfilter: load the module nf_conntrack before the agent starts", name, since)
@@ -150,17 +152,17 @@ func lacksForOffload() string {
 	return ""
 }
 
-// offloadPathNames are the names of enum offload_path by value, in lower case, such as "path_cache".
-var offloadPathNames = bpf.EnumNames(bpf.LoadOffload, "offload_path", "OFFLOAD_PATH_", int(bpf.OffloadOffloadPathOFFLOAD_PATHS))
+// pathNames are the names of enum offload_path by value, in lower case, such as "path_cache".
+var pathNames = bpf.EnumNames(bpf.LoadOffload, "offload_path", "OFFLOAD_PATH_", int(bpf.OffloadOffloadPathOFFLOAD_PATHS))
 
-// OffloadRefusalNames are the names of enum offload_refusal by value, in lower case, such as "helper".
-var OffloadRefusalNames = bpf.EnumNames(bpf.LoadOffload, "offload_refusal", "OFFLOAD_", int(bpf.OffloadOffloadRefusalOFFLOAD_REFUSALS))
+// refusalNames are the names of enum offload_refusal by value, in lower case, such as "helper".
+var refusalNames = bpf.EnumNames(bpf.LoadOffload, "offload_refusal", "OFFLOAD_", int(bpf.OffloadOffloadRefusalOFFLOAD_REFUSALS))
 
-// ReadOffloadCounters sums the packets of the offload programs over all CPUs, by what happened to them, and the bytes
+// ReadCounters sums the packets of the offload programs over all CPUs, by what happened to them, and the bytes
 // of those that the flow cache has forwarded; nil if there is no flow cache.
 //
 // Errors: ErrOtherCounters.
-func ReadOffloadCounters(bpffs string) (packets map[string]uint64, bytes uint64, err error) {
+func ReadCounters(bpffs string) (packets map[string]uint64, bytes uint64, err error) {
 	m, err := ebpf.LoadPinnedMap(bpf.TablePath(bpffs, bpf.OffloadMapOffloadPackets), nil)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, 0, nil
@@ -169,7 +171,7 @@ func ReadOffloadCounters(bpffs string) (packets map[string]uint64, bytes uint64,
 		return nil, 0, fmt.Errorf("open the counters of flow offload under %s: %w", bpffs, err)
 	}
 	defer m.Close()
-	names, err := offloadPathNames()
+	names, err := pathNames()
 	if err != nil {
 		return nil, 0, fmt.Errorf("the names of the offload counters: %w", err)
 	}
@@ -190,36 +192,36 @@ func ReadOffloadCounters(bpffs string) (packets map[string]uint64, bytes uint64,
 	return packets, bytes, nil
 }
 
-// OffloadTables are the tables of the flow cache.
-type OffloadTables struct {
+// Tables are the tables of the flow cache.
+type Tables struct {
 	Flows, Tags, Controls, Candidates *ebpf.Map
 	Secret                            settable.Secret
 }
 
-// OffloadKernel is the datapath with the tables of the flow cache.
-type OffloadKernel struct{ *bpf.Datapath }
+// kernel is the datapath with the tables of the flow cache.
+type kernel struct{ *bpf.Datapath }
 
-// OffloadTables returns the tables of the flow cache. It must be enabled.
-func (d OffloadKernel) OffloadTables() (*OffloadTables, error) {
+// Tables returns the tables of the flow cache. It must be enabled.
+func (d kernel) Tables() (*Tables, error) {
 	secret, err := settable.ReadSecret(d.Map(bpf.SockMapTableSecret))
 	if err != nil {
 		return nil, err
 	}
-	return &OffloadTables{
+	return &Tables{
 		Flows: d.Map(bpf.OffloadMapOffloadFlows), Tags: d.Map(bpf.OffloadMapOffloadTags), Controls: d.Map(bpf.OffloadMapOffloadControls),
 		Candidates: d.Map(bpf.OffloadMapOffloadCandidates), Secret: secret,
 	}, nil
 }
 
-// OffloadDevices returns the table of devices by their index.
-func (d OffloadKernel) OffloadDevices() bpf.Hash[uint32, uint32] {
-	return bpf.NewHash[uint32, uint32](bpf.Declared(offloadTables, bpf.OffloadMapOffloadDevices), d.Map(bpf.OffloadMapOffloadDevices))
+// DeviceTable returns the table of devices by their index.
+func (d kernel) DeviceTable() bpf.Hash[uint32, uint32] {
+	return bpf.NewHash[uint32, uint32](bpf.Declared(declaredTables, bpf.OffloadMapOffloadDevices), d.Map(bpf.OffloadMapOffloadDevices))
 }
 
-// OpenOffloadTables opens the pinned flow cache of a bpffs directory for reading, whether an agent runs there or not;
+// OpenTables opens the pinned flow cache of a bpffs directory for reading, whether an agent runs there or not;
 // nil if there is none.
-func OpenOffloadTables(bpffs string) (*OffloadTables, error) {
-	t := &OffloadTables{}
+func OpenTables(bpffs string) (*Tables, error) {
+	t := &Tables{}
 	for name, to := range map[string]**ebpf.Map{bpf.OffloadMapOffloadFlows: &t.Flows, bpf.OffloadMapOffloadTags: &t.Tags, bpf.OffloadMapOffloadControls: &t.Controls} {
 		m, err := ebpf.LoadPinnedMap(bpf.TablePath(bpffs, name), nil)
 		if errors.Is(err, os.ErrNotExist) {
@@ -239,8 +241,8 @@ func OpenOffloadTables(bpffs string) (*OffloadTables, error) {
 	return t, nil
 }
 
-// Close closes the tables of OpenOffloadTables.
-func (t *OffloadTables) Close() {
+// Close closes the tables of OpenTables.
+func (t *Tables) Close() {
 	for _, m := range []*ebpf.Map{t.Flows, t.Tags, t.Controls} {
 		m.Close() // nothing is to be done for nil
 	}

@@ -16,8 +16,8 @@ func (c *config) offload(env component.Env) (*Offload, error) {
 	if env.Datapath.Map(bpf.EdgeTCMapConntrack) != nil {
 		edge = conntrack.TablesOf(env.Datapath.ConntrackMaps())
 	}
-	return newOffload(OffloadKernel{Datapath: env.Datapath}, Config{
-		Provider: Provider(c.provider), NoFlowCache: env.Datapath.Unavailable[OffloadComponent], Threshold: c.threshold,
+	return newOffload(Kernel{Datapath: env.Datapath}, Config{
+		Provider: Provider(c.provider), NoFlowCache: env.Datapath.Unavailable[ComponentName], Threshold: c.threshold,
 		IgnoreFilters: c.ignoreFilters, Policy: c.policy, Edge: edge, Log: env.Log, Devices: c.find,
 	})
 }

@@ -42,7 +42,7 @@ const collectInterval = time.Second
 // Flows is the flow cache with the flows that it has refused. All methods may be called from any goroutine.
 type Flows struct {
 	config FlowsConfig
-	tables *OffloadTables
+	tables *Tables
 	kernel *kernelct.Table
 	routes *routes
 
@@ -54,7 +54,7 @@ type Flows struct {
 }
 
 // NewFlows returns the flow cache in tables. wait returns when all programs that run at the call have ended.
-func NewFlows(t *OffloadTables, wait func() error, c FlowsConfig) (*Flows, error) {
+func NewFlows(t *Tables, wait func() error, c FlowsConfig) (*Flows, error) {
 	kernel, err := kernelct.Open()
 	if err != nil {
 		return nil, err
@@ -102,10 +102,10 @@ func (f *Flows) Run(ctx context.Context) error {
 		} else if err != nil {
 			return fmt.Errorf("read the offload candidates: %w", err)
 		}
-		if len(record.RawSample) < int(unsafe.Sizeof(OffloadCandidate{})) {
+		if len(record.RawSample) < int(unsafe.Sizeof(Candidate{})) {
 			continue
 		}
-		candidate := *(*OffloadCandidate)(unsafe.Pointer(&record.RawSample[0]))
+		candidate := *(*Candidate)(unsafe.Pointer(&record.RawSample[0]))
 		f.consider(&candidate)
 	}
 }
@@ -126,7 +126,7 @@ func (f *Flows) collectUntil(ctx context.Context) {
 }
 
 // consider takes a candidate, or notes why not.
-func (f *Flows) consider(c *OffloadCandidate) {
+func (f *Flows) consider(c *Candidate) {
 	one := flowOf(&c.Flow)
 	reason := ""
 	if c.Refusal != 0 {
@@ -135,7 +135,7 @@ func (f *Flows) consider(c *OffloadCandidate) {
 		reason = f.config.Refuses(one)
 	}
 	if reason == "" {
-		tunnel := c.Flow.Flags&OffloadToTunnel != 0
+		tunnel := c.Flow.Flags&flagTunnel != 0
 		mtu, err := f.routes.mtu(&one, tunnel)
 		if err != nil {
 			reason = err.Error()
@@ -189,18 +189,18 @@ func (f *Flows) take(e *Entry) string {
 // count counts a flow that leaves the cache.
 func (f *Flows) count(e *Entry) {
 	f.ended[f.endOf(e)]++
-	if state(e) == OffloadRerouted && e.Mtu == 0 {
+	if state(e) == stateRerouted && e.Mtu == 0 {
 		f.refused.add(flowOf(e), "the stack routes it by what the flow cache does not see, such as a mark")
 	}
 }
 
 func (f *Flows) endOf(e *Entry) string {
 	switch state(e) {
-	case OffloadClosed:
+	case stateClosed:
 		return "closed"
-	case OffloadUntracked:
+	case stateUntracked:
 		return "conntrack"
-	case OffloadRerouted:
+	case stateRerouted:
 		return "route"
 	}
 	if e.Epoch != f.cache.control().Epoch {
@@ -265,7 +265,7 @@ func (f *Flows) returnTunnelled() error {
 	defer f.mu.Unlock()
 	var keys []Key
 	f.cache.each(func(e *Entry) {
-		if e.Flags&OffloadToTunnel != 0 {
+		if e.Flags&flagTunnel != 0 {
 			keys = append(keys, e.Key)
 		}
 	})

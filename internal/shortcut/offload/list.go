@@ -262,7 +262,7 @@ func ownAddresses() (map[netip.Addr]bool, error) {
 }
 
 // Find returns the flows of the cache whose packets arrive with a tuple, by whatever device.
-func Find(t *OffloadTables, tuple flow.Tuple) (found []flow.Flow) {
+func Find(t *Tables, tuple flow.Tuple) (found []flow.Flow) {
 	c := newCache(t, nil)
 	c.each(func(e *Entry) {
 		if one := flowOf(e); one.In == tuple && c.active(e) {

@@ -31,8 +31,8 @@ import (
 // Datapath is what flow offload needs of package bpf.
 type Datapath interface {
 	SetDevices(component string, devices ...int) error
-	OffloadDevices() bpf.Hash[uint32, uint32]
-	OffloadTables() (*OffloadTables, error)
+	DeviceTable() bpf.Hash[uint32, uint32]
+	Tables() (*Tables, error)
 	WaitForReaders() error
 	ForeignProgram(id uint32) (name string, foreign bool)
 }
@@ -93,7 +93,7 @@ func newOffload(d Datapath, c Config) (*Offload, error) {
 	if c.NoFlowCache != "" {
 		return o, nil
 	}
-	tables, err := d.OffloadTables()
+	tables, err := d.Tables()
 	if err == nil {
 		o.flows, err = NewFlows(tables, d.WaitForReaders, FlowsConfig{Threshold: c.Threshold, Refuses: o.refusal, Log: c.Log})
 	}
@@ -147,7 +147,7 @@ func (o *Offload) withdraw() error {
 	if o.flows == nil {
 		return nil
 	}
-	return o.datapath.SetDevices(OffloadComponent)
+	return o.datapath.SetDevices(ComponentName)
 }
 
 // follow runs the goroutines of the provider.
@@ -274,7 +274,7 @@ func (o *Offload) reconcile() error {
 			return nil
 		}
 		if o.flows != nil { // programs of an earlier agent
-			if err := o.datapath.SetDevices(OffloadComponent); err != nil {
+			if err := o.datapath.SetDevices(ComponentName); err != nil {
 				return err
 			}
 		}
@@ -310,17 +310,17 @@ func (o *Offload) attach(devices []Device) error {
 	for _, d := range devices {
 		flags := uint32(0)
 		if netdev.IsExternalTunnel(d.Index) {
-			flags |= OffloadExternal
+			flags |= deviceExternal
 		}
 		if d.MasterIndex != 0 { // a port of a bridge or bond is no device of flow offload
-			flags |= OffloadInVRF
+			flags |= deviceInVRF
 		}
 		if rpFilters[d.Index] == node.RPFilterStrict {
-			flags |= OffloadStrict
+			flags |= deviceStrict
 		}
 		wanted[uint32(d.Index)] = flags
 	}
-	table := o.datapath.OffloadDevices()
+	table := o.datapath.DeviceTable()
 	if err := bpf.Withdraw(table, wanted); err != nil {
 		return err
 	}
@@ -328,7 +328,7 @@ func (o *Offload) attach(devices []Device) error {
 	for _, index := range slices.Sorted(maps.Keys(wanted)) {
 		all = append(all, int(index))
 	}
-	if err := o.datapath.SetDevices(OffloadComponent, all...); err != nil {
+	if err := o.datapath.SetDevices(ComponentName, all...); err != nil {
 		return fmt.Errorf("attach the programs: %w", err)
 	}
 	return bpf.Publish(table, wanted)

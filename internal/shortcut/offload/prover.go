@@ -17,14 +17,14 @@ type prover struct {
 	wait func() error // bpf.Tables.WaitForReaders
 	log  *slog.Logger
 
-	copy  *OffloadCopy
+	copy  *programCopy
 	flows *Flows
 	end   func()
 }
 
 // Attach implements selftest.Provider.
 func (p *prover) Attach(router *netns.Namespace, devices []string, threshold int) (err error) {
-	if p.copy, err = NewOffloadCopy(); err != nil {
+	if p.copy, err = newProgramCopy(); err != nil {
 		return err
 	}
 	err = router.Do(func() error {

@@ -62,7 +62,7 @@ var refusalTexts = map[string]string{
 }
 
 func refusalText(n uint32) string {
-	names, err := OffloadRefusalNames()
+	names, err := refusalNames()
 	if err != nil || int(n) >= len(names) || refusalTexts[names[n]] == "" {
 		return "the program has refused it"
 	}
