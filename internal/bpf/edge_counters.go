@@ -5,10 +5,8 @@ package bpf
 import (
 	"errors"
 	"fmt"
-	"os"
 	"strings"
 	"sync"
-	"unsafe"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/btf"
@@ -53,27 +51,17 @@ func ReasonName(reason uint8) string {
 //
 // Errors: ErrOtherCounters.
 func ReadEdgeCounters(bpffs string) (map[string]uint64, error) {
-	m, err := ebpf.LoadPinnedMap(TablePath(bpffs, EdgeTCMapEdgeCounts), nil)
-	if errors.Is(err, os.ErrNotExist) {
-		return nil, nil
+	perCPU, err := PinnedCounters[EdgeTCEdgeCounters](bpffs, EdgeTCMapEdgeCounts, "the edge's counters")
+	if perCPU == nil || err != nil {
+		return nil, err
 	}
-	if err != nil {
-		return nil, fmt.Errorf("open the edge's counters under %s: %w", bpffs, err)
-	}
-	defer m.Close()
 	names, err := ReasonNames()
 	if err != nil {
 		return nil, fmt.Errorf("the names of the edge's counters: %w", err)
 	}
-	perCPU, err := countersIn(m)
-	if err != nil {
-		return nil, fmt.Errorf("read the edge's counters: %w", err)
-	}
 	sum := map[string]uint64{}
 	for _, c := range perCPU {
-		for reason, n := range c.Count {
-			sum[names[reason]] += n
-		}
+		AddByName(sum, names, c.Count[:])
 	}
 	return sum, nil
 }
@@ -81,12 +69,3 @@ func ReadEdgeCounters(bpffs string) (map[string]uint64, error) {
 // ErrOtherCounters means that counters and events are of another version of Beeline, whose reasons have
 // other numbers.
 var ErrOtherCounters = errors.New("the attached programs belong to another version of Beeline, with other reasons: start this version's agent, or use that version's command")
-
-// countersIn reads the counters of each CPU.
-func countersIn(m *ebpf.Map) (perCPU []EdgeTCEdgeCounters, err error) {
-	if uintptr(m.ValueSize()) != unsafe.Sizeof(EdgeTCEdgeCounters{}) {
-		return nil, ErrOtherCounters
-	}
-	err = m.Lookup(uint32(0), &perCPU)
-	return perCPU, err
-}

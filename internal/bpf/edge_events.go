@@ -136,7 +136,7 @@ func eventOf(sample []byte) *EdgeEvent {
 
 // lost returns how many events have been lost so far.
 func (e *Events) lost() (n uint64, err error) {
-	perCPU, err := countersIn(e.counts)
+	perCPU, err := countersIn[EdgeTCEdgeCounters](e.counts)
 	if err != nil {
 		return 0, fmt.Errorf("read table %s: %w", EdgeTCMapEdgeCounts, err)
 	}

@@ -5,8 +5,6 @@ package bpf
 import (
 	"errors"
 	"fmt"
-	"os"
-	"unsafe"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
@@ -208,30 +206,17 @@ var podPathNames = EnumNames(LoadPod, "pod_path", "POD_", int(PodPodPathPOD_PATH
 //
 // Errors: ErrOtherCounters.
 func ReadPodCounters(bpffs string) (map[string]uint64, error) {
-	m, err := ebpf.LoadPinnedMap(TablePath(bpffs, PodMapPodCounts), nil)
-	if errors.Is(err, os.ErrNotExist) {
-		return nil, nil
+	perCPU, err := PinnedCounters[PodPodCounters](bpffs, PodMapPodCounts, "the counters of the pod shortcut")
+	if perCPU == nil || err != nil {
+		return nil, err
 	}
-	if err != nil {
-		return nil, fmt.Errorf("open the counters of the pod shortcut under %s: %w", bpffs, err)
-	}
-	defer m.Close()
 	names, err := podPathNames()
 	if err != nil {
 		return nil, fmt.Errorf("the names of the pod shortcut's counters: %w", err)
 	}
-	if uintptr(m.ValueSize()) != unsafe.Sizeof(PodPodCounters{}) {
-		return nil, ErrOtherCounters
-	}
-	var perCPU []PodPodCounters
-	if err := m.Lookup(uint32(0), &perCPU); err != nil {
-		return nil, fmt.Errorf("read the counters of the pod shortcut: %w", err)
-	}
 	sum := map[string]uint64{}
 	for _, c := range perCPU {
-		for path, n := range c.Count {
-			sum[names[path]] += n
-		}
+		AddByName(sum, names, c.Count[:])
 	}
 	return sum, nil
 }

@@ -4,10 +4,7 @@ package mesh
 
 import (
 	"errors"
-	"fmt"
-	"os"
 	"time"
-	"unsafe"
 
 	"github.com/cilium/ebpf"
 
@@ -188,20 +185,9 @@ type Counters = bpf.MeshMeshCounters
 //
 // Errors: ErrOtherCounters.
 func ReadCounters(bpffs string) (*Counters, error) {
-	m, err := ebpf.LoadPinnedMap(bpf.TablePath(bpffs, bpf.MeshMapMeshCounts), nil)
-	if errors.Is(err, os.ErrNotExist) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, fmt.Errorf("open the counters of the sidecar shortcut under %s: %w", bpffs, err)
-	}
-	defer m.Close()
-	if uintptr(m.ValueSize()) != unsafe.Sizeof(Counters{}) {
-		return nil, bpf.ErrOtherCounters
-	}
-	var perCPU []Counters
-	if err := m.Lookup(uint32(0), &perCPU); err != nil {
-		return nil, fmt.Errorf("read the counters of the sidecar shortcut: %w", err)
+	perCPU, err := bpf.PinnedCounters[Counters](bpffs, bpf.MeshMapMeshCounts, "the counters of the sidecar shortcut")
+	if perCPU == nil || err != nil {
+		return nil, err
 	}
 	return bpf.Sum(perCPU), nil
 }

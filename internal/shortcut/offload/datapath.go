@@ -163,31 +163,18 @@ var refusalNames = bpf.EnumNames(bpf.LoadOffload, "offload_refusal", "OFFLOAD_",
 //
 // Errors: ErrOtherCounters.
 func ReadCounters(bpffs string) (packets map[string]uint64, bytes uint64, err error) {
-	m, err := ebpf.LoadPinnedMap(bpf.TablePath(bpffs, bpf.OffloadMapOffloadPackets), nil)
-	if errors.Is(err, os.ErrNotExist) {
-		return nil, 0, nil
+	perCPU, err := bpf.PinnedCounters[bpf.OffloadOffloadCounters](bpffs, bpf.OffloadMapOffloadPackets, "the counters of flow offload")
+	if perCPU == nil || err != nil {
+		return nil, 0, err
 	}
-	if err != nil {
-		return nil, 0, fmt.Errorf("open the counters of flow offload under %s: %w", bpffs, err)
-	}
-	defer m.Close()
 	names, err := pathNames()
 	if err != nil {
 		return nil, 0, fmt.Errorf("the names of the offload counters: %w", err)
 	}
-	if uintptr(m.ValueSize()) != unsafe.Sizeof(bpf.OffloadOffloadCounters{}) {
-		return nil, 0, bpf.ErrOtherCounters
-	}
-	var perCPU []bpf.OffloadOffloadCounters
-	if err := m.Lookup(uint32(0), &perCPU); err != nil {
-		return nil, 0, fmt.Errorf("read the counters of flow offload: %w", err)
-	}
 	packets = map[string]uint64{}
 	for _, c := range perCPU {
 		bytes += c.Bytes
-		for path, n := range c.Packets {
-			packets[names[path]] += n
-		}
+		bpf.AddByName(packets, names, c.Packets[:])
 	}
 	return packets, bytes, nil
 }

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bpf
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"unsafe"
+
+	"github.com/cilium/ebpf"
+)
+
+// PinnedCounters reads the counters of each CPU in a pinned table; nil if there is none. Errors call them what.
+//
+// Errors: ErrOtherCounters.
+func PinnedCounters[T any](bpffs, table, what string) ([]T, error) {
+	m, err := ebpf.LoadPinnedMap(TablePath(bpffs, table), nil)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("open %s under %s: %w", what, bpffs, err)
+	}
+	defer m.Close()
+	perCPU, err := countersIn[T](m)
+	if err != nil && !errors.Is(err, ErrOtherCounters) {
+		return nil, fmt.Errorf("read %s: %w", what, err)
+	}
+	return perCPU, err
+}
+
+// countersIn reads the counters of each CPU.
+func countersIn[T any](m *ebpf.Map) (perCPU []T, err error) {
+	var row T
+	if uintptr(m.ValueSize()) != unsafe.Sizeof(row) {
+		return nil, ErrOtherCounters
+	}
+	err = m.Lookup(uint32(0), &perCPU)
+	return perCPU, err
+}
+
+// AddByName adds counters to the sums of their names.
+func AddByName(sums map[string]uint64, names []string, counts []uint64) {
+	for i, n := range counts {
+		sums[names[i]] += n
+	}
+}
