@@ -16,7 +16,7 @@ func (c *config) offload(env component.Env) (*Offload, error) {
 	if env.Datapath.Map(bpf.EdgeTCMapConntrack) != nil {
 		edge = conntrack.TablesOf(env.Datapath.ConntrackMaps())
 	}
-	return newOffload(Kernel{Datapath: env.Datapath}, Config{
+	return newOffload(kernel{Datapath: env.Datapath}, Config{
 		Provider: Provider(c.provider), NoFlowCache: env.Datapath.Unavailable[ComponentName], Threshold: c.threshold,
 		IgnoreFilters: c.ignoreFilters, Policy: c.policy, Edge: edge, Log: env.Log, Devices: c.find,
 	})
