@@ -65,14 +65,6 @@ func (s *Syncer) reserveOf(table int, a *account) int64 {
 	return reserve
 }
 
-// spare returns an error if a new frontend may not take another entry of a table whose entries plans share.
-func (s *Syncer) spare(table string, used, limit uint32) error {
-	if s.addsFrontend && used+limit/updateReserve >= limit {
-		return bpf.NewFullError(table, limit)
-	}
-	return nil
-}
-
 func shareError(table int, needs, most int64, who, flag string) error {
 	return fmt.Errorf("needs %d entries of table %s, and %s may have %d: make it smaller, or raise --%s or --%s and restart the agent",
 		needs, costNames[table], who, most, flag, bpf.LimitFlag(costNames[table]))

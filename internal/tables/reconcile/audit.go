@@ -8,7 +8,6 @@ import (
 
 	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/bpf/codec"
-	"beeline.io/beeline/internal/cluster/service"
 )
 
 // Audit compares the tables with what they should hold, repairs differences and returns their number. Only
@@ -22,13 +21,11 @@ func (s *Syncer) Audit() (repairs int, err error) {
 		return 0, nil
 	}
 	a := auditor{Syncer: s}
-	a.names()
-	a.sourceRanges()
-	a.setsAndBackends()
+	s.alloc.audit(&a)
+	a.setSlots()
 	a.frontends()
 	auditNetworks(&a, &s.networks)
 	auditNetworks(&a, &s.balancers)
-	a.reservedPorts()
 	a.untrackedFrontends()
 	a.accepted()
 	s.stats.LastAudit = time.Now()
@@ -70,47 +67,8 @@ func auditHash[K comparable, V comparable](a *auditor, table bpf.Hash[K, V], wan
 	}
 }
 
-// names audits service names. Ports that wait to be freed keep their names; ports of which only the id is
-// known have none.
-func (a *auditor) names() {
-	want := map[uint32]bpf.ServiceName{}
-	for key, p := range a.ports {
-		name, err := codec.ServiceName(key)
-		if err != nil {
-			a.errs = append(a.errs, err)
-			continue
-		}
-		want[p.id] = name
-	}
-	for _, x := range a.unreferenced {
-		if p, ok := x.(*port); ok && p.key != (service.Port{}) && a.ports[p.key] != p {
-			want[p.id], _ = codec.ServiceName(p.key)
-		}
-	}
-	auditHash(a, a.tables.Services, want)
-}
-
-func (a *auditor) sourceRanges() {
-	want := map[bpf.SourceRangeKey]uint32{}
-	add := func(x *source) {
-		for _, p := range x.prefixes {
-			want[codec.SourceRangeKey(x.id, p)] = 1
-		}
-	}
-	for _, x := range a.sources {
-		add(x)
-	}
-	for _, x := range a.unreferenced {
-		if x, ok := x.(*source); ok {
-			add(x)
-		}
-	}
-	auditHash(a, a.tables.SourceRanges, want)
-}
-
-// setsAndBackends repairs slots and rows in place: a repair only restores what they should have held all
-// along.
-func (a *auditor) setsAndBackends() {
+// setSlots repairs slots in place: a repair only restores what they should have held all along.
+func (a *auditor) setSlots() {
 	for _, set := range a.liveSets() {
 		if set.table != nil {
 			a.table(set)
@@ -125,11 +83,6 @@ func (a *auditor) setsAndBackends() {
 			if a.tables.Slots.Load(slot) != id {
 				a.repaired(a.tables.Slots.Store(slot, id))
 			}
-		}
-	}
-	for key, b := range a.backends {
-		if row := key.Row(); a.tables.Backends.Load(b.id) != row {
-			a.repaired(a.tables.Backends.Store(b.id, row))
 		}
 	}
 }

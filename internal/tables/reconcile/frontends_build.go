@@ -4,11 +4,8 @@ package reconcile
 
 import (
 	"fmt"
-	"net/netip"
 	"slices"
-	"strings"
 
-	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/bpf/codec"
 	"beeline.io/beeline/internal/cluster/service"
 )
@@ -16,50 +13,38 @@ import (
 // An entry is a frontend in the tables, with references to all that its row names. row is 0 until the entry
 // has one. sets are the sets of the decisions, and last that of retained backends.
 type entry struct {
-	row     uint32
-	content codec.Frontend
-	port    *port
-	source  *source
-	taken   *reservation // NodePort and HostPort
-	sets    [retainedSet + 1]*set
+	row      uint32
+	content  codec.Frontend
+	port     *port
+	source   *source
+	reserved *reservation // NodePort and HostPort
+	sets     [retainedSet + 1]*set
 	// tracked is the reason why an untracked frontend tracks all of its flows anyway.
 	tracked error
 }
 
 const retainedSet = service.SourceClasses
 
-// A port is a service port with its id.
-type port struct {
-	id   uint32
-	key  service.Port
-	refs int
-}
-
-// A source is a list of admitted sources with its id. Equal lists share one.
-type source struct {
-	id       uint32
-	prefixes []netip.Prefix
-	refs     int
-}
-
 // build allocates what a frontend's row will name and fills in the row's content. On error the entry holds
 // what was allocated before: the caller must release it.
 func (s *Syncer) build(w want, old *entry) (*entry, error) {
 	f, e := w.frontend, &entry{}
 	var err error
-	if e.port, err = s.ensurePort(f.Port); err != nil {
+	if e.port, err = s.alloc.ensurePort(f.Port); err != nil {
 		return e, err
 	}
-	e.port.refs++
+	s.alloc.refer(e.port)
 	e.content = codec.NewFrontend(f, e.port.id)
-	if err := s.reserve(e); err != nil {
-		return e, err
-	}
-	if f.SourceRanges != nil {
-		if e.source, err = s.ensureSource(f.SourceRanges); err != nil {
+	if s.reserve(e); e.reserved != nil {
+		if err := s.alloc.storeReservation(e.reserved); err != nil {
 			return e, err
 		}
-		e.source.refs++
+	}
+	if f.SourceRanges != nil {
+		if e.source, err = s.alloc.ensureSource(f.SourceRanges, old == nil); err != nil {
+			return e, err
+		}
+		s.alloc.refer(e.source)
 		e.content.SetSourceSet(e.source.id)
 	}
 	for class, d := range f.Decisions {
@@ -76,6 +61,14 @@ func (s *Syncer) build(w want, old *entry) (*entry, error) {
 	err = s.buildRetained(e, w, old)
 	e.setLists()
 	return e, err
+}
+
+// reserve gives an entry its reservation, which may not be in the table yet.
+func (s *Syncer) reserve(e *entry) {
+	if key, ok := e.content.ReservedPort(); ok {
+		e.reserved = s.alloc.ensureReservation(key)
+		s.alloc.refer(e.reserved)
+	}
 }
 
 // buildRetained builds the set of retained backends (service.Plan.Retained), with the history of earlier
@@ -101,7 +94,7 @@ func (s *Syncer) useSet(e *entry, at int, key service.SetKey, plan []service.Bac
 	if old != nil {
 		inUse = old.sets[at]
 	}
-	set, err := s.ensureSet(key, plan, tableSize, inUse)
+	set, err := s.ensureSet(key, plan, tableSize, inUse, old == nil)
 	if err != nil {
 		return nil, err
 	}
@@ -116,36 +109,14 @@ func findSet(sets []service.BackendSet, key service.SetKey) (int, bool) {
 	})
 }
 
-func (s *Syncer) ensurePort(key service.Port) (*port, error) {
-	if p := s.ports[key]; p != nil {
-		return p, nil
-	}
-	name, err := codec.ServiceName(key)
-	if err != nil {
-		return nil, err
-	}
-	id, ok := s.portIDs.take()
-	if !ok {
-		return nil, bpf.NewFullError(bpf.SockMapServices, s.tables.Services.Max())
-	}
-	if err := s.tables.Services.Put(id, name); err != nil {
-		s.portIDs.put(id)
-		return nil, err
-	}
-	p := &port{id: id, key: key}
-	s.ports[key] = p
-	s.unreferenced = append(s.unreferenced, p)
-	return p, nil
-}
-
 // ensureSet finds the set in the tables, or writes it to free slots. inUse is the set that the frontend
 // uses now, nil for none.
-func (s *Syncer) ensureSet(key service.SetKey, plan []service.BackendSet, tableSize uint32, inUse *set) (*set, error) {
+func (s *Syncer) ensureSet(key service.SetKey, plan []service.BackendSet, tableSize uint32, inUse *set, isNew bool) (*set, error) {
 	at, ok := findSet(plan, key)
 	if !ok {
 		return nil, fmt.Errorf("the plan has no set %s", key)
 	}
-	members, table, err := s.fillSlots(plan[at], tableSize)
+	members, table, err := s.fillSlots(plan[at], tableSize, isNew)
 	if err != nil {
 		return nil, err
 	}
@@ -165,19 +136,14 @@ func (s *Syncer) writeSet(x *set) (*set, error) {
 	if err != nil {
 		return nil, err
 	}
-	n, length := roundSlots(uint32(len(content))), s.tables.Slots.Len()
-	// Histories leave enough slots for changes.
-	full := x.slotHistory != nil && s.slots.used(length)+n+length/updateReserve > length
-	at, ok := extent{}, false
-	if !full {
-		at, ok = s.slots.take(n)
-	}
-	if !ok {
-		return nil, bpf.NewFullError(bpf.SockMapSlots, length)
+	n := roundSlots(uint32(len(content)))
+	at, err := s.alloc.takeSlots(n, x.slotHistory != nil)
+	if err != nil {
+		return nil, err
 	}
 	for i, id := range content {
 		if err := s.tables.Slots.Store(at.first+uint32(i), id); err != nil {
-			s.slots.put(at)
+			s.alloc.freeSlots(at)
 			return nil, err
 		}
 	}
@@ -186,25 +152,25 @@ func (s *Syncer) writeSet(x *set) (*set, error) {
 		x.table.sum = sumOf(x.table.size, func(slot uint32) uint32 { return content[uint32(len(x.members))+slot] })
 	}
 	for _, b := range x.backends() {
-		b.refs++
+		s.alloc.refer(b)
 	}
 	if x.slotHistory != nil {
 		s.slotHistories[x.key] = append(s.slotHistories[x.key], x)
 	} else {
 		s.sets[x.key] = x
 	}
-	s.unreferenced = append(s.unreferenced, x)
+	s.unreferencedSets = append(s.unreferencedSets, x)
 	return x, nil
 }
 
 // members returns the backends of a set, and their weights divided by their greatest common divisor.
-func (s *Syncer) members(bs service.BackendSet) (members []*backend, weights []uint8, err error) {
+func (s *Syncer) members(bs service.BackendSet, isNew bool) (members []*backend, weights []uint8, err error) {
 	divisor := uint8(0)
 	for _, b := range bs.Backends {
 		divisor = gcd(divisor, max(b.Weight, 1))
 	}
 	for _, b := range bs.Backends {
-		known, err := s.ensureBackend(codec.NewBackend(b, bs.Key.Port.Protocol))
+		known, err := s.alloc.ensureBackend(codec.NewBackend(b, bs.Key.Port.Protocol), isNew)
 		if err != nil {
 			return nil, nil, err
 		}
@@ -219,38 +185,4 @@ func gcd(a, b uint8) uint8 {
 		a, b = b, a%b
 	}
 	return a
-}
-
-func (s *Syncer) ensureSource(prefixes []netip.Prefix) (*source, error) {
-	if known := s.sources[sourceName(prefixes)]; known != nil {
-		return known, nil
-	}
-	if err := s.spare(bpf.SockMapSourceRanges, s.ranges+uint32(len(prefixes)), s.tables.SourceRanges.Max()); err != nil {
-		return nil, err
-	}
-	id, ok := s.sourceIDs.take()
-	if !ok {
-		return nil, bpf.NewFullError(bpf.SockMapSourceRanges, s.tables.SourceRanges.Max())
-	}
-	made := &source{id: id, prefixes: prefixes}
-	s.ranges += uint32(len(prefixes))
-	for _, p := range prefixes {
-		if err := s.tables.SourceRanges.Put(codec.SourceRangeKey(id, p), 1); err != nil {
-			s.unreferenced = append(s.unreferenced, made) // some prefixes may be in the table
-			return nil, err
-		}
-	}
-	s.sources[sourceName(prefixes)] = made
-	s.unreferenced = append(s.unreferenced, made)
-	return made, nil
-}
-
-// sourceName returns the same name for equal lists, in whatever order.
-func sourceName(prefixes []netip.Prefix) string {
-	names := make([]string, len(prefixes))
-	for i, p := range prefixes {
-		names[i] = p.Masked().String()
-	}
-	slices.Sort(names)
-	return strings.Join(slices.Compact(names), " ")
 }

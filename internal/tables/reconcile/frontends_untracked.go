@@ -85,7 +85,7 @@ func (r *restorer) readSlotHistory(x *set, l layout) bool {
 			continue
 		}
 		h.Since[slot] = r.nextSecond()
-		if b := r.backendByID[stable]; b != nil {
+		if b := r.alloc.backendByID[stable]; b != nil {
 			h.Stable[slot] = b.id
 			if !of[b] {
 				of[b] = true

@@ -3,24 +3,10 @@
 package reconcile
 
 import (
-	"errors"
 	"time"
 
-	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/bpf/codec"
 )
-
-// releasable is a resource with an id that entries refer to.
-type releasable interface {
-	references() int
-	// free frees the id and removes its entries from the tables.
-	free(*Syncer) error
-}
-
-func (p *port) references() int    { return p.refs }
-func (b *backend) references() int { return int(b.refs) }
-func (x *set) references() int     { return x.refs }
-func (x *source) references() int  { return x.refs }
 
 // deferRelease queues an entry that the index does not (or no longer) lead to, for release after a grace
 // period.
@@ -34,25 +20,21 @@ func (s *Syncer) release(e *entry) {
 		s.rowNumbers.put(e.row)
 	}
 	if e.port != nil {
-		s.unrefer(e.port, &e.port.refs)
+		s.alloc.unrefer(e.port)
 	}
 	if e.source != nil {
-		s.unrefer(e.source, &e.source.refs)
+		s.alloc.unrefer(e.source)
 	}
-	if e.taken != nil {
-		s.unrefer(e.taken, &e.taken.refs)
+	if e.reserved != nil {
+		s.alloc.unrefer(e.reserved)
 	}
 	for _, set := range e.sets {
-		if set != nil {
-			s.unrefer(set, &set.refs)
+		if set == nil {
+			continue
 		}
-	}
-}
-
-// unrefer drops one reference to a resource.
-func (s *Syncer) unrefer(x releasable, refs *int) {
-	if *refs--; *refs == 0 {
-		s.unreferenced = append(s.unreferenced, x)
+		if set.refs--; set.refs == 0 {
+			s.unreferencedSets = append(s.unreferencedSets, set)
+		}
 	}
 }
 
@@ -64,7 +46,7 @@ func (s *Syncer) CollectGarbage() (more bool, err error) {
 	s.gcMu.Lock()
 	defer s.gcMu.Unlock()
 	s.mu.Lock()
-	deferred, unreferenced := len(s.deferred), len(s.unreferenced)
+	deferred, unreferenced := len(s.deferred), len(s.unreferencedSets)+s.alloc.garbage()
 	s.released = 0
 	err = s.bumpEpoch()
 	s.mu.Unlock()
@@ -87,7 +69,7 @@ func (s *Syncer) CollectGarbage() (more bool, err error) {
 		s.freed = false
 		s.retryAt = time.Now() // what failed may fit now
 	}
-	return len(s.deferred) > 0 || len(s.unreferenced) > 0, err
+	return len(s.deferred)+len(s.unreferencedSets)+s.alloc.garbage() > 0, err
 }
 
 // collectGarbage is CollectGarbage for a writer. It unlocks mu during the grace period, so that readers
@@ -115,40 +97,16 @@ func (s *Syncer) releaseDeferred(n int) error {
 		s.release(e)
 	}
 	s.deferred = append([]*entry(nil), s.deferred[n:]...)
-	return s.freeUnreferenced()
+	for _, x := range s.unreferencedSets {
+		if x.refs == 0 {
+			s.freeSet(x)
+		}
+	}
+	s.unreferencedSets = nil
+	return s.alloc.freeUnreferenced()
 }
 
-// freeUnreferenced frees what still has no reference: first sets, because they are what refers to backends;
-// then affinity entries, which name ports and backends; then these.
-func (s *Syncer) freeUnreferenced() error {
-	dead := map[releasable]bool{}
-	for len(s.unreferenced) > 0 {
-		x := s.unreferenced[0]
-		s.unreferenced = s.unreferenced[1:]
-		if x.references() > 0 || dead[x] {
-			continue
-		}
-		if set, ok := x.(*set); ok {
-			s.freeSet(set)
-			continue
-		}
-		dead[x] = true
-	}
-	errs := []error{s.gcAffinity(dead)}
-	for x := range dead {
-		if errs[0] == nil {
-			err := x.free(s)
-			if err == nil {
-				continue
-			}
-			errs = append(errs, err)
-		}
-		s.unreferenced = append(s.unreferenced, x)
-	}
-	return errors.Join(errs...)
-}
-
-// freeSet frees a set's slots. A set may be in unreferenced twice.
+// freeSet frees a set's slots. A set may be in unreferencedSets twice.
 func (s *Syncer) freeSet(x *set) {
 	if x.extent.count == 0 {
 		return
@@ -156,87 +114,13 @@ func (s *Syncer) freeSet(x *set) {
 	for n := x.extent.first; n < x.extent.end(); n++ {
 		s.tables.Slots.Store(n, 0) // as in release
 	}
-	s.slots.put(extent{x.extent.first, x.extent.count + x.spare})
+	s.alloc.freeSlots(extent{x.extent.first, x.extent.count + x.spare})
 	x.extent, x.spare = extent{}, 0
 	if s.sets[x.key] == x {
 		delete(s.sets, x.key)
 	}
 	s.dropSlotHistory(x)
 	for _, b := range x.backends() {
-		if b.refs--; b.refs == 0 {
-			s.unreferenced = append(s.unreferenced, b)
-		}
+		s.alloc.unrefer(b)
 	}
-}
-
-// gcAffinity deletes the affinity entries that name a service port or backend whose id is about to be
-// freed.
-func (s *Syncer) gcAffinity(dead map[releasable]bool) error {
-	ports, backends := map[uint32]bool{}, map[uint32]bool{}
-	for x := range dead {
-		switch x := x.(type) {
-		case *port:
-			ports[x.id] = true
-		case *backend:
-			backends[x.id] = true
-		}
-	}
-	if len(ports) == 0 && len(backends) == 0 {
-		return nil
-	}
-	var named []bpf.AffinityKey
-	err := s.tables.Affinity.Walk(func(e *bpf.AffinityEntry) bool {
-		if ports[e.Key.Service] || backends[e.Backend] {
-			named = append(named, e.Key)
-		}
-		return true
-	})
-	for _, key := range named {
-		if err == nil {
-			err = s.tables.Affinity.Delete(key)
-		}
-	}
-	return err
-}
-
-func (p *port) free(s *Syncer) error {
-	if err := s.tables.Services.Delete(p.id); err != nil {
-		return err
-	}
-	s.portIDs.put(p.id)
-	if s.ports[p.key] == p {
-		delete(s.ports, p.key)
-	}
-	return nil
-}
-
-func (b *backend) free(s *Syncer) error {
-	if err := s.tables.Backends.Store(b.id, bpf.Backend{}); err != nil {
-		return err
-	}
-	s.backendIDs.put(b.id)
-	if s.backends[b.key] == b {
-		delete(s.backends, b.key)
-	}
-	return nil
-}
-
-// free implements releasable; freeUnreferenced calls freeSet itself.
-func (x *set) free(s *Syncer) error {
-	s.freeSet(x)
-	return nil
-}
-
-func (x *source) free(s *Syncer) error {
-	if name := sourceName(x.prefixes); s.sources[name] == x {
-		delete(s.sources, name) // first: a partly deleted list must not be used again
-	}
-	for _, p := range x.prefixes {
-		if err := s.tables.SourceRanges.Delete(codec.SourceRangeKey(x.id, p)); err != nil {
-			return err
-		}
-	}
-	s.sourceIDs.put(x.id)
-	s.ranges -= uint32(len(x.prefixes))
-	return nil
 }

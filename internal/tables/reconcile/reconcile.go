@@ -136,7 +136,6 @@ func (s *Syncer) reconcileFrontend(key service.FrontendKey) error {
 		s.stats.Updates++
 		return s.bumpEpoch()
 	}
-	s.addsFrontend = old == nil
 	e, err := s.build(w, old)
 	if err == nil && old != nil && old.content == e.content {
 		s.release(e) // the old one has the same content

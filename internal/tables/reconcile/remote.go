@@ -13,7 +13,9 @@ import (
 // RemoteBackends returns the addresses of backends on other nodes, and of those nodes where they matter,
 // sorted, each once. It includes backends whose ids wait to be freed.
 func (s *Syncer) RemoteBackends() []netip.Addr {
-	all := s.remoteBackends()
+	s.mu.Lock()
+	all := s.alloc.remoteBackends()
+	s.mu.Unlock()
 	slices.SortFunc(all, netip.Addr.Compare)
 	return slices.Compact(all)
 }
@@ -22,13 +24,7 @@ func (s *Syncer) RemoteBackends() []netip.Addr {
 func (s *Syncer) RemotePorts() []uint16 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	all := map[uint16]struct{}{}
-	for key := range s.backends {
-		if !key.Local() {
-			all[key.AddrPort().Port()] = struct{}{}
-		}
-	}
-	return slices.Collect(maps.Keys(all))
+	return slices.Collect(maps.Keys(s.alloc.remotePorts()))
 }
 
 // ServicesOf returns the objects that have a backend at an address, in order. It looks at the sets of all frontends.
@@ -44,23 +40,4 @@ func (s *Syncer) ServicesOf(address netip.Addr) []service.Ref {
 		}
 	}
 	return slices.SortedFunc(maps.Keys(all), service.Ref.Compare)
-}
-
-// remoteBackends is RemoteBackends, unsorted and with duplicates. It keeps mu only for as long as it takes
-// to collect them.
-func (s *Syncer) remoteBackends() (all []netip.Addr) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	all = make([]netip.Addr, 0, len(s.backends))
-	nodes := map[netip.Addr]struct{}{}
-	for key := range s.backends {
-		if key.Local() {
-			continue
-		}
-		all = append(all, key.Addr())
-		if key.KnowsNode() {
-			nodes[key.Node()] = struct{}{}
-		}
-	}
-	return slices.AppendSeq(all, maps.Keys(nodes))
 }

@@ -10,15 +10,12 @@ import (
 	"beeline.io/beeline/internal/cluster/service"
 )
 
-// restorer reads the state of a Syncer from the tables. Ids that only affinity entries name are taken, too,
-// until the entries are deleted.
+// restorer reads the state of a Syncer from the tables.
 type restorer struct {
 	*Syncer
-	portByID    map[uint32]*port
-	backendByID map[uint32]*backend
-	sourceByID  map[uint32]*source
-	setAt       map[layout]*set
-	rows        map[uint32]bool
+	alloc *allocRestorer
+	setAt map[layout]*set
+	rows  map[uint32]bool
 }
 
 func (s *Syncer) restore() error {
@@ -29,20 +26,11 @@ func (s *Syncer) restore() error {
 	if err := s.tables.WaitForReaders(); err != nil { // those that may use what the earlier agent deferred
 		return err
 	}
-	r := restorer{s, map[uint32]*port{}, map[uint32]*backend{}, map[uint32]*source{}, map[layout]*set{}, map[uint32]bool{}}
-	s.slots = newExtents(s.tables.Slots.Len())
-	if err := r.readPorts(); err != nil {
+	known, err := s.alloc.restore()
+	if err != nil {
 		return err
 	}
-	if err := r.readSources(); err != nil {
-		return err
-	}
-	if err := r.readBackends(); err != nil {
-		return err
-	}
-	if err := r.readReservedPorts(); err != nil {
-		return err
-	}
+	r := restorer{s, known, map[layout]*set{}, map[uint32]bool{}}
 	index, err := s.tables.Frontends.All()
 	if err != nil {
 		return err
@@ -55,59 +43,14 @@ func (s *Syncer) restore() error {
 	if err := s.startAccepting(s.wantedAccepted()); err != nil { // an earlier agent may not have supported it
 		return err
 	}
-	if err := r.readAffinity(); err != nil {
+	if err := known.end(); err != nil {
 		return err
 	}
 	if err := errors.Join(s.networks.restore(), s.balancers.restore()); err != nil {
 		return err
 	}
 	s.rowNumbers = poolOf(r.rows, s.tables.FrontendRows.Len()-1, 0)
-	s.portIDs = poolOf(r.portByID, s.tables.Services.Max(), idRest)
-	s.backendIDs = poolOf(r.backendByID, s.tables.Backends.Len()-1, idRest)
-	s.sourceIDs = poolOf(r.sourceByID, s.tables.SourceRanges.Max(), idRest)
 	return nil
-}
-
-func (r *restorer) readPorts() error {
-	names, err := r.tables.Services.All()
-	if err != nil {
-		return err
-	}
-	for id, name := range names {
-		p := &port{id: id, key: codec.PortOf(name)}
-		r.portByID[id] = p
-		r.unreferenced = append(r.unreferenced, p)
-		if other := r.ports[p.key]; other == nil || other.id > id {
-			r.ports[p.key] = p
-		}
-	}
-	return nil
-}
-
-func (r *restorer) readSources() error {
-	ranges, err := r.tables.SourceRanges.All()
-	if err != nil {
-		return err
-	}
-	for key := range ranges {
-		found := r.sourceOf(key.SourceSet)
-		found.prefixes = append(found.prefixes, key.Prefix())
-	}
-	r.ranges = uint32(len(ranges))
-	for _, found := range r.sourceByID {
-		r.sources[sourceName(found.prefixes)] = found
-	}
-	return nil
-}
-
-func (r *restorer) sourceOf(id uint32) *source {
-	found := r.sourceByID[id]
-	if found == nil {
-		found = &source{id: id}
-		r.sourceByID[id] = found
-		r.unreferenced = append(r.unreferenced, found)
-	}
-	return found
 }
 
 // readFrontend reads one entry of the index. A frontend whose row is invalid gets an empty content, so that
@@ -120,7 +63,7 @@ func (r *restorer) readFrontend(key bpf.FrontendKey, row uint32) {
 	}
 	e.row, r.rows[row] = row, true
 	content, err := codec.LoadFrontend(r.tables, row)
-	p := r.portByID[content.Port()]
+	p := r.alloc.portByID[content.Port()]
 	if err != nil || content.Key() != key || p == nil {
 		return
 	}
@@ -129,16 +72,16 @@ func (r *restorer) readFrontend(key bpf.FrontendKey, row uint32) {
 		return
 	}
 	e.content, e.port, e.sets = content, p, sets
-	p.refs++
-	r.refer(e)
+	r.alloc.refer(p)
+	r.reserve(e)
 	for _, set := range sets {
 		if set != nil {
 			set.refs++
 		}
 	}
 	if id := content.SourceSet(); id != 0 {
-		e.source = r.sourceOf(id)
-		e.source.refs++
+		e.source = r.alloc.sourceOf(id)
+		r.alloc.refer(e.source)
 	}
 }
 
@@ -187,14 +130,14 @@ func (r *restorer) readSet(l layout) *set {
 	} else {
 		found = r.readMembers(l.members)
 	}
-	if found == nil || l.history.Count > 0 && !r.readSlotHistory(found, l) || !r.slots.reserve(found.extent) {
+	if found == nil || l.history.Count > 0 && !r.readSlotHistory(found, l) || !r.alloc.reserveSlots(found.extent) {
 		return nil
 	}
 	for _, b := range found.backends() {
-		b.refs++
+		r.alloc.refer(b)
 	}
 	r.setAt[l] = found
-	r.unreferenced = append(r.unreferenced, found)
+	r.unreferencedSets = append(r.unreferencedSets, found)
 	return found
 }
 
@@ -205,7 +148,7 @@ func (r *restorer) takeSpare() {
 		if x == nil {
 			continue
 		}
-		if n := roundSlots(x.extent.count) - x.extent.count; n > 0 && r.slots.reserve(extent{x.extent.end(), n}) {
+		if n := roundSlots(x.extent.count) - x.extent.count; n > 0 && r.alloc.reserveSlots(extent{x.extent.end(), n}) {
 			x.spare = n
 		}
 	}
@@ -218,43 +161,11 @@ func (r *restorer) readMembers(at codec.Range) *set {
 	}
 	found := &set{extent: extent{at.First, at.Count}}
 	for _, id := range codec.Slots(r.tables, at) {
-		b := r.backendByID[id]
+		b := r.alloc.backendByID[id]
 		if b == nil {
 			return nil
 		}
 		found.members = append(found.members, b)
 	}
 	return found
-}
-
-func (r *restorer) readBackends() error {
-	rows, err := r.tables.Backends.All()
-	if err != nil {
-		return err
-	}
-	for id, row := range rows {
-		b := &backend{id: id, key: codec.BackendOf(row)}
-		r.backendByID[id] = b
-		r.unreferenced = append(r.unreferenced, b)
-		if other := r.backends[b.key]; other == nil || other.id > id {
-			r.backends[b.key] = b
-		}
-	}
-	return nil
-}
-
-func (r *restorer) readAffinity() error {
-	return r.tables.Affinity.Walk(func(e *bpf.AffinityEntry) bool {
-		if r.portByID[e.Key.Service] == nil {
-			p := &port{id: e.Key.Service}
-			r.portByID[p.id] = p
-			r.unreferenced = append(r.unreferenced, p)
-		}
-		if r.backendByID[e.Backend] == nil && e.Backend != 0 && e.Backend < r.tables.Backends.Len() {
-			b := &backend{id: e.Backend}
-			r.backendByID[b.id] = b
-			r.unreferenced = append(r.unreferenced, b)
-		}
-		return true
-	})
 }

@@ -141,7 +141,7 @@ func (s *Syncer) buildSlotHistory(e *entry, key service.SetKey, kept []service.B
 	var members []*backend
 	if at, ok := findSet(kept, key); ok {
 		var err error
-		if members, _, err = s.members(kept[at]); err != nil {
+		if members, _, err = s.members(kept[at], old == nil); err != nil {
 			return err
 		}
 	}

@@ -20,7 +20,7 @@ import (
 // backend. Then the history is removed and its slots are freed.
 func TestHistoryInTables(t *testing.T) {
 	m := settledMemory(t, 2000, 1, 2, 3)
-	used := m.s.slots.used(m.k.slots.Len())
+	used := m.s.alloc.usedSlots()
 	before := m.table()
 	plan := untrackedPlan(slotsOfTable, 1, 2, 4)
 	plan.Retained = keptOf(3)
@@ -55,7 +55,7 @@ func TestHistoryInTables(t *testing.T) {
 	}
 	m.apply(untrackedPlan(slotsOfTable, 1, 2, 4))
 	mustCollect(t, m.s)
-	if now := m.s.slots.used(m.k.slots.Len()); now != used {
+	if now := m.s.alloc.usedSlots(); now != used {
 		t.Errorf("%d slots are in use, and %d were before", now, used)
 	}
 }
@@ -367,10 +367,10 @@ func TestHistoryDoesNotFit(t *testing.T) {
 	m := newMemory(t, roundSlots(slotsOfTable+3)*3+9) // two tables, and room for the change of one
 	other := ref("other")
 	mustApply(t, m.s, service.Delta{Plans: map[service.Ref]*service.Plan{other: maglevPlan(other, 2, 2, slotsOfTable)}})
-	histories, _ := m.s.slots.take(250) // stands for those of other frontends
+	histories, _ := m.s.alloc.slots.take(250) // stands for those of other frontends
 	plan := untrackedPlan(slotsOfTable, 1, 2)
 	err := m.s.Apply(service.Delta{Plans: map[service.Ref]*service.Plan{untrackedOwner: plan}})
-	m.s.slots.put(histories)
+	m.s.alloc.slots.put(histories)
 	if err == nil || !strings.Contains(err.Error(), "--max-slots") || !strings.Contains(err.Error(), "every flow is tracked") {
 		t.Errorf("want an error that names --max-slots and says what happens: %v", err)
 	}

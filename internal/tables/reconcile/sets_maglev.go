@@ -87,8 +87,8 @@ func (x *set) holds(members []*backend, t *table) bool {
 
 // fillSlots decides what a set's slots hold: without a table each backend as often as its weight; with one,
 // what package maglev computes.
-func (s *Syncer) fillSlots(bs service.BackendSet, size uint32) ([]*backend, *table, error) {
-	members, weights, err := s.members(bs)
+func (s *Syncer) fillSlots(bs service.BackendSet, size uint32, isNew bool) ([]*backend, *table, error) {
+	members, weights, err := s.members(bs, isNew)
 	if err != nil {
 		return nil, nil, err
 	}

@@ -224,16 +224,16 @@ func (s *Syncer) Usage() ([]Usage, error) {
 func (s *Syncer) UsageWith(clients uint32) []Usage {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	t := s.tables
+	t, used := s.tables, s.alloc.usage()
 	usage := []Usage{
 		usageOf(bpf.SockMapFrontends, uint32(len(s.applied)), t.Frontends.Max()),
-		usageOf(bpf.SockMapSlots, s.slots.used(t.Slots.Len()), t.Slots.Len()),
-		usageOf(bpf.SockMapBackends, uint32(len(s.backends)), t.Backends.Len()-1),
-		usageOf(bpf.SockMapServices, uint32(len(s.ports)), t.Services.Max()),
-		usageOf(bpf.SockMapSourceRanges, s.ranges, t.SourceRanges.Max()),
+		usageOf(bpf.SockMapSlots, used.slots, t.Slots.Len()),
+		usageOf(bpf.SockMapBackends, used.backends, t.Backends.Len()-1),
+		usageOf(bpf.SockMapServices, used.ports, t.Services.Max()),
+		usageOf(bpf.SockMapSourceRanges, used.ranges, t.SourceRanges.Max()),
 		usageOf(bpf.SockMapNetworks, uint32(len(s.networks.applied)), t.Networks.Max()),
 		usageOf(bpf.SockMapAffinity, clients, t.Affinity.Max()),
-		usageOf(bpf.SockMapReservedPorts, uint32(len(s.reserved)), t.ReservedPorts.Max()),
+		usageOf(bpf.SockMapReservedPorts, used.reserved, t.ReservedPorts.Max()),
 	}
 	if t.Balancers != nil {
 		usage = append(usage, usageOf(bpf.EdgeTCMapBalancers, uint32(len(s.balancers.applied)), t.Balancers.Max()))

@@ -17,7 +17,6 @@ import (
 	"time"
 
 	"beeline.io/beeline/internal/bpf"
-	"beeline.io/beeline/internal/bpf/codec"
 	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/tables/jet"
 	"beeline.io/beeline/internal/util/wakeup"
@@ -33,6 +32,7 @@ const (
 // be called from any goroutine.
 type Syncer struct {
 	tables *bpf.Tables
+	alloc  *alloc
 	// writer is held throughout any change, mu while a field is accessed. A long change unlocks mu now
 	// and then, so that Status shows its progress.
 	writer sync.Mutex
@@ -59,22 +59,14 @@ type Syncer struct {
 	applied       map[service.FrontendKey]*entry
 	networks      networkTable[bpf.Network]
 	balancers     networkTable[bpf.Balancer]
-	ports         map[service.Port]*port
 	sets          map[service.SetKey]*set
 	slotHistories map[service.SetKey][]*set // sets with a history
-	backends      map[codec.Backend]*backend
-	sources       map[string]*source
-	reserved      map[bpf.ReservedPort]*reservation
-	ranges        uint32 // source ranges of all sources
 
 	// stable are the results of a GC pass by the history they replace, while they are written to the
 	// tables; next are the new histories that frontends of one port share, during one pass.
 	stable  map[*jet.History]*jet.History
 	next    map[step]*jet.History
 	seconds func() uint32 // now: CLOCK_MONOTONIC
-
-	// addsFrontend: the frontend that is being built is not in the tables yet.
-	addsFrontend bool
 
 	// Protocols with backends that were removed since the last call of TakeRemoved.
 	removed map[service.Protocol]bool
@@ -85,14 +77,12 @@ type Syncer struct {
 	// untracked frontend became tracked, or was removed.
 	epochStale, fewerUntracked bool
 
-	// What is free.
-	rowNumbers, portIDs, backendIDs, sourceIDs pool
-	slots                                      extents
+	rowNumbers pool
 
 	// What is freed when no program can use it any more.
-	deferred     []*entry
-	unreferenced []releasable // had no reference when it was added
-	freed        bool         // some of what was deferred had been in use
+	deferred         []*entry
+	unreferencedSets []*set // had no reference when it was added
+	freed            bool   // some of what was deferred had been in use
 	// gcMu is held by CollectGarbage; released counts what writers released while it waited.
 	gcMu     sync.Mutex
 	released int
@@ -117,18 +107,15 @@ func New(tables *bpf.Tables) (*Syncer, error) { return NewAt(tables, bpf.Now) }
 func NewAt(tables *bpf.Tables, seconds func() uint32) (*Syncer, error) {
 	s := &Syncer{
 		tables:        tables,
+		alloc:         newAlloc(tables),
 		admission:     newAdmission(),
 		wanted:        map[service.FrontendKey]want{},
 		dirty:         map[service.FrontendKey]bool{},
 		backoff:       wakeup.Backoff{First: firstRetry, Most: lastRetry},
 		failures:      map[service.FrontendKey]error{},
 		applied:       map[service.FrontendKey]*entry{},
-		ports:         map[service.Port]*port{},
 		sets:          map[service.SetKey]*set{},
 		slotHistories: map[service.SetKey][]*set{},
-		backends:      map[codec.Backend]*backend{},
-		sources:       map[string]*source{},
-		reserved:      map[bpf.ReservedPort]*reservation{},
 		removed:       map[service.Protocol]bool{},
 		removedUDP:    map[netip.AddrPort]bool{},
 		triggers:      map[service.Ref][]service.Trigger{},

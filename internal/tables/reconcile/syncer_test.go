@@ -71,8 +71,8 @@ func TestTablesHoldThePlan(t *testing.T) {
 				t.Fatalf("backend %d not removed: %v", id, b)
 			}
 		}
-		if used := s.slots.used(k.slots.Len()); used != 0 || len(s.slots.free) != 1 {
-			t.Fatalf("%d slots are not free; %v", used, s.slots.free)
+		if used := s.alloc.usedSlots(); used != 0 || len(s.alloc.slots.free) != 1 {
+			t.Fatalf("%d slots are not free; %v", used, s.alloc.slots.free)
 		}
 	}
 }
