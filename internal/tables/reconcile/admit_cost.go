@@ -3,7 +3,6 @@
 package reconcile
 
 import (
-	"math/bits"
 	"net/netip"
 
 	"beeline.io/beeline/internal/bpf"
@@ -72,7 +71,7 @@ func costOf(p *service.Plan) (c cost) {
 	most := map[service.SetKey]int{} // without the scope: the sets of a port mostly have the same backends
 	for i := range p.Sets {
 		set := &p.Sets[i]
-		n := setSlots(set, p.TableSize)
+		n := slotsOf(set, p.TableSize)
 		if untracked[set.Key] {
 			c[costHistories] += int64(n / 2)
 		}
@@ -92,43 +91,12 @@ func costOf(p *service.Plan) (c cost) {
 	return c
 }
 
-// setSlots returns the number of slots of a set; a Maglev table has the list of its members in front.
-func setSlots(set *service.BackendSet, tableSize uint32) uint32 {
-	if tableSize > 0 {
-		return roundSlots(tableSize + uint32(len(set.Backends)))
-	}
-	divisor, sum := uint8(0), uint32(0)
-	for _, b := range set.Backends {
-		divisor = gcd(divisor, max(b.Weight, 1))
-		sum += uint32(max(b.Weight, 1))
-	}
-	if divisor == 0 {
-		return 0
-	}
-	return roundSlots(sum / uint32(divisor))
-}
-
 // largestSet returns the slots of the largest set of a plan: changing it takes as many again.
 func largestSet(p *service.Plan) (most int64) {
 	for i := range p.Sets {
-		most = max(most, int64(setSlots(&p.Sets[i], p.TableSize)))
+		most = max(most, int64(slotsOf(&p.Sets[i], p.TableSize)))
 	}
 	return most
-}
-
-// smallExtent is the number of slots from which on extents are rounded up.
-const smallExtent = 128
-
-// roundSlots returns the number of slots to allocate for n. Large extents come in few sizes, up to 6 %
-// apart, so that a set that has grown a little fits where another one was. The sizes lie halfway between
-// round numbers: Maglev tables have a little less than a power of two, and with their members a little
-// more.
-func roundSlots(n uint32) uint32 {
-	if n < smallExtent {
-		return n
-	}
-	unit := uint32(1) << (bits.Len32(n+n/16) - 6)
-	return (n+unit/2-1)/unit*unit + unit/2
 }
 
 // appliedCost returns the cost of each object in the tables.
@@ -145,10 +113,10 @@ func (s *Syncer) appliedCost() map[service.Ref]cost {
 			ports[e.port] = true
 			c[costServices]++
 		}
-		for _, x := range e.sets {
-			if x != nil && !sets[x] {
+		for x := range e.sets.each {
+			if !sets[x] {
 				sets[x] = true
-				c[costSlots] += int64(x.extent.count + x.spare)
+				c[costSlots] += int64(x.slotCount())
 				c[costBackends] += int64(len(x.backends()))
 			}
 		}

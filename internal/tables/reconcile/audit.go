@@ -22,7 +22,9 @@ func (s *Syncer) Audit() (repairs int, err error) {
 	}
 	a := auditor{Syncer: s}
 	s.alloc.audit(&a)
-	a.setSlots()
+	for set := range s.liveSets() {
+		s.sets.audit(&a, set)
+	}
 	a.frontends()
 	auditNetworks(&a, &s.networks)
 	auditNetworks(&a, &s.balancers)
@@ -67,33 +69,12 @@ func auditHash[K comparable, V comparable](a *auditor, table bpf.Hash[K, V], wan
 	}
 }
 
-// setSlots repairs slots in place: a repair only restores what they should have held all along.
-func (a *auditor) setSlots() {
-	for _, set := range a.liveSets() {
-		if set.table != nil {
-			a.table(set)
-			continue
-		}
-		content, err := set.content()
-		if err != nil {
-			a.errs = append(a.errs, err)
-		}
-		for i, id := range content {
-			slot := set.extent.first + uint32(i)
-			if a.tables.Slots.Load(slot) != id {
-				a.repaired(a.tables.Slots.Store(slot, id))
-			}
-		}
-	}
-}
-
-func (a *auditor) liveSets() map[*set]*set {
-	live := map[*set]*set{}
-	for _, e := range a.applied {
-		for _, set := range e.sets {
-			if set != nil {
-				live[set] = set
-			}
+// liveSets returns the sets that frontends use.
+func (s *Syncer) liveSets() map[*set]bool {
+	live := map[*set]bool{}
+	for _, e := range s.applied {
+		for set := range e.sets.each {
+			live[set] = true
 		}
 	}
 	return live

@@ -18,7 +18,7 @@ func (s *Syncer) DSRDestinations() map[service.DSR][]netip.Addr {
 	defer s.mu.Unlock()
 	met := map[service.DSR]map[netip.Addr]bool{}
 	for _, e := range s.applied {
-		kind, set := codec.DSROf(e.content.DSR()), e.sets[service.FromOutside]
+		kind, set := codec.DSROf(e.content.DSR()), e.sets.outside()
 		if kind == "" || set == nil {
 			continue
 		}

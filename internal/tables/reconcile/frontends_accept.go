@@ -34,7 +34,7 @@ func (s *Syncer) Accepted() (tunnels, option bool) {
 
 // accepts returns the kinds that a frontend needs, including those of flows from before its last change.
 func (e *entry) accepts() (kinds bpf.Accepted) {
-	p := e.slotHistory()
+	p := e.sets.history()
 	if e.content.DSR() != bpf.DSRNone || p != nil && p.dsr != bpf.DSRNone {
 		kinds = bpf.AcceptTunnels
 	}

@@ -3,30 +3,31 @@
 package reconcile
 
 import (
+	"errors"
 	"fmt"
-	"slices"
 
+	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/bpf/codec"
 	"beeline.io/beeline/internal/cluster/service"
 )
 
 // An entry is a frontend in the tables, with references to all that its row names. row is 0 until the entry
-// has one. sets are the sets of the decisions, and last that of retained backends.
+// has one.
 type entry struct {
 	row      uint32
 	content  codec.Frontend
 	port     *port
 	source   *source
 	reserved *reservation // NodePort and HostPort
-	sets     [retainedSet + 1]*set
+	sets     setsOf
 	// tracked is the reason why an untracked frontend tracks all of its flows anyway.
 	tracked error
 }
 
-const retainedSet = service.SourceClasses
+func (e *entry) untracked() bool { return e.content.Untracked() }
 
-// build allocates what a frontend's row will name and fills in the row's content. On error the entry holds
-// what was allocated before: the caller must release it.
+// build allocates what a frontend's row will name and fills in the row's content. old is the frontend's entry in the
+// tables, nil for none. On error the new entry holds what was allocated before: the caller must release it.
 func (s *Syncer) build(w want, old *entry) (*entry, error) {
 	f, e := w.frontend, &entry{}
 	var err error
@@ -47,19 +48,11 @@ func (s *Syncer) build(w want, old *entry) (*entry, error) {
 		s.alloc.refer(e.source)
 		e.content.SetSourceSet(e.source.id)
 	}
-	for class, d := range f.Decisions {
-		if d.Verdict != service.Balance {
-			e.content.SetVerdict(service.SourceClass(class), d.Verdict)
-			continue
-		}
-		set, err := s.useSet(e, class, f.Set(d), w.plan.Sets, w.plan.TableSize, old)
-		if err != nil {
-			return e, err
-		}
-		e.content.SetSlots(service.SourceClass(class), set.chosenFrom(), set.table != nil)
+	err = s.buildSets(e, w, old)
+	s.sets.refer(&e.sets)
+	if lists, needed := e.sets.lists(); needed {
+		e.content.SetLists(lists)
 	}
-	err = s.buildRetained(e, w, old)
-	e.setLists()
 	return e, err
 }
 
@@ -71,118 +64,73 @@ func (s *Syncer) reserve(e *entry) {
 	}
 }
 
-// buildRetained builds the set of retained backends (service.Plan.Retained), with the history of earlier
-// tables.
-func (s *Syncer) buildRetained(e *entry, w want, old *entry) error {
-	key := service.SetKey{Port: w.frontend.Port, Family: service.FamilyOf(w.frontend.Key.Addr), Scope: service.ScopeRetained}
-	if remembered := s.requiredSlotHistory(e, old); remembered != nil {
-		err := s.buildSlotHistory(e, key, w.plan.Retained, remembered, old)
-		if !e.mayBeTracked(remembered, err) {
+// buildSets finds or makes the sets of an entry: those of its decisions, and that of retained backends
+// (service.Plan.Retained), with the history of earlier tables.
+func (s *Syncer) buildSets(e *entry, w want, old *entry) (err error) {
+	f, p := w.frontend, setRequest{plan: w.plan.Sets, tableSize: w.plan.TableSize, isNew: old == nil}
+	var before setsOf
+	if old != nil {
+		before = old.sets
+	}
+	for class, d := range f.Decisions {
+		if d.Verdict != service.Balance {
+			e.content.SetVerdict(service.SourceClass(class), d.Verdict)
+			continue
+		}
+		p.key, p.inUse = f.Set(d), before[class]
+		if e.sets[class], err = s.sets.ensure(p); err != nil {
+			return err
+		}
+		slots, maglev := e.sets[class].chosenFrom()
+		e.content.SetSlots(service.SourceClass(class), slots, maglev)
+	}
+	p = setRequest{key: service.SetKey{Port: f.Port, Family: service.FamilyOf(f.Key.Addr), Scope: service.ScopeRetained},
+		plan: w.plan.Retained, inUse: before[retainedSet], isNew: old == nil}
+	if history := s.requiredHistory(e, old); history != nil {
+		e.sets[retainedSet], err = s.sets.ensureHistory(p, history, &e.sets, &before)
+		if !e.mayBeTracked(history, err) {
 			return err
 		}
 	}
-	if _, ok := findSet(w.plan.Retained, key); !ok {
+	if _, ok := findSet(p.plan, p.key); !ok {
 		return nil
 	}
-	_, err := s.useSet(e, retainedSet, key, w.plan.Retained, 0, old)
+	e.sets[retainedSet], err = s.sets.ensure(p)
 	return err
 }
 
-// useSet finds or makes a set and adds a reference from an entry.
-func (s *Syncer) useSet(e *entry, at int, key service.SetKey, plan []service.BackendSet, tableSize uint32, old *entry) (*set, error) {
-	var inUse *set
+// requiredHistory returns the history that a changed frontend needs, nil for none.
+func (s *Syncer) requiredHistory(e, old *entry) *slotHistory {
+	n, kind := step{next: e.sets.outside(), then: e.untracked()}, e.content.DSR()
 	if old != nil {
-		inUse = old.sets[at]
-	}
-	set, err := s.ensureSet(key, plan, tableSize, inUse, old == nil)
-	if err != nil {
-		return nil, err
-	}
-	set.refs++
-	e.sets[at] = set
-	return set, nil
-}
-
-func findSet(sets []service.BackendSet, key service.SetKey) (int, bool) {
-	return slices.BinarySearchFunc(sets, key, func(set service.BackendSet, key service.SetKey) int {
-		return set.Key.Compare(key)
-	})
-}
-
-// ensureSet finds the set in the tables, or writes it to free slots. inUse is the set that the frontend
-// uses now, nil for none.
-func (s *Syncer) ensureSet(key service.SetKey, plan []service.BackendSet, tableSize uint32, inUse *set, isNew bool) (*set, error) {
-	at, ok := findSet(plan, key)
-	if !ok {
-		return nil, fmt.Errorf("the plan has no set %s", key)
-	}
-	members, table, err := s.fillSlots(plan[at], tableSize, isNew)
-	if err != nil {
-		return nil, err
-	}
-	if current := s.sets[key]; current != nil && current.holds(members, table) {
-		return current, nil
-	}
-	if inUse != nil && inUse.key == (service.SetKey{}) && inUse.slotHistory == nil && inUse.holds(members, table) {
-		inUse.key = key // restored from the tables, where sets have no keys
-		s.sets[key] = inUse
-		return inUse, nil
-	}
-	return s.writeSet(&set{key: key, members: members, table: table})
-}
-
-func (s *Syncer) writeSet(x *set) (*set, error) {
-	content, err := x.content()
-	if err != nil {
-		return nil, err
-	}
-	n := roundSlots(uint32(len(content)))
-	at, err := s.alloc.takeSlots(n, x.slotHistory != nil)
-	if err != nil {
-		return nil, err
-	}
-	for i, id := range content {
-		if err := s.tables.Slots.Store(at.first+uint32(i), id); err != nil {
-			s.alloc.freeSlots(at)
-			return nil, err
+		if p := old.sets.history(); p != nil {
+			n.was, kind = p.history, p.dsr
+		}
+		if old.port != nil {
+			n.table, n.before = old.sets.outside(), old.untracked()
 		}
 	}
-	x.extent, x.spare = extent{at.first, uint32(len(content))}, n-uint32(len(content))
-	if x.table != nil {
-		x.table.sum = sumOf(x.table.size, func(slot uint32) uint32 { return content[uint32(len(x.members))+slot] })
+	if n.before {
+		kind = old.content.DSR()
 	}
-	for _, b := range x.backends() {
-		s.alloc.refer(b)
+	if n.then {
+		kind = e.content.DSR()
 	}
-	if x.slotHistory != nil {
-		s.slotHistories[x.key] = append(s.slotHistories[x.key], x)
-	} else {
-		s.sets[x.key] = x
+	h := s.sets.nextHistory(n)
+	if h == nil {
+		return nil
 	}
-	s.unreferencedSets = append(s.unreferencedSets, x)
-	return x, nil
+	return &slotHistory{history: h, dsr: kind}
 }
 
-// members returns the backends of a set, and their weights divided by their greatest common divisor.
-func (s *Syncer) members(bs service.BackendSet, isNew bool) (members []*backend, weights []uint8, err error) {
-	divisor := uint8(0)
-	for _, b := range bs.Backends {
-		divisor = gcd(divisor, max(b.Weight, 1))
+// mayBeTracked makes a frontend track all of its flows if there is no room for its history. That loses
+// nothing unless flows without conntrack entries exist already.
+func (e *entry) mayBeTracked(p *slotHistory, err error) bool {
+	var full *bpf.FullError
+	if !errors.As(err, &full) || !e.untracked() || p.history.Known() {
+		return false
 	}
-	for _, b := range bs.Backends {
-		known, err := s.alloc.ensureBackend(codec.NewBackend(b, bs.Key.Port.Protocol), isNew)
-		if err != nil {
-			return nil, nil, err
-		}
-		members = append(members, known)
-		weights = append(weights, max(b.Weight, 1)/divisor)
-	}
-	return members, weights, nil
-}
-
-func gcd(a, b uint8) uint8 {
-	for b != 0 {
-		a, b = b, a%b
-	}
-	return a
+	e.tracked = fmt.Errorf("every flow is tracked, though not all need to be: %w", err)
+	e.content.SetTracked()
+	return true
 }

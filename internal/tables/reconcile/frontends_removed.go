@@ -40,11 +40,11 @@ func (s *Syncer) noteRemoved(key service.FrontendKey, before, now *entry) {
 		if now.sets == before.sets {
 			return
 		}
-		for b := range now.backends {
+		for b := range now.sets.members {
 			serving[b.key.AddrPort()] = true
 		}
 	}
-	for b := range before.backends {
+	for b := range before.sets.members {
 		if !serving[b.key.AddrPort()] {
 			s.removed[key.Protocol] = true
 			return
@@ -71,20 +71,6 @@ func (s *Syncer) Has(protocol service.Protocol, address netip.AddrPort) bool {
 	return s.applied[service.FrontendKey{Addr: address.Addr(), Port: address.Port(), Protocol: protocol}] != nil
 }
 
-// backends iterates over the members of the entry's sets, each as often as it is in slots.
-func (e *entry) backends(yield func(*backend) bool) {
-	for _, set := range e.sets {
-		if set == nil {
-			continue
-		}
-		for _, b := range set.members {
-			if !yield(b) {
-				return
-			}
-		}
-	}
-}
-
 // Serves reports whether the tables have a backend for a service address, by the rules of the programs
 // (bpf/lb/serving.h).
 func (s *Syncer) Serves(protocol service.Protocol, address, backend netip.AddrPort) bool {
@@ -101,10 +87,5 @@ func (s *Syncer) Serves(protocol service.Protocol, address, backend netip.AddrPo
 	if e == nil {
 		return false
 	}
-	for b := range e.backends {
-		if b.key.AddrPort() == backend {
-			return true
-		}
-	}
-	return false
+	return e.sets.serves(backend)
 }

@@ -71,10 +71,10 @@ func (s *Syncer) beginSlotPass() *slotPass {
 	if !s.tables.UntrackedFrontends.Load(0).Any() && unused == 0 {
 		return nil
 	}
-	w := &slotPass{began: jet.Seconds(s.seconds()), pods: s.pods, frontends: map[bpf.FrontendKey]*historyGroup{},
+	w := &slotPass{began: s.sets.now(), pods: s.pods, frontends: map[bpf.FrontendKey]*historyGroup{},
 		histories: map[*jet.History]*historyGroup{}, unused: unused}
 	for key, e := range s.applied {
-		p := e.slotHistory()
+		p := e.sets.history()
 		if p == nil {
 			continue
 		}
@@ -94,20 +94,17 @@ func (s *Syncer) beginSlotPass() *slotPass {
 }
 
 func (s *Syncer) newHistoryGroup(key service.FrontendKey, e *entry) *historyGroup {
-	c := &historyGroup{outside: e.outside(), untracked: e.untracked(), protocol: key.Protocol, table: s.tableOf(e.outside(), nil),
-		backends: map[uint32]bpf.Backend{}}
+	c := &historyGroup{outside: e.sets.outside(), untracked: e.untracked(), protocol: key.Protocol, table: s.sets.tableOf(e.sets.outside(), nil)}
 	c.busy = make([]bool, len(c.table))
 	if len(c.table) > 0 {
-		for _, b := range c.outside.members {
-			c.backends[b.id] = b.key.Row()
-		}
+		c.backends = c.outside.rows()
 	}
 	return c
 }
 
 // is reports whether an entry belongs to the group.
 func (c *historyGroup) is(e *entry) bool {
-	return c != nil && c.outside == e.outside() && c.untracked == e.untracked()
+	return c != nil && c.outside == e.sets.outside() && c.untracked == e.untracked()
 }
 
 // note handles a conntrack entry.
@@ -157,19 +154,20 @@ func (s *Syncer) endSlotPass(w *slotPass, timeout func(service.Protocol) time.Du
 			return err
 		}
 	}
-	s.stable = map[*jet.History]*jet.History{}
-	defer func() { s.stable = nil }()
+	settled := map[*jet.History]*jet.History{}
+	s.sets.settle(settled)
+	defer s.sets.settle(nil)
 	for key, e := range s.applied {
-		p := e.slotHistory()
+		p := e.sets.history()
 		if p == nil || !w.histories[p.history].is(e) {
 			continue // it has changed since the pass began
 		}
-		next, known := s.stable[p.history]
+		next, known := settled[p.history]
 		if !known {
 			c := w.histories[p.history]
 			state := jet.State{Table: c.table, Untracked: c.untracked, History: p.history}
 			next = state.Settle(jet.Seconds(timeout(c.protocol)/time.Second), w.began, func(slot uint32) bool { return c.busy[slot] })
-			s.stable[p.history] = next
+			settled[p.history] = next
 		}
 		if next != p.history {
 			s.dirty[key] = true
@@ -211,8 +209,8 @@ func (s *Syncer) SlotUsage(timeout func(service.Protocol) time.Duration) (all Sl
 	}
 	known := map[seen]bool{}
 	for key, e := range s.applied {
-		this := seen{outside: e.outside(), untracked: e.untracked()}
-		if p := e.slotHistory(); p != nil {
+		this := seen{outside: e.sets.outside(), untracked: e.untracked()}
+		if p := e.sets.history(); p != nil {
 			this.history = p.history
 		} else if !this.untracked {
 			continue
@@ -221,8 +219,8 @@ func (s *Syncer) SlotUsage(timeout func(service.Protocol) time.Duration) (all Sl
 			continue
 		}
 		known[this] = true
-		state := jet.State{Table: s.tableOf(this.outside, nil), Untracked: this.untracked, History: this.history}
-		contested, left := state.Pending(jet.Seconds(timeout(key.Protocol)/time.Second), jet.Seconds(s.seconds()))
+		state := jet.State{Table: s.sets.tableOf(this.outside, nil), Untracked: this.untracked, History: this.history}
+		contested, left := state.Pending(jet.Seconds(timeout(key.Protocol)/time.Second), s.sets.now())
 		all.Slots += state.Slots()
 		all.Contested += contested
 		all.Seconds = max(all.Seconds, uint32(left))

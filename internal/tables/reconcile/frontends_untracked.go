@@ -6,7 +6,6 @@ import (
 	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/bpf/codec"
 	"beeline.io/beeline/internal/cluster/service"
-	"beeline.io/beeline/internal/tables/jet"
 )
 
 // noteUntracked makes the edge look up an untracked frontend, before it is published.
@@ -67,32 +66,4 @@ func (a *auditor) untrackedFrontends() {
 			a.repaired(a.noteUntracked(key, e))
 		}
 	}
-}
-
-// readSlotHistory reads the history in front of a list of retained backends, and reports whether it is
-// valid. Unknown backends count as none.
-func (r *restorer) readSlotHistory(x *set, l layout) bool {
-	if codec.End(l.history) != l.members.First || !codec.Valid(l.history, r.tables.Slots.Len()) || l.historyDSR > bpf.DSROpt {
-		return false
-	}
-	n := l.history.Count
-	h := &jet.History{Stable: make([]uint32, n), Contested: make([]bool, n), Since: make([]jet.Seconds, n)}
-	x.slotHistory = &slotHistory{history: h, dsr: l.historyDSR, words: codec.Slots(r.tables, l.history)}
-	of := map[*backend]bool{}
-	for slot, word := range x.slotHistory.words {
-		stable, contested := codec.ParseHistoryWord(word)
-		if h.Contested[slot] = contested; !contested {
-			continue
-		}
-		h.Since[slot] = r.nextSecond()
-		if b := r.alloc.backendByID[stable]; b != nil {
-			h.Stable[slot] = b.id
-			if !of[b] {
-				of[b] = true
-				x.slotHistory.backends = append(x.slotHistory.backends, b)
-			}
-		}
-	}
-	x.extent = extent{l.history.First, n + x.extent.count}
-	return true
 }

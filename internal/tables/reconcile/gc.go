@@ -28,14 +28,7 @@ func (s *Syncer) release(e *entry) {
 	if e.reserved != nil {
 		s.alloc.unrefer(e.reserved)
 	}
-	for _, set := range e.sets {
-		if set == nil {
-			continue
-		}
-		if set.refs--; set.refs == 0 {
-			s.unreferencedSets = append(s.unreferencedSets, set)
-		}
-	}
+	s.sets.unrefer(&e.sets)
 }
 
 // CollectGarbage frees what was deferred, after a grace period, and what has no references. Call it
@@ -46,7 +39,7 @@ func (s *Syncer) CollectGarbage() (more bool, err error) {
 	s.gcMu.Lock()
 	defer s.gcMu.Unlock()
 	s.mu.Lock()
-	deferred, unreferenced := len(s.deferred), len(s.unreferencedSets)+s.alloc.garbage()
+	deferred, unreferenced := len(s.deferred), s.sets.garbage()+s.alloc.garbage()
 	s.released = 0
 	err = s.bumpEpoch()
 	s.mu.Unlock()
@@ -69,7 +62,7 @@ func (s *Syncer) CollectGarbage() (more bool, err error) {
 		s.freed = false
 		s.retryAt = time.Now() // what failed may fit now
 	}
-	return len(s.deferred)+len(s.unreferencedSets)+s.alloc.garbage() > 0, err
+	return len(s.deferred)+s.sets.garbage()+s.alloc.garbage() > 0, err
 }
 
 // collectGarbage is CollectGarbage for a writer. It unlocks mu during the grace period, so that readers
@@ -97,30 +90,6 @@ func (s *Syncer) releaseDeferred(n int) error {
 		s.release(e)
 	}
 	s.deferred = append([]*entry(nil), s.deferred[n:]...)
-	for _, x := range s.unreferencedSets {
-		if x.refs == 0 {
-			s.freeSet(x)
-		}
-	}
-	s.unreferencedSets = nil
+	s.sets.freeUnreferenced()
 	return s.alloc.freeUnreferenced()
-}
-
-// freeSet frees a set's slots. A set may be in unreferencedSets twice.
-func (s *Syncer) freeSet(x *set) {
-	if x.extent.count == 0 {
-		return
-	}
-	for n := x.extent.first; n < x.extent.end(); n++ {
-		s.tables.Slots.Store(n, 0) // as in release
-	}
-	s.alloc.freeSlots(extent{x.extent.first, x.extent.count + x.spare})
-	x.extent, x.spare = extent{}, 0
-	if s.sets[x.key] == x {
-		delete(s.sets, x.key)
-	}
-	s.dropSlotHistory(x)
-	for _, b := range x.backends() {
-		s.alloc.unrefer(b)
-	}
 }

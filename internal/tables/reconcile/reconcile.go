@@ -13,7 +13,6 @@ import (
 	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/bpf/codec"
 	"beeline.io/beeline/internal/cluster/service"
-	"beeline.io/beeline/internal/tables/jet"
 )
 
 // reconcile brings everything that is dirty into the tables. While a table is full it frees what is
@@ -58,7 +57,7 @@ func (s *Syncer) failed() error {
 // for all other ports of an address come last: the ports of a new Service are published before its other
 // ports are refused, and those of a removed Service are refused until its address is removed.
 func (s *Syncer) pass() (full []service.FrontendKey) {
-	s.next = map[step]*jet.History{}
+	s.sets.beginPass()
 	s.bumpEpoch()             // what failed before; collectGarbage fails if it still does
 	defer s.forgetUntracked() // if it fails, it is repeated with the next change
 	for i, key := range s.inOrder() {

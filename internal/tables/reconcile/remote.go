@@ -33,9 +33,7 @@ func (s *Syncer) ServicesOf(address netip.Addr) []service.Ref {
 	defer s.mu.Unlock()
 	all := map[service.Ref]struct{}{}
 	for _, e := range s.applied {
-		if slices.ContainsFunc(e.sets[:], func(set *set) bool {
-			return set != nil && slices.ContainsFunc(set.members, func(b *backend) bool { return b.key.Addr() == address })
-		}) {
+		if e.sets.has(address) {
 			all[e.port.key.Owner] = struct{}{}
 		}
 	}

@@ -3,14 +3,12 @@
 package reconcile
 
 import (
-	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
 
 	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/bpf/codec"
-	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/tables/jet"
 )
 
@@ -32,12 +30,36 @@ func (p *slotHistory) length() uint32 {
 	return uint32(len(p.words))
 }
 
-// backends returns all backends that a set refers to.
-func (x *set) backends() []*backend {
-	if x.slotHistory == nil {
-		return x.members
+// fill finds the backends of a history by their ids. retained and now are the backends and sets of the frontend after
+// the change, before are its sets before it.
+func (p *slotHistory) fill(retained []*backend, now, before *setsOf) {
+	byID, servingID := map[uint32]*backend{}, map[netip.AddrPort]uint32{}
+	for x := range before.each {
+		for _, b := range x.backends() {
+			byID[b.id] = b
+		}
 	}
-	return slices.Concat(x.members, x.slotHistory.backends)
+	for _, b := range slices.AppendSeq(slices.Clone(retained), now.members) {
+		byID[b.id], servingID[b.key.AddrPort()] = b, b.id
+	}
+	p.words = make([]uint32, len(p.history.Stable))
+	added := map[uint32]bool{}
+	for slot, formerID := range p.history.Stable {
+		if !p.history.Contested[slot] {
+			continue
+		}
+		former := byID[formerID]
+		if former == nil {
+			p.words[slot] = codec.HistoryWord(0, true)
+			continue
+		}
+		if !added[formerID] {
+			added[formerID] = true
+			p.backends = append(p.backends, former)
+		}
+		// Its id is another one if it has moved to another node, and 0 if it does not serve.
+		p.words[slot] = codec.HistoryWord(servingID[former.key.AddrPort()], true)
+	}
 }
 
 // step is a change that determines the next history: frontends that share the history share the next one,
@@ -48,47 +70,17 @@ type step struct {
 	before, then bool // untracked
 }
 
-// outside returns the backend set of external clients: only these can do without conntrack entries.
-func (e *entry) outside() *set { return e.sets[service.FromOutside] }
+// beginPass forgets the new histories of the last pass.
+func (s *sets) beginPass() { s.next = map[step]*jet.History{} }
 
-func (e *entry) untracked() bool { return e.content.Untracked() }
+// settle sets by what a GC pass replaces histories; nil when the change is in the tables.
+func (s *sets) settle(by map[*jet.History]*jet.History) { s.settled = by }
 
-// slotHistory returns an entry's history; nil if the entry has none or is nil.
-func (e *entry) slotHistory() *slotHistory {
-	if e == nil || e.sets[retainedSet] == nil {
-		return nil
+// nextHistory returns the history that a change leads to, nil for none.
+func (s *sets) nextHistory(n step) *jet.History {
+	if settled, ok := s.settled[n.was]; ok {
+		n.was = settled
 	}
-	return e.sets[retainedSet].slotHistory
-}
-
-// requiredSlotHistory returns the history that a changed frontend needs, nil for none.
-func (s *Syncer) requiredSlotHistory(e, old *entry) *slotHistory {
-	var was *jet.History
-	var table *set
-	before, kind := false, e.content.DSR()
-	if p := old.slotHistory(); p != nil {
-		was, kind = p.history, p.dsr
-		if settled, ok := s.stable[was]; ok {
-			was = settled
-		}
-	}
-	if old != nil && old.port != nil {
-		table, before = old.outside(), old.untracked()
-	}
-	if before {
-		kind = old.content.DSR()
-	}
-	if e.untracked() {
-		kind = e.content.DSR()
-	}
-	h := s.nextHistory(step{was, table, e.outside(), before, e.untracked()})
-	if h == nil {
-		return nil
-	}
-	return &slotHistory{history: h, dsr: kind}
-}
-
-func (s *Syncer) nextHistory(n step) *jet.History {
 	if n.table == n.next && n.before == n.then {
 		return n.was
 	}
@@ -104,12 +96,14 @@ func (s *Syncer) nextHistory(n step) *jet.History {
 	return h
 }
 
+func (s *sets) now() jet.Seconds { return jet.Seconds(s.seconds()) }
+
 // nextSecond returns a second that is later than everything until the current change is in the tables.
-func (s *Syncer) nextSecond() jet.Seconds { return jet.Seconds(s.seconds() + 1) }
+func (s *sets) nextSecond() jet.Seconds { return s.now() + 1 }
 
 // tableOf reads a set's table; nil if it has none. A backend whose address has another id in the other set,
 // because it moved to another node, gets that id.
-func (s *Syncer) tableOf(x, other *set) []uint32 {
+func (s *sets) tableOf(x, other *set) []uint32 {
 	if x == nil || x.table == nil {
 		return nil
 	}
@@ -136,97 +130,36 @@ func (s *Syncer) tableOf(x, other *set) []uint32 {
 	return table
 }
 
-// buildSlotHistory builds a frontend's history, followed by the list of retained backends.
-func (s *Syncer) buildSlotHistory(e *entry, key service.SetKey, kept []service.BackendSet, p *slotHistory, old *entry) error {
+// ensureHistory finds the set with a history and the list of retained backends behind it, or writes it. now and before
+// are the sets of the frontend after and before the change.
+func (s *sets) ensureHistory(p setRequest, h *slotHistory, now, before *setsOf) (*set, error) {
 	var members []*backend
-	if at, ok := findSet(kept, key); ok {
+	if at, ok := findSet(p.plan, p.key); ok {
 		var err error
-		if members, _, err = s.members(kept[at], old == nil); err != nil {
-			return err
+		if members, _, err = s.members(p.plan[at], p.isNew); err != nil {
+			return nil, err
 		}
 	}
-	s.fillSlotHistory(e, p, members, old)
-	x, err := s.ensureSlotHistory(&set{key: key, members: members, slotHistory: p}, old)
+	h.fill(members, now, before)
+	same := func(x *set) bool {
+		return x.history.history == h.history && x.history.dsr == h.dsr && slices.Equal(x.history.words, h.words) && slices.Equal(x.members, members)
+	}
+	if p.inUse != nil && p.inUse.history != nil && same(p.inUse) {
+		return p.inUse, nil
+	}
+	if at := slices.IndexFunc(s.histories[p.key], same); at >= 0 {
+		return s.histories[p.key][at], nil
+	}
+	x, err := s.write(&set{key: p.key, members: members, history: h})
 	if err != nil {
-		return fmt.Errorf("remember the backends of flows without conntrack entries: %w", err)
+		return nil, fmt.Errorf("remember the backends of flows without conntrack entries: %w", err)
 	}
-	x.refs++
-	e.sets[retainedSet] = x
-	return nil
+	return x, nil
 }
 
-// mayBeTracked makes a frontend track all of its flows if there is no room for its history. That loses
-// nothing unless flows without conntrack entries exist already.
-func (e *entry) mayBeTracked(p *slotHistory, err error) bool {
-	var full *bpf.FullError
-	if !errors.As(err, &full) || !e.untracked() || p.history.Known() {
-		return false
-	}
-	e.tracked = fmt.Errorf("every flow is tracked, though not all need to be: %w", err)
-	e.content.SetTracked()
-	return true
-}
-
-// fillSlotHistory finds the backends of a history. Backends that serve are in the entry's sets, or
-// retained.
-func (s *Syncer) fillSlotHistory(e *entry, p *slotHistory, kept []*backend, old *entry) {
-	known, serving := map[uint32]*backend{}, map[netip.AddrPort]uint32{}
-	for _, b := range kept {
-		known[b.id], serving[b.key.AddrPort()] = b, b.id
-	}
-	for b := range e.backends {
-		known[b.id], serving[b.key.AddrPort()] = b, b.id
-	}
-	if old != nil {
-		for _, x := range old.sets {
-			if x == nil {
-				continue
-			}
-			for _, b := range x.backends() {
-				known[b.id] = b
-			}
-		}
-	}
-	p.words = make([]uint32, len(p.history.Stable))
-	of := map[uint32]bool{}
-	for slot, stable := range p.history.Stable {
-		if !p.history.Contested[slot] {
-			continue
-		}
-		p.words[slot] = codec.HistoryWord(0, true)
-		b := known[stable]
-		if b == nil {
-			continue
-		}
-		if !of[stable] {
-			of[stable] = true
-			p.backends = append(p.backends, b)
-		}
-		p.words[slot] = codec.HistoryWord(serving[b.key.AddrPort()], true)
-	}
-}
-
-// ensureSlotHistory finds a set with the same history and members, or writes it.
-func (s *Syncer) ensureSlotHistory(x *set, old *entry) (*set, error) {
-	same := func(o *set) bool {
-		return o.slotHistory.history == x.slotHistory.history && o.slotHistory.dsr == x.slotHistory.dsr && slices.Equal(o.slotHistory.words, x.slotHistory.words) &&
-			slices.Equal(o.members, x.members)
-	}
-	if old.slotHistory() != nil && same(old.sets[retainedSet]) {
-		return old.sets[retainedSet], nil
-	}
-	if at := slices.IndexFunc(s.slotHistories[x.key], same); at >= 0 {
-		return s.slotHistories[x.key][at], nil
-	}
-	return s.writeSet(x)
-}
-
-func (s *Syncer) dropSlotHistory(x *set) {
-	if x.slotHistory == nil {
-		return
-	}
-	rest := slices.DeleteFunc(s.slotHistories[x.key], func(o *set) bool { return o == x })
-	if s.slotHistories[x.key] = rest; len(rest) == 0 {
-		delete(s.slotHistories, x.key)
+func (s *sets) dropHistory(x *set) {
+	rest := slices.DeleteFunc(s.histories[x.key], func(o *set) bool { return o == x })
+	if s.histories[x.key] = rest; len(rest) == 0 {
+		delete(s.histories, x.key)
 	}
 }

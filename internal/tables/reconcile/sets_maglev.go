@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"slices"
 
-	"beeline.io/beeline/internal/bpf/codec"
-	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/tables/maglev"
 )
 
@@ -46,8 +44,8 @@ func (t *table) assignSlots(members []*backend) ([]uint32, error) {
 // content returns what the slots of a set should hold.
 func (x *set) content() ([]uint32, error) {
 	ids := make([]uint32, 0, x.extent.count)
-	if x.slotHistory != nil {
-		ids = append(ids, x.slotHistory.words...)
+	if x.history != nil {
+		ids = append(ids, x.history.words...)
 	}
 	for _, b := range x.members {
 		ids = append(ids, b.id)
@@ -83,74 +81,4 @@ func (x *set) holds(members []*backend, t *table) bool {
 	}
 	x.table.weights = t.weights
 	return true
-}
-
-// fillSlots decides what a set's slots hold: without a table each backend as often as its weight; with one,
-// what package maglev computes.
-func (s *Syncer) fillSlots(bs service.BackendSet, size uint32, isNew bool) ([]*backend, *table, error) {
-	members, weights, err := s.members(bs, isNew)
-	if err != nil {
-		return nil, nil, err
-	}
-	if size > 0 {
-		return members, &table{size: size, weights: weights}, nil
-	}
-	var slots []*backend
-	for i, b := range members {
-		for range weights[i] {
-			slots = append(slots, b)
-		}
-	}
-	return slots, nil, nil
-}
-
-// readTable reads the members of a set with a table, and computes the checksum of the table. It returns nil
-// if they are not valid.
-func (r *restorer) readTable(members, slots codec.Range) *set {
-	if codec.End(members) != slots.First || members.Count == 0 || !codec.Valid(slots, r.tables.Slots.Len()) {
-		return nil
-	}
-	found := r.readMembers(members)
-	if found == nil {
-		return nil
-	}
-	found.extent.count += slots.Count
-	known := map[uint32]bool{}
-	for _, b := range found.members {
-		known[b.id] = true
-	}
-	for at := slots.First; at < codec.End(slots); at++ {
-		if !known[r.tables.Slots.Load(at)] {
-			return nil
-		}
-	}
-	found.table = &table{size: slots.Count}
-	found.table.sum = sumOf(slots.Count, func(slot uint32) uint32 { return r.tables.Slots.Load(slots.First + slot) })
-	return found
-}
-
-// table repairs the members and the table of a set.
-func (a *auditor) table(x *set) {
-	first, slots := x.extent.first, a.tables.Slots
-	sound := true
-	for i, b := range x.members {
-		sound = sound && slots.Load(first+uint32(i)) == b.id
-	}
-	start := x.tableRange().First
-	if sound && sumOf(x.table.size, func(slot uint32) uint32 { return slots.Load(start + slot) }) == x.table.sum {
-		return
-	}
-	if x.table.weights == nil {
-		return // nobody knows what it should hold; its frontends get another set
-	}
-	content, err := x.content()
-	if err != nil {
-		a.errs = append(a.errs, err)
-		return
-	}
-	for i, id := range content {
-		if slot := first + uint32(i); slots.Load(slot) != id {
-			a.repaired(slots.Store(slot, id))
-		}
-	}
 }

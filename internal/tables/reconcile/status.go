@@ -113,7 +113,7 @@ func (s *Syncer) Stats() Stats {
 		if e.untracked() {
 			stats.Untracked++
 		}
-		if e.slotHistory() != nil {
+		if e.sets.history() != nil {
 			stats.Remembering++
 		}
 	}

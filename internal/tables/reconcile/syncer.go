@@ -18,7 +18,6 @@ import (
 
 	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/cluster/service"
-	"beeline.io/beeline/internal/tables/jet"
 	"beeline.io/beeline/internal/util/wakeup"
 )
 
@@ -33,6 +32,7 @@ const (
 type Syncer struct {
 	tables *bpf.Tables
 	alloc  *alloc
+	sets   *sets
 	// writer is held throughout any change, mu while a field is accessed. A long change unlocks mu now
 	// and then, so that Status shows its progress.
 	writer sync.Mutex
@@ -56,17 +56,9 @@ type Syncer struct {
 	retryAt  time.Time // valid only after a failure
 
 	// What the tables hold.
-	applied       map[service.FrontendKey]*entry
-	networks      networkTable[bpf.Network]
-	balancers     networkTable[bpf.Balancer]
-	sets          map[service.SetKey]*set
-	slotHistories map[service.SetKey][]*set // sets with a history
-
-	// stable are the results of a GC pass by the history they replace, while they are written to the
-	// tables; next are the new histories that frontends of one port share, during one pass.
-	stable  map[*jet.History]*jet.History
-	next    map[step]*jet.History
-	seconds func() uint32 // now: CLOCK_MONOTONIC
+	applied   map[service.FrontendKey]*entry
+	networks  networkTable[bpf.Network]
+	balancers networkTable[bpf.Balancer]
 
 	// Protocols with backends that were removed since the last call of TakeRemoved.
 	removed map[service.Protocol]bool
@@ -80,9 +72,8 @@ type Syncer struct {
 	rowNumbers pool
 
 	// What is freed when no program can use it any more.
-	deferred         []*entry
-	unreferencedSets []*set // had no reference when it was added
-	freed            bool   // some of what was deferred had been in use
+	deferred []*entry
+	freed    bool // some of what was deferred had been in use
 	// gcMu is held by CollectGarbage; released counts what writers released while it waited.
 	gcMu     sync.Mutex
 	released int
@@ -106,21 +97,19 @@ func New(tables *bpf.Tables) (*Syncer, error) { return NewAt(tables, bpf.Now) }
 // NewAt is New with a clock for the age of flows: in seconds, like last_seen of conntrack entries.
 func NewAt(tables *bpf.Tables, seconds func() uint32) (*Syncer, error) {
 	s := &Syncer{
-		tables:        tables,
-		alloc:         newAlloc(tables),
-		admission:     newAdmission(),
-		wanted:        map[service.FrontendKey]want{},
-		dirty:         map[service.FrontendKey]bool{},
-		backoff:       wakeup.Backoff{First: firstRetry, Most: lastRetry},
-		failures:      map[service.FrontendKey]error{},
-		applied:       map[service.FrontendKey]*entry{},
-		sets:          map[service.SetKey]*set{},
-		slotHistories: map[service.SetKey][]*set{},
-		removed:       map[service.Protocol]bool{},
-		removedUDP:    map[netip.AddrPort]bool{},
-		triggers:      map[service.Ref][]service.Trigger{},
-		seconds:       seconds,
+		tables:     tables,
+		alloc:      newAlloc(tables),
+		admission:  newAdmission(),
+		wanted:     map[service.FrontendKey]want{},
+		dirty:      map[service.FrontendKey]bool{},
+		backoff:    wakeup.Backoff{First: firstRetry, Most: lastRetry},
+		failures:   map[service.FrontendKey]error{},
+		applied:    map[service.FrontendKey]*entry{},
+		removed:    map[service.Protocol]bool{},
+		removedUDP: map[netip.AddrPort]bool{},
+		triggers:   map[service.Ref][]service.Trigger{},
 	}
+	s.sets = newSets(tables, s.alloc, seconds)
 	s.networks.table, s.balancers.table = tables.Networks, tables.Balancers
 	if err := s.restore(); err != nil {
 		return nil, fmt.Errorf("read the tables of the earlier agent: %w", err)
