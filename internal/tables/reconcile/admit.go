@@ -90,7 +90,7 @@ func (s *Syncer) admit(delta service.Delta) error {
 
 // countApplied counts what an earlier agent left in the tables for the objects that still exist.
 func (s *Syncer) countApplied(delta service.Delta) {
-	for ref, c := range s.appliedCost() {
+	for ref, c := range s.frontends.cost() {
 		if delta.Plans[ref] != nil && s.admission.accounts[ref] == nil {
 			s.hold(s.account(ref), c)
 		}
@@ -235,8 +235,8 @@ func (s *Syncer) partOf(a *account) *service.Plan {
 
 // has reports whether the tables have a frontend for the object.
 func (s *Syncer) has(a *account, key service.FrontendKey) bool {
-	e := s.applied[key]
-	return e != nil && e.port != nil && e.port.key.Owner == a.ref
+	owner, ok := s.frontends.owner(key)
+	return ok && owner == a.ref
 }
 
 // keep leaves frontends as they are if the object still asks for them, and removes its others.
@@ -259,12 +259,10 @@ func (s *Syncer) keep(a *account) {
 }
 
 // kept reports whether a frontend that is not wanted stays because its change does not fit.
-func (s *Syncer) kept(key service.FrontendKey, e *entry) bool {
-	if e.port == nil {
-		return false
-	}
-	a := s.admission.accounts[e.port.key.Owner]
-	return a != nil && a.keeps[key]
+func (s *Syncer) kept(key service.FrontendKey) bool {
+	owner, ok := s.frontends.owner(key)
+	a := s.admission.accounts[owner]
+	return ok && a != nil && a.keeps[key]
 }
 
 // maxNamed is the maximum number of objects that the error of a change names.

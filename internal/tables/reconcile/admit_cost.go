@@ -98,33 +98,3 @@ func largestSet(p *service.Plan) (most int64) {
 	}
 	return most
 }
-
-// appliedCost returns the cost of each object in the tables.
-func (s *Syncer) appliedCost() map[service.Ref]cost {
-	all := map[service.Ref]cost{}
-	ports, sets, lists := map[*port]bool{}, map[*set]bool{}, map[*source]bool{}
-	for _, e := range s.applied {
-		if e.port == nil {
-			continue
-		}
-		c := all[e.port.key.Owner]
-		c[costFrontends]++
-		if !ports[e.port] {
-			ports[e.port] = true
-			c[costServices]++
-		}
-		for x := range e.sets.each {
-			if !sets[x] {
-				sets[x] = true
-				c[costSlots] += int64(x.slotCount())
-				c[costBackends] += int64(len(x.backends()))
-			}
-		}
-		if e.source != nil && !lists[e.source] {
-			lists[e.source] = true
-			c[costRanges] += int64(len(e.source.prefixes))
-		}
-		all[e.port.key.Owner] = c
-	}
-	return all
-}

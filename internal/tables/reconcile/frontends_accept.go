@@ -3,8 +3,6 @@
 package reconcile
 
 import (
-	"net/netip"
-
 	"beeline.io/beeline/internal/bpf"
 )
 
@@ -13,23 +11,10 @@ import (
 // It is no longer accepted after a GC pass that finds no conntrack entry of a flow that a balancer sends
 // here: flows keep their encapsulation when their Service stops using DSR.
 
-// AcceptTunnels makes programs accept IPIP and Geneve even while no Service uses DSR, or stops doing so.
-// Accepting takes effect immediately, stopping after a GC pass.
-func (s *Syncer) AcceptTunnels(always bool) error {
-	s.writer.Lock()
-	defer s.writer.Unlock()
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.acceptTunnels = always
-	return s.startAccepting(s.wantedAccepted())
-}
-
-// Accepted returns which kinds of packets of balancers are decapsulated.
-func (s *Syncer) Accepted() (tunnels, option bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	accepted := s.tables.UntrackedFrontends.Load(0).Accepted
-	return accepted&bpf.AcceptTunnels != 0, accepted&bpf.AcceptOption != 0
+// alwaysAccept is Syncer.AcceptTunnels.
+func (f *frontends) alwaysAccept(always bool) error {
+	f.acceptTunnels = always
+	return f.startAccepting(f.wantedAccepted())
 }
 
 // accepts returns the kinds that a frontend needs, including those of flows from before its last change.
@@ -44,84 +29,53 @@ func (e *entry) accepts() (kinds bpf.Accepted) {
 	return kinds
 }
 
+// accepted returns the kinds that programs decapsulate.
+func (f *frontends) accepted() bpf.Accepted { return f.tables.UntrackedFrontends.Load(0).Accepted }
+
 // wantedAccepted returns the kinds that are in use.
-func (s *Syncer) wantedAccepted() (kinds bpf.Accepted) {
-	if s.acceptTunnels {
+func (f *frontends) wantedAccepted() (kinds bpf.Accepted) {
+	if f.acceptTunnels {
 		kinds = bpf.AcceptTunnels
 	}
-	for _, e := range s.applied {
+	for _, e := range f.applied {
 		kinds |= e.accepts()
 	}
 	return kinds
 }
 
 // startAccepting makes programs accept more kinds.
-func (s *Syncer) startAccepting(kinds bpf.Accepted) error {
-	ends := s.tables.UntrackedFrontends.Load(0)
+func (f *frontends) startAccepting(kinds bpf.Accepted) error {
+	ends := f.tables.UntrackedFrontends.Load(0)
 	if ends.Accepted|kinds == ends.Accepted {
 		return nil
 	}
 	ends.Accepted |= kinds
-	return s.tables.UntrackedFrontends.Store(0, ends)
+	return f.tables.UntrackedFrontends.Store(0, ends)
 }
 
 // unusedAccepted returns the kinds that are accepted and not in use.
-func (s *Syncer) unusedAccepted() bpf.Accepted {
-	accepted := s.tables.UntrackedFrontends.Load(0).Accepted
+func (f *frontends) unusedAccepted() bpf.Accepted {
+	accepted := f.accepted()
 	if accepted == 0 {
 		return 0
 	}
-	return accepted &^ s.wantedAccepted()
+	return accepted &^ f.wantedAccepted()
 }
 
 // stopAccepting makes programs reject those of the kinds that are not in use.
-func (s *Syncer) stopAccepting(kinds bpf.Accepted) error {
-	if kinds &= s.unusedAccepted(); kinds == 0 {
+func (f *frontends) stopAccepting(kinds bpf.Accepted) error {
+	if kinds &= f.unusedAccepted(); kinds == 0 {
 		return nil
 	}
-	ends := s.tables.UntrackedFrontends.Load(0)
+	ends := f.tables.UntrackedFrontends.Load(0)
 	ends.Accepted &^= kinds
-	return s.tables.UntrackedFrontends.Store(0, ends)
+	return f.tables.UntrackedFrontends.Store(0, ends)
 }
 
-// accepted repairs the kinds if another program has changed them.
-func (a *auditor) accepted() {
-	want := a.wantedAccepted()
-	if a.tables.UntrackedFrontends.Load(0).Accepted&want != want {
-		a.repaired(a.startAccepting(want))
+// auditAccepted repairs the kinds if another program has changed them.
+func (f *frontends) auditAccepted(to *auditor) {
+	want := f.wantedAccepted()
+	if f.accepted()&want != want {
+		to.repaired(f.startAccepting(want))
 	}
-}
-
-// SetOwn sets the node's addresses: no other host sends from them, and a ServiceCIDR does not apply to one
-// that it contains. The next change writes them to the tables.
-func (s *Syncer) SetOwn(addresses []netip.Addr) {
-	s.writer.Lock()
-	defer s.writer.Unlock()
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.own = addresses
-}
-
-// wantedBalancerTable returns what the table of balancers should hold: their networks, and the node's own
-// addresses within these.
-func (s *Syncer) wantedBalancerTable() map[netip.Prefix]bpf.Balancer {
-	want := map[netip.Prefix]bpf.Balancer{}
-	var networks []netip.Prefix
-	for _, p := range s.wantedBalancers {
-		want[p] = bpf.IsBalancer
-		if !p.IsSingleIP() {
-			networks = append(networks, p)
-		}
-	}
-	for _, a := range s.own {
-		one := netip.PrefixFrom(a, a.BitLen())
-		_, named := want[one]
-		for _, p := range networks {
-			named = named || p.Contains(a)
-		}
-		if named {
-			want[one] = bpf.IsOwn
-		}
-	}
-	return want
 }

@@ -28,28 +28,28 @@ func (e *entry) untracked() bool { return e.content.Untracked() }
 
 // build allocates what a frontend's row will name and fills in the row's content. old is the frontend's entry in the
 // tables, nil for none. On error the new entry holds what was allocated before: the caller must release it.
-func (s *Syncer) build(w want, old *entry) (*entry, error) {
-	f, e := w.frontend, &entry{}
+func (f *frontends) build(w want, old *entry) (*entry, error) {
+	want, e := w.frontend, &entry{}
 	var err error
-	if e.port, err = s.alloc.ensurePort(f.Port); err != nil {
+	if e.port, err = f.alloc.ensurePort(want.Port); err != nil {
 		return e, err
 	}
-	s.alloc.refer(e.port)
-	e.content = codec.NewFrontend(f, e.port.id)
-	if s.reserve(e); e.reserved != nil {
-		if err := s.alloc.storeReservation(e.reserved); err != nil {
+	f.alloc.refer(e.port)
+	e.content = codec.NewFrontend(want, e.port.id)
+	if f.reserve(e); e.reserved != nil {
+		if err := f.alloc.storeReservation(e.reserved); err != nil {
 			return e, err
 		}
 	}
-	if f.SourceRanges != nil {
-		if e.source, err = s.alloc.ensureSource(f.SourceRanges, old == nil); err != nil {
+	if want.SourceRanges != nil {
+		if e.source, err = f.alloc.ensureSource(want.SourceRanges, old == nil); err != nil {
 			return e, err
 		}
-		s.alloc.refer(e.source)
+		f.alloc.refer(e.source)
 		e.content.SetSourceSet(e.source.id)
 	}
-	err = s.buildSets(e, w, old)
-	s.sets.refer(&e.sets)
+	err = f.buildSets(e, w, old)
+	f.sets.refer(&e.sets)
 	if lists, needed := e.sets.lists(); needed {
 		e.content.SetLists(lists)
 	}
@@ -57,37 +57,37 @@ func (s *Syncer) build(w want, old *entry) (*entry, error) {
 }
 
 // reserve gives an entry its reservation, which may not be in the table yet.
-func (s *Syncer) reserve(e *entry) {
+func (f *frontends) reserve(e *entry) {
 	if key, ok := e.content.ReservedPort(); ok {
-		e.reserved = s.alloc.ensureReservation(key)
-		s.alloc.refer(e.reserved)
+		e.reserved = f.alloc.ensureReservation(key)
+		f.alloc.refer(e.reserved)
 	}
 }
 
 // buildSets finds or makes the sets of an entry: those of its decisions, and that of retained backends
 // (service.Plan.Retained), with the history of earlier tables.
-func (s *Syncer) buildSets(e *entry, w want, old *entry) (err error) {
-	f, p := w.frontend, setRequest{plan: w.plan.Sets, tableSize: w.plan.TableSize, isNew: old == nil}
+func (f *frontends) buildSets(e *entry, w want, old *entry) (err error) {
+	want, p := w.frontend, setRequest{plan: w.plan.Sets, tableSize: w.plan.TableSize, isNew: old == nil}
 	var before setsOf
 	if old != nil {
 		before = old.sets
 	}
-	for class, d := range f.Decisions {
+	for class, d := range want.Decisions {
 		if d.Verdict != service.Balance {
 			e.content.SetVerdict(service.SourceClass(class), d.Verdict)
 			continue
 		}
-		p.key, p.inUse = f.Set(d), before[class]
-		if e.sets[class], err = s.sets.ensure(p); err != nil {
+		p.key, p.inUse = want.Set(d), before[class]
+		if e.sets[class], err = f.sets.ensure(p); err != nil {
 			return err
 		}
 		slots, maglev := e.sets[class].chosenFrom()
 		e.content.SetSlots(service.SourceClass(class), slots, maglev)
 	}
-	p = setRequest{key: service.SetKey{Port: f.Port, Family: service.FamilyOf(f.Key.Addr), Scope: service.ScopeRetained},
+	p = setRequest{key: service.SetKey{Port: want.Port, Family: service.FamilyOf(want.Key.Addr), Scope: service.ScopeRetained},
 		plan: w.plan.Retained, inUse: before[retainedSet], isNew: old == nil}
-	if history := s.requiredHistory(e, old); history != nil {
-		e.sets[retainedSet], err = s.sets.ensureHistory(p, history, &e.sets, &before)
+	if history := f.requiredHistory(e, old); history != nil {
+		e.sets[retainedSet], err = f.sets.ensureHistory(p, history, &e.sets, &before)
 		if !e.mayBeTracked(history, err) {
 			return err
 		}
@@ -95,12 +95,12 @@ func (s *Syncer) buildSets(e *entry, w want, old *entry) (err error) {
 	if _, ok := findSet(p.plan, p.key); !ok {
 		return nil
 	}
-	e.sets[retainedSet], err = s.sets.ensure(p)
+	e.sets[retainedSet], err = f.sets.ensure(p)
 	return err
 }
 
 // requiredHistory returns the history that a changed frontend needs, nil for none.
-func (s *Syncer) requiredHistory(e, old *entry) *slotHistory {
+func (f *frontends) requiredHistory(e, old *entry) *slotHistory {
 	n, kind := step{next: e.sets.outside(), then: e.untracked()}, e.content.DSR()
 	if old != nil {
 		if p := old.sets.history(); p != nil {
@@ -116,7 +116,7 @@ func (s *Syncer) requiredHistory(e, old *entry) *slotHistory {
 	if n.then {
 		kind = e.content.DSR()
 	}
-	h := s.sets.nextHistory(n)
+	h := f.sets.nextHistory(n)
 	if h == nil {
 		return nil
 	}

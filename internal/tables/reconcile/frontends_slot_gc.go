@@ -3,8 +3,6 @@
 package reconcile
 
 import (
-	"fmt"
-	"maps"
 	"net/netip"
 	"slices"
 	"time"
@@ -14,28 +12,6 @@ import (
 	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/tables/jet"
 )
-
-// SlotGC makes contested slots stable again in walks of all conntrack entries (conntrack.Subscriber).
-type SlotGC struct {
-	syncer  *Syncer
-	timeout func(service.Protocol) time.Duration
-	pass    *slotPass
-}
-
-// SlotGC returns a subscriber that ends the contest of slots. timeout returns the conntrack timeout of
-// established flows of a protocol.
-func (s *Syncer) SlotGC(timeout func(service.Protocol) time.Duration) *SlotGC {
-	return &SlotGC{syncer: s, timeout: timeout}
-}
-
-// Begin collects the contested slots.
-func (g *SlotGC) Begin() { g.pass = g.syncer.beginSlotPass() }
-
-// Entry notes an entry that keeps its slot contested.
-func (g *SlotGC) Entry(key bpf.Tuple, e *bpf.ConntrackEntry) { g.pass.note(key, e) }
-
-// End ends the contest of the slots whose flows all lead to the slot's backend.
-func (g *SlotGC) End() error { return g.syncer.endSlotPass(g.pass, g.timeout) }
 
 // slotPass searches one walk for the conntrack entries that keep slots contested: their flows have another
 // backend than the slot, or reach the same backend in another way than a packet without an entry. It also
@@ -60,27 +36,23 @@ type historyGroup struct {
 	busy      []bool // by slot of the table
 }
 
-// beginSlotPass returns what to search for in a walk, nil for nothing. Before the walk the caller waits
-// until all programs have ended that run at the call.
-func (s *Syncer) beginSlotPass() *slotPass {
-	s.writer.Lock()
-	defer s.writer.Unlock()
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	unused := s.unusedAccepted()
-	if !s.tables.UntrackedFrontends.Load(0).Any() && unused == 0 {
+// slotPass returns what to search for in a walk, nil for nothing. Before the walk the caller waits until all programs
+// have ended that run at the call.
+func (f *frontends) slotPass(pods []netip.Prefix) *slotPass {
+	unused := f.unusedAccepted()
+	if !f.tables.UntrackedFrontends.Load(0).Any() && unused == 0 {
 		return nil
 	}
-	w := &slotPass{began: s.sets.now(), pods: s.pods, frontends: map[bpf.FrontendKey]*historyGroup{},
+	w := &slotPass{began: f.sets.now(), pods: pods, frontends: map[bpf.FrontendKey]*historyGroup{},
 		histories: map[*jet.History]*historyGroup{}, unused: unused}
-	for key, e := range s.applied {
+	for key, e := range f.applied {
 		p := e.sets.history()
 		if p == nil {
 			continue
 		}
 		c := w.histories[p.history]
 		if c == nil {
-			c = s.newHistoryGroup(key, e)
+			c = f.newHistoryGroup(key, e)
 			w.histories[p.history] = c
 		}
 		if c.is(e) {
@@ -93,8 +65,8 @@ func (s *Syncer) beginSlotPass() *slotPass {
 	return w
 }
 
-func (s *Syncer) newHistoryGroup(key service.FrontendKey, e *entry) *historyGroup {
-	c := &historyGroup{outside: e.sets.outside(), untracked: e.untracked(), protocol: key.Protocol, table: s.sets.tableOf(e.sets.outside(), nil)}
+func (f *frontends) newHistoryGroup(key service.FrontendKey, e *entry) *historyGroup {
+	c := &historyGroup{outside: e.sets.outside(), untracked: e.untracked(), protocol: key.Protocol, table: f.sets.tableOf(e.sets.outside(), nil)}
 	c.busy = make([]bool, len(c.table))
 	if len(c.table) > 0 {
 		c.backends = c.outside.rows()
@@ -140,24 +112,16 @@ func (w *slotPass) outside(key bpf.Tuple) bool {
 	return !slices.ContainsFunc(w.pods, func(p netip.Prefix) bool { return p.Contains(client) })
 }
 
-// endSlotPass ends the contest of slots without flows that have another backend.
-func (s *Syncer) endSlotPass(w *slotPass, timeout func(service.Protocol) time.Duration) error {
-	if w == nil {
-		return nil
-	}
-	s.writer.Lock()
-	defer s.writer.Unlock()
-	s.mu.Lock()
-	defer s.mu.Unlock()
+// settle begins to end the contest of slots without flows that have another backend, and returns the frontends whose
+// histories change. They do so when they are written to the tables.
+func (f *frontends) settle(w *slotPass, timeout func(service.Protocol) time.Duration) (changed []service.FrontendKey, err error) {
 	if !w.balanced {
-		if err := s.stopAccepting(w.unused); err != nil {
-			return err
+		if err := f.stopAccepting(w.unused); err != nil {
+			return nil, err
 		}
 	}
 	settled := map[*jet.History]*jet.History{}
-	s.sets.settle(settled)
-	defer s.sets.settle(nil)
-	for key, e := range s.applied {
+	for key, e := range f.applied {
 		p := e.sets.history()
 		if p == nil || !w.histories[p.history].is(e) {
 			continue // it has changed since the pass began
@@ -170,21 +134,15 @@ func (s *Syncer) endSlotPass(w *slotPass, timeout func(service.Protocol) time.Du
 			settled[p.history] = next
 		}
 		if next != p.history {
-			s.dirty[key] = true
+			changed = append(changed, key)
 		}
 	}
-	if len(s.dirty) == 0 {
-		return nil
-	}
-	settling := slices.Collect(maps.Keys(s.dirty))
-	s.retryAfter(s.reconcile())
-	for _, key := range settling {
-		if err := s.failures[key]; err != nil {
-			return fmt.Errorf("some slots of %s stay contested, though their flows no longer need conntrack entries: %w", key, err)
-		}
-	}
-	return nil
+	f.sets.settle(settled)
+	return changed, nil
 }
+
+// settled ends what settle has begun.
+func (f *frontends) settled() { f.sets.settle(nil) }
 
 // SlotUsage is the progress of slots towards flows without conntrack entries.
 type SlotUsage struct {
@@ -198,17 +156,15 @@ type SlotUsage struct {
 	Seconds uint32 `json:"seconds"`
 }
 
-// SlotUsage returns how many slots are contested. timeout is as in SlotGC.
-func (s *Syncer) SlotUsage(timeout func(service.Protocol) time.Duration) (all SlotUsage) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+// slotUsage returns how many slots are contested.
+func (f *frontends) slotUsage(timeout func(service.Protocol) time.Duration) (all SlotUsage) {
 	type seen struct {
 		history   *jet.History
 		outside   *set
 		untracked bool
 	}
 	known := map[seen]bool{}
-	for key, e := range s.applied {
+	for key, e := range f.applied {
 		this := seen{outside: e.sets.outside(), untracked: e.untracked()}
 		if p := e.sets.history(); p != nil {
 			this.history = p.history
@@ -219,8 +175,8 @@ func (s *Syncer) SlotUsage(timeout func(service.Protocol) time.Duration) (all Sl
 			continue
 		}
 		known[this] = true
-		state := jet.State{Table: s.sets.tableOf(this.outside, nil), Untracked: this.untracked, History: this.history}
-		contested, left := state.Pending(jet.Seconds(timeout(key.Protocol)/time.Second), s.sets.now())
+		state := jet.State{Table: f.sets.tableOf(this.outside, nil), Untracked: this.untracked, History: this.history}
+		contested, left := state.Pending(jet.Seconds(timeout(key.Protocol)/time.Second), f.sets.now())
 		all.Slots += state.Slots()
 		all.Contested += contested
 		all.Seconds = max(all.Seconds, uint32(left))

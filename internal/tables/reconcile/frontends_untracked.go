@@ -9,13 +9,13 @@ import (
 )
 
 // noteUntracked makes the edge look up an untracked frontend, before it is published.
-func (s *Syncer) noteUntracked(key service.FrontendKey, e *entry) error {
-	ends := s.tables.UntrackedFrontends.Load(0)
+func (f *frontends) noteUntracked(key service.FrontendKey, e *entry) error {
+	ends := f.tables.UntrackedFrontends.Load(0)
 	if !e.concernsUntracked() || ends.Has(codec.FrontendKey(key)) {
 		return nil
 	}
 	ends.Add(codec.FrontendKey(key))
-	return s.tables.UntrackedFrontends.Store(0, ends)
+	return f.tables.UntrackedFrontends.Store(0, ends)
 }
 
 func (e *entry) concernsUntracked() bool {
@@ -23,47 +23,53 @@ func (e *entry) concernsUntracked() bool {
 }
 
 // forgetUntracked stops the edge from looking up frontends that are no longer untracked.
-func (s *Syncer) forgetUntracked() error {
-	if !s.fewerUntracked {
+func (f *frontends) forgetUntracked() error {
+	if !f.fewerUntracked {
 		return nil
 	}
-	had := s.tables.UntrackedFrontends.Load(0)
+	had := f.tables.UntrackedFrontends.Load(0)
 	ends := bpf.UntrackedEnds{}
 	ends.Epoch, ends.Accepted = had.Epoch, had.Accepted
-	for key, e := range s.applied {
+	for key, e := range f.applied {
 		if e.concernsUntracked() {
 			ends.Add(codec.FrontendKey(key))
 		}
 	}
 	if ends != had {
-		if err := s.tables.UntrackedFrontends.Store(0, ends); err != nil {
+		if err := f.tables.UntrackedFrontends.Store(0, ends); err != nil {
 			return err
 		}
 	}
-	s.fewerUntracked = false
+	f.fewerUntracked = false
 	return nil
+}
+
+// beginPass begins a series of changes.
+func (f *frontends) beginPass() {
+	f.sets.beginPass()
+	f.bumpEpoch() // what failed before; collectGarbage fails if it still does
 }
 
 // bumpEpoch makes programs discard cached rows if the index has changed. Rows are reused only after that,
 // and after all programs have ended that were running then.
-func (s *Syncer) bumpEpoch() error {
-	if !s.epochStale {
+func (f *frontends) bumpEpoch() error {
+	if !f.epochStale {
 		return nil
 	}
-	ends := s.tables.UntrackedFrontends.Load(0)
+	ends := f.tables.UntrackedFrontends.Load(0)
 	ends.Epoch++
-	if err := s.tables.UntrackedFrontends.Store(0, ends); err != nil {
+	if err := f.tables.UntrackedFrontends.Store(0, ends); err != nil {
 		return err
 	}
-	s.epochStale = false
+	f.epochStale = false
 	return nil
 }
 
-// untrackedFrontends repairs the untracked frontends if another program has changed them.
-func (a *auditor) untrackedFrontends() {
-	for key, e := range a.applied {
-		if e.concernsUntracked() && !a.tables.UntrackedFrontends.Load(0).Has(codec.FrontendKey(key)) {
-			a.repaired(a.noteUntracked(key, e))
+// auditUntracked repairs the untracked frontends if another program has changed them.
+func (f *frontends) auditUntracked(to *auditor) {
+	for key, e := range f.applied {
+		if e.concernsUntracked() && !f.tables.UntrackedFrontends.Load(0).Has(codec.FrontendKey(key)) {
+			to.repaired(f.noteUntracked(key, e))
 		}
 	}
 }

@@ -32,7 +32,7 @@ func TestChangesDuringGracePeriods(t *testing.T) {
 		}
 		for range 20 {
 			change()
-			retired := len(s.deferred)
+			retired := len(s.frontends.deferred)
 			during = change
 			if _, err := s.CollectGarbage(); err != nil {
 				t.Fatal(err)

@@ -12,7 +12,42 @@ import (
 
 	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/bpf/codec"
+	"beeline.io/beeline/internal/cluster/service"
 )
+
+// networks keeps the tables of ServiceCIDRs, pod networks and balancers.
+type networks struct {
+	prefilter *bpf.Prefilter
+	cidrs     []netip.Prefix // ServiceCIDRs
+	pods      []netip.Prefix // networks of pods
+	balancers []netip.Prefix // whose encapsulated packets are for this node's backends
+	own       []netip.Addr   // of the node
+	conflict  []netip.Prefix // pod networks that are also ServiceCIDRs
+
+	classes       networkTable[bpf.Network]
+	balancerTable networkTable[bpf.Balancer]
+}
+
+// take takes what a change has of them.
+func (n *networks) take(delta service.Delta) {
+	if delta.ServiceCIDRs != nil {
+		n.cidrs = *delta.ServiceCIDRs
+	}
+	if delta.PodNetworks != nil {
+		n.pods = *delta.PodNetworks
+	}
+	if delta.Balancers != nil {
+		n.balancers = *delta.Balancers
+	}
+}
+
+func (n *networks) restore(tables *bpf.Tables) error {
+	n.prefilter, n.classes.table, n.balancerTable.table = tables.Prefilter, tables.Networks, tables.Balancers
+	return errors.Join(n.classes.restore(), n.balancerTable.restore())
+}
+
+// errors returns why the tables differ from what is wanted.
+func (n *networks) errors() []error { return []error{n.classes.err, n.balancerTable.err} }
 
 // networkTable is a table of networks and its content. A nil table stays empty, without error: the datapath
 // has no such table.
@@ -84,23 +119,23 @@ func auditNetworks[V comparable](a *auditor, n *networkTable[V]) {
 	auditHash(a, n.table, want)
 }
 
-// wantedNetworks returns the ServiceCIDRs and the pod networks. A network that is both is a ServiceCIDR:
+// wantedClasses returns the ServiceCIDRs and the pod networks. A network that is both is a ServiceCIDR:
 // clients send to addresses of Services. An address of this node inside a ServiceCIDR is an exception:
 // packets to it are not dropped (R21).
-func (s *Syncer) wantedNetworks() (want map[netip.Prefix]bpf.Network, conflict []netip.Prefix) {
+func (n *networks) wantedClasses() (want map[netip.Prefix]bpf.Network, conflict []netip.Prefix) {
 	want = map[netip.Prefix]bpf.Network{}
-	for _, p := range s.cidrs {
+	for _, p := range n.cidrs {
 		want[p] = bpf.NetworkService
 	}
-	for _, p := range s.pods {
+	for _, p := range n.pods {
 		if want[p] == bpf.NetworkService {
 			conflict = append(conflict, p)
 			continue
 		}
 		want[p] = bpf.NetworkPod
 	}
-	for _, a := range s.own {
-		if s.inServiceCIDR(a) {
+	for _, a := range n.own {
+		if n.inServiceCIDR(a) {
 			want[netip.PrefixFrom(a, a.BitLen())] = bpf.NetworkOwn
 		}
 	}
@@ -108,7 +143,7 @@ func (s *Syncer) wantedNetworks() (want map[netip.Prefix]bpf.Network, conflict [
 }
 
 // inServiceCIDR reports whether the smallest network that contains an address is a ServiceCIDR.
-func (s *Syncer) inServiceCIDR(a netip.Addr) bool {
+func (n *networks) inServiceCIDR(a netip.Addr) bool {
 	longest := func(networks []netip.Prefix) int {
 		bits := -1
 		for _, p := range networks {
@@ -118,26 +153,26 @@ func (s *Syncer) inServiceCIDR(a netip.Addr) bool {
 		}
 		return bits
 	}
-	cidr := longest(s.cidrs)
-	return cidr >= 0 && cidr >= longest(s.pods)
+	cidr := longest(n.cidrs)
+	return cidr >= 0 && cidr >= longest(n.pods)
 }
 
-// reconcileNetworks publishes ServiceCIDRs, pod networks and balancers.
-func (s *Syncer) reconcileNetworks() {
-	networks, conflict := s.wantedNetworks()
-	if s.networks.err = s.tables.Prefilter.SetServiceNetworks(s.serviceNetworks(networks)); s.networks.err == nil {
-		s.networks.err = s.reconcileClasses(networks)
+// reconcile publishes ServiceCIDRs, pod networks and balancers.
+func (n *networks) reconcile() {
+	networks, conflict := n.wantedClasses()
+	if n.classes.err = n.prefilter.SetServiceNetworks(n.serviceNetworks(networks)); n.classes.err == nil {
+		n.classes.err = n.reconcileClasses(networks)
 	}
-	if s.networks.err == nil { // now without those that have been removed from the table
-		s.networks.err = s.tables.Prefilter.SetServiceNetworks(s.serviceNetworks(networks))
+	if n.classes.err == nil { // now without those that have been removed from the table
+		n.classes.err = n.prefilter.SetServiceNetworks(n.serviceNetworks(networks))
 	}
-	s.conflict = conflict
-	s.balancers.reconcile("balancer", s.wantedBalancerTable())
+	n.conflict = conflict
+	n.balancerTable.reconcile("balancer", n.wantedBalancers())
 }
 
 // serviceNetworks returns the ServiceCIDRs that are wanted and those in the table.
-func (s *Syncer) serviceNetworks(want map[netip.Prefix]bpf.Network) (all []netip.Prefix) {
-	for _, networks := range []map[netip.Prefix]bpf.Network{want, s.networks.applied} {
+func (n *networks) serviceNetworks(want map[netip.Prefix]bpf.Network) (all []netip.Prefix) {
+	for _, networks := range []map[netip.Prefix]bpf.Network{want, n.classes.applied} {
 		for p, network := range networks {
 			if network == bpf.NetworkService && !slices.Contains(all, p) {
 				all = append(all, p)
@@ -149,31 +184,52 @@ func (s *Syncer) serviceNetworks(want map[netip.Prefix]bpf.Network) (all []netip
 
 // reconcileClasses publishes ServiceCIDRs and pod networks. While the table changes, programs look up pods
 // in it instead of in the prefilter.
-func (s *Syncer) reconcileClasses(networks map[netip.Prefix]bpf.Network) error {
-	if !maps.Equal(networks, s.networks.applied) {
-		s.tables.Prefilter.LookUpPods()
+func (n *networks) reconcileClasses(networks map[netip.Prefix]bpf.Network) error {
+	if !maps.Equal(networks, n.classes.applied) {
+		n.prefilter.LookUpPods()
 	}
-	s.networks.reconcile("network", networks)
+	n.classes.reconcile("network", networks)
 	var pods, services []netip.Prefix
-	for p, network := range s.networks.applied {
+	for p, network := range n.classes.applied {
 		if network == bpf.NetworkPod {
 			pods = append(pods, p)
 		} else {
 			services = append(services, p)
 		}
 	}
-	return errors.Join(s.networks.err, s.tables.Prefilter.SetPodNetworks(pods, services))
+	return errors.Join(n.classes.err, n.prefilter.SetPodNetworks(pods, services))
 }
 
-// ServiceCIDRs returns the ServiceCIDRs in the tables.
-func (s *Syncer) ServiceCIDRs() []netip.Prefix {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	var all []netip.Prefix
-	for p, network := range s.networks.applied {
+// appliedServiceCIDRs returns the ServiceCIDRs in the tables.
+func (n *networks) appliedServiceCIDRs() (all []netip.Prefix) {
+	for p, network := range n.classes.applied {
 		if network == bpf.NetworkService {
 			all = append(all, p)
 		}
 	}
 	return all
+}
+
+// wantedBalancers returns what the table of balancers should hold: their networks, and the node's own
+// addresses within these.
+func (n *networks) wantedBalancers() map[netip.Prefix]bpf.Balancer {
+	want := map[netip.Prefix]bpf.Balancer{}
+	var networks []netip.Prefix
+	for _, p := range n.balancers {
+		want[p] = bpf.IsBalancer
+		if !p.IsSingleIP() {
+			networks = append(networks, p)
+		}
+	}
+	for _, a := range n.own {
+		one := netip.PrefixFrom(a, a.BitLen())
+		_, named := want[one]
+		for _, p := range networks {
+			named = named || p.Contains(a)
+		}
+		if named {
+			want[one] = bpf.IsOwn
+		}
+	}
+	return want
 }

@@ -4,7 +4,6 @@ package reconcile
 
 import (
 	"beeline.io/beeline/internal/bpf"
-	"beeline.io/beeline/internal/bpf/codec"
 )
 
 // PrefilterRebuild rebuilds the prefilter in a walk of all conntrack entries (conntrack.Subscriber).
@@ -46,11 +45,7 @@ func (s *Syncer) RebuildPrefilter() error {
 // fillPrefilter adds all frontends in the tables to the prefilter. A frontend that is published meanwhile
 // is added by its writer.
 func (s *Syncer) fillPrefilter() {
-	s.writer.Lock()
-	defer s.writer.Unlock()
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for key := range s.applied {
-		s.tables.Prefilter.Add(codec.FrontendKey(key))
-	}
+	s.lock()
+	defer s.unlock()
+	s.frontends.fillPrefilter()
 }

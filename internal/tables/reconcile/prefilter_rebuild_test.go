@@ -24,7 +24,7 @@ func TestPrefilterRebuildInGC(t *testing.T) {
 		t.Fatal(err)
 	}
 	r := newRand(t)
-	for number := 0; len(s.applied) == 0; number++ {
+	for number := 0; s.frontends.count() == 0; number++ {
 		owner := ref("s")
 		s.Apply(service.Delta{Plans: map[service.Ref]*service.Plan{owner: randomPlan(r, owner, number)}}) // some plans have no frontend
 	}

@@ -3,6 +3,7 @@
 package reconcile
 
 import (
+	"errors"
 	"slices"
 
 	"beeline.io/beeline/internal/cluster/service"
@@ -43,5 +44,5 @@ func (s *Syncer) fails(a *account) bool {
 
 // inSync reports whether the tables hold all that is admitted.
 func (s *Syncer) inSync() bool {
-	return len(s.failures) == 0 && s.networks.err == nil && s.balancers.err == nil
+	return len(s.failures) == 0 && errors.Join(s.networks.errors()...) == nil
 }

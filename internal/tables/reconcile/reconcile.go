@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"beeline.io/beeline/internal/bpf"
-	"beeline.io/beeline/internal/bpf/codec"
 	"beeline.io/beeline/internal/cluster/service"
 )
 
@@ -19,17 +18,15 @@ import (
 // deferred and tries again, as long as that leaves fewer frontends without room.
 func (s *Syncer) reconcile() error {
 	full := s.pass()
-	for len(full) > 0 && len(s.deferred) > 0 && s.collectGarbage() == nil {
-		for _, key := range full {
-			s.dirty[key] = true
-		}
+	for len(full) > 0 && s.collectGarbage() {
+		s.mark(full...)
 		again := s.pass()
 		if len(again) >= len(full) {
 			break
 		}
 		full = again
 	}
-	s.reconcileNetworks()
+	s.networks.reconcile()
 	s.stats.LastSync = time.Now()
 	s.noteProgrammed()
 	if s.inSync() {
@@ -42,7 +39,7 @@ func (s *Syncer) reconcile() error {
 
 // failed returns an error that describes the first failures.
 func (s *Syncer) failed() error {
-	errs := []error{s.networks.err, s.balancers.err}
+	errs := s.networks.errors()
 	for _, key := range slices.SortedFunc(maps.Keys(s.failures), service.FrontendKey.Compare) {
 		errs = append(errs, fmt.Errorf("%s: %w", key, s.failures[key]))
 		if len(errs) > 10 {
@@ -57,9 +54,8 @@ func (s *Syncer) failed() error {
 // for all other ports of an address come last: the ports of a new Service are published before its other
 // ports are refused, and those of a removed Service are refused until its address is removed.
 func (s *Syncer) pass() (full []service.FrontendKey) {
-	s.sets.beginPass()
-	s.bumpEpoch()             // what failed before; collectGarbage fails if it still does
-	defer s.forgetUntracked() // if it fails, it is repeated with the next change
+	s.frontends.beginPass()
+	defer s.frontends.forgetUntracked() // if it fails, it is repeated with the next change
 	for i, key := range s.inOrder() {
 		if i%64 == 63 {
 			s.mu.Unlock() // lets readers in
@@ -96,7 +92,7 @@ func (s *Syncer) inOrder() []service.FrontendKey {
 		t := workItem{key: key}
 		if w, ok := s.wanted[key]; ok {
 			t.class = 1
-			if s.applied[key] == nil {
+			if !s.frontends.has(key) {
 				t.class, t.created = 2, w.plan.Created
 			}
 		}
@@ -115,69 +111,21 @@ func (s *Syncer) inOrder() []service.FrontendKey {
 	return keys
 }
 
-// reconcileFrontend makes one frontend what is wanted. Only its last step is visible to programs.
+// reconcileFrontend makes one frontend what is wanted.
 func (s *Syncer) reconcileFrontend(key service.FrontendKey) error {
-	old := s.applied[key]
 	w, ok := s.wanted[key]
-	if !ok {
-		if old == nil || s.kept(key, old) {
-			return nil
-		}
-		if err := s.tables.Frontends.Delete(codec.FrontendKey(key)); err != nil {
-			return err
-		}
-		s.epochStale = true
-		s.fewerUntracked = s.fewerUntracked || old.concernsUntracked()
-		s.noteRemoved(key, old, nil)
-		s.deferRelease(old)
-		s.freed = true
-		delete(s.applied, key)
+	var c change
+	var err error
+	switch {
+	case ok:
+		c, err = s.frontends.put(w)
+	case !s.kept(key):
+		c, err = s.frontends.remove(key)
+	}
+	if c != (change{}) {
+		s.removals.note(key, c)
 		s.stats.Updates++
-		return s.bumpEpoch()
+		s.freed = s.freed || c.before != nil
 	}
-	e, err := s.build(w, old)
-	if err == nil && old != nil && old.content == e.content {
-		s.release(e) // the old one has the same content
-		return e.tracked
-	}
-	if err == nil {
-		err = s.publish(key, e)
-	}
-	if err != nil {
-		s.deferRelease(e)
-		return err
-	}
-	s.noteRemoved(key, old, e)
-	if old != nil {
-		s.fewerUntracked = s.fewerUntracked || old.concernsUntracked()
-		s.deferRelease(old)
-		s.freed = true
-	}
-	s.applied[key] = e
-	s.stats.Updates++
-	return errors.Join(e.tracked, s.bumpEpoch())
-}
-
-// publish fills a free row and makes the index lead to it.
-func (s *Syncer) publish(key service.FrontendKey, e *entry) error {
-	row, ok := s.rowNumbers.take()
-	if !ok {
-		return bpf.NewFullError(bpf.SockMapFrontendRows, s.tables.FrontendRows.Len())
-	}
-	e.row = row
-	if err := e.content.Store(s.tables, row); err != nil {
-		return err
-	}
-	if err := s.noteUntracked(key, e); err != nil {
-		return err
-	}
-	if err := s.startAccepting(e.accepts()); err != nil {
-		return err
-	}
-	s.tables.Prefilter.Add(codec.FrontendKey(key))
-	if err := s.tables.Frontends.Put(codec.FrontendKey(key), row); err != nil {
-		return err
-	}
-	s.epochStale = true
-	return nil
+	return err
 }

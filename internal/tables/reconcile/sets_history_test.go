@@ -157,7 +157,7 @@ func TestWhatKeepsASlotContested(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			m := settledMemory(t, 2000, 1, 2)
 			m.s.mu.Lock()
-			m.s.pods = []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")}
+			m.s.networks.pods = []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")}
 			m.s.mu.Unlock()
 			m.apply(untrackedPlan(slotsOfTable, 1, 2, 4))
 			w := m.s.beginSlotPass()

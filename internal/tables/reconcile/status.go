@@ -109,21 +109,14 @@ func (s *Syncer) Stats() Stats {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	stats := s.totals()
-	for _, e := range s.applied {
-		if e.untracked() {
-			stats.Untracked++
-		}
-		if e.sets.history() != nil {
-			stats.Remembering++
-		}
+	stats.Untracked, stats.Remembering = s.frontends.countUntracked()
+	if err := s.networks.classes.err; err != nil {
+		stats.Networks = err.Error()
 	}
-	if s.networks.err != nil {
-		stats.Networks = s.networks.err.Error()
+	if err := s.networks.balancerTable.err; err != nil {
+		stats.Balancers = err.Error()
 	}
-	if s.balancers.err != nil {
-		stats.Balancers = s.balancers.err.Error()
-	}
-	for _, p := range s.conflict {
+	for _, p := range s.networks.conflict {
 		stats.BothNetworks = append(stats.BothNetworks, p.String())
 	}
 	return stats
@@ -158,8 +151,8 @@ func (s *Syncer) Status() []Status {
 // unremoved returns the frontends that could not be removed after their object was deleted.
 func (s *Syncer) unremoved() (all []Status) {
 	for key, err := range s.failures {
-		if e := s.applied[key]; s.wanted[key].frontend == nil && e != nil && e.port != nil && s.admission.accounts[e.port.key.Owner] == nil {
-			all = append(all, Status{Owner: e.port.key.Owner, State: Failed,
+		if owner, ok := s.frontends.owner(key); ok && s.wanted[key].frontend == nil && s.admission.accounts[owner] == nil {
+			all = append(all, Status{Owner: owner, State: Failed,
 				Reasons: []string{key.String() + ": cannot be removed: " + err.Error()}})
 		}
 	}
@@ -226,17 +219,17 @@ func (s *Syncer) UsageWith(clients uint32) []Usage {
 	defer s.mu.Unlock()
 	t, used := s.tables, s.alloc.usage()
 	usage := []Usage{
-		usageOf(bpf.SockMapFrontends, uint32(len(s.applied)), t.Frontends.Max()),
+		usageOf(bpf.SockMapFrontends, s.frontends.count(), t.Frontends.Max()),
 		usageOf(bpf.SockMapSlots, used.slots, t.Slots.Len()),
 		usageOf(bpf.SockMapBackends, used.backends, t.Backends.Len()-1),
 		usageOf(bpf.SockMapServices, used.ports, t.Services.Max()),
 		usageOf(bpf.SockMapSourceRanges, used.ranges, t.SourceRanges.Max()),
-		usageOf(bpf.SockMapNetworks, uint32(len(s.networks.applied)), t.Networks.Max()),
+		usageOf(bpf.SockMapNetworks, uint32(len(s.networks.classes.applied)), t.Networks.Max()),
 		usageOf(bpf.SockMapAffinity, clients, t.Affinity.Max()),
 		usageOf(bpf.SockMapReservedPorts, used.reserved, t.ReservedPorts.Max()),
 	}
 	if t.Balancers != nil {
-		usage = append(usage, usageOf(bpf.EdgeTCMapBalancers, uint32(len(s.balancers.applied)), t.Balancers.Max()))
+		usage = append(usage, usageOf(bpf.EdgeTCMapBalancers, uint32(len(s.networks.balancerTable.applied)), t.Balancers.Max()))
 	}
 	return usage
 }
@@ -251,7 +244,7 @@ func usageOf(table string, used, limit uint32) Usage {
 func (s *Syncer) Stuck(family service.Family) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if broken(s.networks.err) || broken(s.balancers.err) {
+	if slices.ContainsFunc(s.networks.errors(), broken) {
 		return true
 	}
 	for key, err := range s.failures {

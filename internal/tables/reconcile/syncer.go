@@ -12,7 +12,9 @@ package reconcile
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
+	"slices"
 	"sync"
 	"time"
 
@@ -29,51 +31,31 @@ const (
 
 // Syncer keeps the tables in agreement with the plans. It is the only writer of the tables. All methods may
 // be called from any goroutine.
+//
+// It has three parts, each of which uses those before it: alloc has the ids, sets the slots, and frontends the rows and
+// the index. The Syncer itself decides what they are to hold and when, and repeats what failed.
 type Syncer struct {
-	tables *bpf.Tables
-	alloc  *alloc
-	sets   *sets
+	tables    *bpf.Tables
+	alloc     *alloc
+	sets      *sets
+	frontends *frontends
+	networks  networks
 	// writer is held throughout any change, mu while a field is accessed. A long change unlocks mu now
 	// and then, so that Status shows its progress.
 	writer sync.Mutex
 	mu     sync.Mutex
 
-	// What is wanted.
 	admission admission
 	wanted    map[service.FrontendKey]want // of what is admitted
-	cidrs     []netip.Prefix               // ServiceCIDRs
-	pods      []netip.Prefix               // networks of pods
-	// wantedBalancers are networks whose encapsulated packets are for this node's backends.
-	wantedBalancers []netip.Prefix
-	own             []netip.Addr // of the node
-	acceptTunnels   bool         // even while no Service uses DSR
 
 	// What may differ from the tables, and what does so because a step failed.
 	dirty    map[service.FrontendKey]bool
 	failures map[service.FrontendKey]error
-	conflict []netip.Prefix // pod networks that are also ServiceCIDRs
 	backoff  wakeup.Backoff
 	retryAt  time.Time // valid only after a failure
 
-	// What the tables hold.
-	applied   map[service.FrontendKey]*entry
-	networks  networkTable[bpf.Network]
-	balancers networkTable[bpf.Balancer]
-
-	// Protocols with backends that were removed since the last call of TakeRemoved.
-	removed map[service.Protocol]bool
-	// UDP frontends that were removed since the last call of TakeRemovedUDP.
-	removedUDP map[netip.AddrPort]bool
-
-	// epochStale: the index has changed, and programs still cache the old rows. fewerUntracked: an
-	// untracked frontend became tracked, or was removed.
-	epochStale, fewerUntracked bool
-
-	rowNumbers pool
-
-	// What is freed when no program can use it any more.
-	deferred []*entry
-	freed    bool // some of what was deferred had been in use
+	removals removals
+	freed    bool // entries that had been in use wait to be released
 	// gcMu is held by CollectGarbage; released counts what writers released while it waited.
 	gcMu     sync.Mutex
 	released int
@@ -85,36 +67,46 @@ type Syncer struct {
 	programmed func(service.Trigger)
 }
 
-// want is a frontend and the plan that it is part of.
-type want struct {
-	frontend *service.Frontend
-	plan     *service.Plan
-}
-
 // New restores the state of the tables. It does not change what they mean.
 func New(tables *bpf.Tables) (*Syncer, error) { return NewAt(tables, bpf.Now) }
 
 // NewAt is New with a clock for the age of flows: in seconds, like last_seen of conntrack entries.
 func NewAt(tables *bpf.Tables, seconds func() uint32) (*Syncer, error) {
 	s := &Syncer{
-		tables:     tables,
-		alloc:      newAlloc(tables),
-		admission:  newAdmission(),
-		wanted:     map[service.FrontendKey]want{},
-		dirty:      map[service.FrontendKey]bool{},
-		backoff:    wakeup.Backoff{First: firstRetry, Most: lastRetry},
-		failures:   map[service.FrontendKey]error{},
-		applied:    map[service.FrontendKey]*entry{},
-		removed:    map[service.Protocol]bool{},
-		removedUDP: map[netip.AddrPort]bool{},
-		triggers:   map[service.Ref][]service.Trigger{},
+		tables:    tables,
+		alloc:     newAlloc(tables),
+		admission: newAdmission(),
+		wanted:    map[service.FrontendKey]want{},
+		dirty:     map[service.FrontendKey]bool{},
+		failures:  map[service.FrontendKey]error{},
+		backoff:   wakeup.Backoff{First: firstRetry, Most: lastRetry},
+		removals:  removals{map[service.Protocol]bool{}, map[netip.AddrPort]bool{}},
+		triggers:  map[service.Ref][]service.Trigger{},
 	}
 	s.sets = newSets(tables, s.alloc, seconds)
-	s.networks.table, s.balancers.table = tables.Networks, tables.Balancers
-	if err := s.restore(); err != nil {
+	s.frontends = &frontends{tables: tables, alloc: s.alloc, sets: s.sets, applied: map[service.FrontendKey]*entry{}}
+	if err := errors.Join(s.frontends.restore(), s.networks.restore(tables)); err != nil {
 		return nil, fmt.Errorf("read the tables of the earlier agent: %w", err)
 	}
 	return s, nil
+}
+
+// lock begins a change.
+func (s *Syncer) lock() {
+	s.writer.Lock()
+	s.mu.Lock()
+}
+
+func (s *Syncer) unlock() {
+	s.mu.Unlock()
+	s.writer.Unlock()
+}
+
+// mark notes that frontends may differ from the tables.
+func (s *Syncer) mark(keys ...service.FrontendKey) {
+	for _, key := range keys {
+		s.dirty[key] = true
+	}
 }
 
 // Apply writes a delta to the tables. The first delta must be the complete state (R4): everything from an
@@ -124,10 +116,8 @@ func NewAt(tables *bpf.Tables, seconds func() uint32) (*Syncer, error) {
 // that are left out (admission) are added by the change that makes room for them, and are reported as an
 // error once.
 func (s *Syncer) Apply(delta service.Delta) error {
-	s.writer.Lock()
-	defer s.writer.Unlock()
-	s.mu.Lock()
-	defer s.mu.Unlock()
+	s.lock()
+	defer s.unlock()
 	leftOut := s.take(delta)
 	s.stats.Applied++
 	err := s.reconcile()
@@ -147,15 +137,11 @@ func (s *Syncer) retryAfter(err error) {
 // delay, at most 30 s; at once when CollectGarbage has freed table space. It returns when to call it again,
 // the zero time if there is nothing to retry.
 func (s *Syncer) Retry(now time.Time) (next time.Time, err error) {
-	s.writer.Lock()
-	defer s.writer.Unlock()
-	s.mu.Lock()
-	defer s.mu.Unlock()
+	s.lock()
+	defer s.unlock()
 	if s.backoff.Delay() > 0 && !now.Before(s.retryAt) {
 		s.stats.Retries++
-		for key := range s.failures {
-			s.dirty[key] = true
-		}
+		s.mark(slices.Collect(maps.Keys(s.failures))...)
 		if err = s.reconcile(); err != nil {
 			s.retryAt = now.Add(s.backoff.Next())
 		}
@@ -173,19 +159,9 @@ func (s *Syncer) take(delta service.Delta) (leftOut error) {
 	for _, t := range delta.Triggers {
 		s.triggers[t.Service] = append(s.triggers[t.Service], t)
 	}
-	if delta.ServiceCIDRs != nil {
-		s.cidrs = *delta.ServiceCIDRs
-	}
-	if delta.PodNetworks != nil {
-		s.pods = *delta.PodNetworks
-	}
-	if delta.Balancers != nil {
-		s.wantedBalancers = *delta.Balancers
-	}
+	s.networks.take(delta)
 	if !s.stats.Synced {
-		for key := range s.applied { // left over from an earlier agent
-			s.dirty[key] = true
-		}
+		s.mark(s.frontends.keys()...) // of an earlier agent
 	}
 	return leftOut
 }
