@@ -44,82 +44,81 @@ func (a *account) served() bool { return a.held != cost{} }
 
 // admission decides which objects go into the tables.
 type admission struct {
+	limits     cost // the sizes of the tables
+	frontends  *frontends
+	changed    func(...service.FrontendKey) // is told which frontends are wanted otherwise than before
 	shares     Shares
 	accounts   map[service.Ref]*account
+	wanted     map[service.FrontendKey]want // of what is admitted
 	total      cost
 	namespaces map[string]cost
 	leftOut    map[*account]bool // not admitted completely
 	roomier    bool              // something has been freed since leftOut was last tried
 }
 
-func newAdmission() admission {
-	return admission{accounts: map[service.Ref]*account{}, namespaces: map[string]cost{}, leftOut: map[*account]bool{}}
+func newAdmission(limits cost, frontends *frontends, changed func(...service.FrontendKey)) *admission {
+	return &admission{limits: limits, frontends: frontends, changed: changed, accounts: map[service.Ref]*account{},
+		wanted: map[service.FrontendKey]want{}, namespaces: map[string]cost{}, leftOut: map[*account]bool{}}
 }
-
-// SetShares sets the shares. It must be called before the first Apply.
-func (s *Syncer) SetShares(shares Shares) { s.admission.shares = shares }
 
 // admit decides about the objects of a change, and, if there is more room, about those left out before. It
 // returns why objects are left out that were not before.
-func (s *Syncer) admit(delta service.Delta) error {
-	if !s.stats.Synced {
-		s.countApplied(delta)
-	}
+func (m *admission) admit(delta service.Delta) error {
 	var changed []*account
 	for ref, plan := range delta.Plans {
 		if plan == nil {
-			s.remove(ref)
+			m.remove(ref)
 			continue
 		}
-		a := s.account(ref)
+		a := m.account(ref)
 		a.plan, a.cost = plan, costOf(plan)
 		changed = append(changed, a)
 	}
-	refused := s.settleAll(changed)
-	if s.admission.roomier && len(s.admission.leftOut) > 0 {
-		waiting := make([]*account, 0, len(s.admission.leftOut))
-		for a := range s.admission.leftOut {
+	refused := m.settleAll(changed)
+	if m.roomier && len(m.leftOut) > 0 {
+		waiting := make([]*account, 0, len(m.leftOut))
+		for a := range m.leftOut {
 			waiting = append(waiting, a)
 		}
-		s.settleAll(waiting)
+		m.settleAll(waiting)
 	}
-	s.admission.roomier = false
+	m.roomier = false
 	refused = slices.DeleteFunc(refused, func(a *account) bool { return a.reason == nil })
 	return leftOutError(refused)
 }
 
 // countApplied counts what an earlier agent left in the tables for the objects that still exist.
-func (s *Syncer) countApplied(delta service.Delta) {
-	for ref, c := range s.frontends.cost() {
-		if delta.Plans[ref] != nil && s.admission.accounts[ref] == nil {
-			s.hold(s.account(ref), c)
+func (m *admission) countApplied(delta service.Delta) {
+	for ref, c := range m.frontends.cost() {
+		if delta.Plans[ref] != nil && m.accounts[ref] == nil {
+			m.hold(m.account(ref), c)
 		}
 	}
 }
 
-func (s *Syncer) account(ref service.Ref) *account {
-	a := s.admission.accounts[ref]
+func (m *admission) account(ref service.Ref) *account {
+	a := m.accounts[ref]
 	if a == nil {
 		a = &account{ref: ref}
-		s.admission.accounts[ref] = a
+		m.accounts[ref] = a
 	}
 	return a
 }
 
 // remove forgets a deleted object.
-func (s *Syncer) remove(ref service.Ref) {
-	if a := s.admission.accounts[ref]; a != nil {
+func (m *admission) remove(ref service.Ref) {
+	if a := m.accounts[ref]; a != nil {
 		a.plan, a.reason, a.keeps = nil, nil, nil
-		s.want(a, nil)
-		s.hold(a, cost{})
-		delete(s.admission.leftOut, a)
-		delete(s.admission.accounts, ref)
+		m.want(a, nil)
+		m.hold(a, cost{})
+		delete(m.leftOut, a)
+		delete(m.accounts, ref)
 	}
 }
 
 // settleAll decides about objects: first those that are served, then the oldest. It returns those that are
 // left out, completely or in part, and were not before.
-func (s *Syncer) settleAll(all []*account) (refused []*account) {
+func (m *admission) settleAll(all []*account) (refused []*account) {
 	first := func(a *account) int {
 		if a.served() {
 			return 0
@@ -131,12 +130,12 @@ func (s *Syncer) settleAll(all []*account) (refused []*account) {
 	})
 	for _, a := range all {
 		before := a.reason
-		s.settle(a)
+		m.settle(a)
 		if a.reason == nil {
-			delete(s.admission.leftOut, a)
+			delete(m.leftOut, a)
 			continue
 		}
-		s.admission.leftOut[a] = true
+		m.leftOut[a] = true
 		if before == nil {
 			refused = append(refused, a)
 		}
@@ -145,73 +144,73 @@ func (s *Syncer) settleAll(all []*account) (refused []*account) {
 }
 
 // settle decides about one object.
-func (s *Syncer) settle(a *account) {
+func (m *admission) settle(a *account) {
 	a.keeps = nil
-	if a.reason = s.fits(a, a.cost); a.reason == nil {
-		s.hold(a, a.cost)
-		s.want(a, a.plan)
+	if a.reason = m.fits(a, a.cost); a.reason == nil {
+		m.hold(a, a.cost)
+		m.want(a, a.plan)
 		return
 	}
 	if !a.served() {
 		a.reason = fmt.Errorf("it %w", a.reason)
-		s.want(a, nil)
+		m.want(a, nil)
 		return
 	}
-	part := s.partOf(a)
+	part := m.partOf(a)
 	c := costOf(part)
-	if len(part.Frontends) > 0 && s.fits(a, c) == nil {
+	if len(part.Frontends) > 0 && m.fits(a, c) == nil {
 		a.reason = fmt.Errorf("its additions are left out: it %w", a.reason)
-		s.hold(a, c)
-		s.want(a, part)
+		m.hold(a, c)
+		m.want(a, part)
 		return
 	}
 	a.reason = fmt.Errorf("its changes are left out, and its previous state stays in effect: it %w", a.reason)
-	s.keep(a)
+	m.keep(a)
 }
 
 // hold counts c for an object in place of its previous cost.
-func (s *Syncer) hold(a *account, c cost) {
+func (m *admission) hold(a *account, c cost) {
 	for table := range c {
-		s.admission.roomier = s.admission.roomier || c[table] < a.held[table]
+		m.roomier = m.roomier || c[table] < a.held[table]
 	}
-	namespace := s.admission.namespaces[a.ref.Namespace]
-	for _, sum := range []*cost{&s.admission.total, &namespace} {
+	namespace := m.namespaces[a.ref.Namespace]
+	for _, sum := range []*cost{&m.total, &namespace} {
 		sum.subtract(a.held)
 		sum.add(c)
 	}
 	a.held = c
-	if s.admission.namespaces[a.ref.Namespace] = namespace; namespace == (cost{}) {
-		delete(s.admission.namespaces, a.ref.Namespace)
+	if m.namespaces[a.ref.Namespace] = namespace; namespace == (cost{}) {
+		delete(m.namespaces, a.ref.Namespace)
 	}
 }
 
 // want sets the plan of an object's frontends; nil for none.
-func (s *Syncer) want(a *account, plan *service.Plan) {
+func (m *admission) want(a *account, plan *service.Plan) {
 	if old := a.admitted; old != nil {
 		for i := range old.Frontends {
 			key := old.Frontends[i].Key
-			s.dirty[key] = true
-			if s.wanted[key].plan == old {
-				delete(s.wanted, key)
+			m.changed(key)
+			if m.wanted[key].plan == old {
+				delete(m.wanted, key)
 			}
 		}
 	}
 	if plan != nil {
 		for i := range plan.Frontends {
 			f := &plan.Frontends[i]
-			s.dirty[f.Key] = true
-			s.wanted[f.Key] = want{f, plan}
+			m.changed(f.Key)
+			m.wanted[f.Key] = want{f, plan}
 		}
 	}
 	a.admitted = plan
 }
 
 // partOf returns the part of a plan at addresses that the object already has in the tables.
-func (s *Syncer) partOf(a *account) *service.Plan {
+func (m *admission) partOf(a *account) *service.Plan {
 	part := &service.Plan{TableSize: a.plan.TableSize, Created: a.plan.Created, Problems: a.plan.Problems}
 	used, ports := map[service.SetKey]bool{}, map[service.SetKey]bool{}
 	for _, f := range a.plan.Frontends {
-		if !s.has(a, f.Key) {
+		if !m.has(a, f.Key) {
 			continue
 		}
 		part.Frontends = append(part.Frontends, f)
@@ -234,13 +233,13 @@ func (s *Syncer) partOf(a *account) *service.Plan {
 }
 
 // has reports whether the tables have a frontend for the object.
-func (s *Syncer) has(a *account, key service.FrontendKey) bool {
-	owner, ok := s.frontends.owner(key)
+func (m *admission) has(a *account, key service.FrontendKey) bool {
+	owner, ok := m.frontends.owner(key)
 	return ok && owner == a.ref
 }
 
 // keep leaves frontends as they are if the object still asks for them, and removes its others.
-func (s *Syncer) keep(a *account) {
+func (m *admission) keep(a *account) {
 	asked := map[service.FrontendKey]bool{}
 	for i := range a.plan.Frontends {
 		asked[a.plan.Frontends[i].Key] = true
@@ -251,17 +250,17 @@ func (s *Syncer) keep(a *account) {
 	}
 	for i := range a.admitted.Frontends {
 		key := a.admitted.Frontends[i].Key
-		if !asked[key] && s.wanted[key].plan == a.admitted {
-			delete(s.wanted, key)
-			s.dirty[key] = true
+		if !asked[key] && m.wanted[key].plan == a.admitted {
+			delete(m.wanted, key)
+			m.changed(key)
 		}
 	}
 }
 
 // kept reports whether a frontend that is not wanted stays because its change does not fit.
-func (s *Syncer) kept(key service.FrontendKey) bool {
-	owner, ok := s.frontends.owner(key)
-	a := s.admission.accounts[owner]
+func (m *admission) kept(key service.FrontendKey) bool {
+	owner, ok := m.frontends.owner(key)
+	a := m.accounts[owner]
 	return ok && a != nil && a.keeps[key]
 }
 

@@ -46,9 +46,8 @@ func (c *cost) subtract(o cost) {
 	}
 }
 
-// limits returns the sizes of the tables.
-func (s *Syncer) limits() cost {
-	t := s.tables
+// limitsOf returns the sizes of the tables.
+func limitsOf(t *bpf.Tables) cost {
 	return cost{int64(t.Frontends.Max()), int64(t.Services.Max()), int64(t.Slots.Len()), int64(t.Backends.Len()) - 1, int64(t.SourceRanges.Max()), 0}
 }
 

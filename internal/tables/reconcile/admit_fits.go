@@ -10,22 +10,21 @@ import (
 
 // fits returns why an object may not take c, nil if it may. An object may always keep what it has. New
 // objects must leave room for changes of those that are served.
-func (s *Syncer) fits(a *account, c cost) error {
-	limits := s.limits()
+func (m *admission) fits(a *account, c cost) error {
 	for table := range costTables {
-		limit, need, held := limits[table], c[table], a.held[table]
+		limit, need, held := m.limits[table], c[table], a.held[table]
 		if need <= held {
 			continue
 		}
-		if err := s.withinShares(a, table, c, limit); err != nil {
+		if err := m.withinShares(a, table, c, limit); err != nil {
 			return err
 		}
 		if shared(table) {
 			continue // known only once it is in the tables
 		}
-		room := limit - s.admission.total[table] + held
+		room := limit - m.total[table] + held
 		if !a.served() {
-			room -= s.reserveOf(table, a)
+			room -= m.reserveOf(table, a)
 		}
 		if need > room {
 			return roomError(table, need, max(room, 0), limit)
@@ -35,12 +34,12 @@ func (s *Syncer) fits(a *account, c cost) error {
 }
 
 // withinShares returns an error if c is more of a table than one object or its namespace may have.
-func (s *Syncer) withinShares(a *account, table int, c cost, limit int64) error {
-	shares, need := s.admission.shares, sharedOut(c, table)
+func (m *admission) withinShares(a *account, table int, c cost, limit int64) error {
+	shares, need := m.shares, sharedOut(c, table)
 	if most := share(shares.Service, limit); shares.Service > 0 && need > most {
 		return shareError(table, need, most, "one Service", "service-share")
 	}
-	sum := sharedOut(s.admission.namespaces[a.ref.Namespace], table) - sharedOut(a.held, table) + need
+	sum := sharedOut(m.namespaces[a.ref.Namespace], table) - sharedOut(a.held, table) + need
 	if most := share(shares.Namespace, limit); shares.Namespace > 0 && sum > most {
 		return shareError(table, need, most, "all of namespace "+a.ref.Namespace, "namespace-share")
 	}
@@ -57,8 +56,8 @@ func sharedOut(c cost, table int) int64 {
 
 // reserveOf returns how much of a table a new object must leave free: a fixed part, and room to change its
 // largest set.
-func (s *Syncer) reserveOf(table int, a *account) int64 {
-	reserve := s.limits()[table] / updateReserve
+func (m *admission) reserveOf(table int, a *account) int64 {
+	reserve := m.limits[table] / updateReserve
 	if table == costSlots {
 		reserve = max(reserve, largestSet(a.plan))
 	}

@@ -90,7 +90,7 @@ func (s *Syncer) inOrder() []service.FrontendKey {
 	turns := make([]workItem, 0, len(s.dirty))
 	for key := range s.dirty {
 		t := workItem{key: key}
-		if w, ok := s.wanted[key]; ok {
+		if w, ok := s.admission.wanted[key]; ok {
 			t.class = 1
 			if !s.frontends.has(key) {
 				t.class, t.created = 2, w.plan.Created
@@ -113,13 +113,13 @@ func (s *Syncer) inOrder() []service.FrontendKey {
 
 // reconcileFrontend makes one frontend what is wanted.
 func (s *Syncer) reconcileFrontend(key service.FrontendKey) error {
-	w, ok := s.wanted[key]
+	w, ok := s.admission.wanted[key]
 	var c change
 	var err error
 	switch {
 	case ok:
 		c, err = s.frontends.put(w)
-	case !s.kept(key):
+	case !s.admission.kept(key):
 		c, err = s.frontends.remove(key)
 	}
 	if c != (change{}) {

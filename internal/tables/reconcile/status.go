@@ -151,7 +151,7 @@ func (s *Syncer) Status() []Status {
 // unremoved returns the frontends that could not be removed after their object was deleted.
 func (s *Syncer) unremoved() (all []Status) {
 	for key, err := range s.failures {
-		if owner, ok := s.frontends.owner(key); ok && s.wanted[key].frontend == nil && s.admission.accounts[owner] == nil {
+		if owner, ok := s.frontends.owner(key); ok && s.admission.wanted[key].frontend == nil && s.admission.accounts[owner] == nil {
 			all = append(all, Status{Owner: owner, State: Failed,
 				Reasons: []string{key.String() + ": cannot be removed: " + err.Error()}})
 		}

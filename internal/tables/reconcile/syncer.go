@@ -45,8 +45,7 @@ type Syncer struct {
 	writer sync.Mutex
 	mu     sync.Mutex
 
-	admission admission
-	wanted    map[service.FrontendKey]want // of what is admitted
+	admission *admission
 
 	// What may differ from the tables, and what does so because a step failed.
 	dirty    map[service.FrontendKey]bool
@@ -73,18 +72,17 @@ func New(tables *bpf.Tables) (*Syncer, error) { return NewAt(tables, bpf.Now) }
 // NewAt is New with a clock for the age of flows: in seconds, like last_seen of conntrack entries.
 func NewAt(tables *bpf.Tables, seconds func() uint32) (*Syncer, error) {
 	s := &Syncer{
-		tables:    tables,
-		alloc:     newAlloc(tables),
-		admission: newAdmission(),
-		wanted:    map[service.FrontendKey]want{},
-		dirty:     map[service.FrontendKey]bool{},
-		failures:  map[service.FrontendKey]error{},
-		backoff:   wakeup.Backoff{First: firstRetry, Most: lastRetry},
-		removals:  removals{map[service.Protocol]bool{}, map[netip.AddrPort]bool{}},
-		triggers:  map[service.Ref][]service.Trigger{},
+		tables:   tables,
+		alloc:    newAlloc(tables),
+		dirty:    map[service.FrontendKey]bool{},
+		failures: map[service.FrontendKey]error{},
+		backoff:  wakeup.Backoff{First: firstRetry, Most: lastRetry},
+		removals: removals{map[service.Protocol]bool{}, map[netip.AddrPort]bool{}},
+		triggers: map[service.Ref][]service.Trigger{},
 	}
 	s.sets = newSets(tables, s.alloc, seconds)
 	s.frontends = &frontends{tables: tables, alloc: s.alloc, sets: s.sets, applied: map[service.FrontendKey]*entry{}}
+	s.admission = newAdmission(limitsOf(tables), s.frontends, s.mark)
 	if err := errors.Join(s.frontends.restore(), s.networks.restore(tables)); err != nil {
 		return nil, fmt.Errorf("read the tables of the earlier agent: %w", err)
 	}
@@ -108,6 +106,9 @@ func (s *Syncer) mark(keys ...service.FrontendKey) {
 		s.dirty[key] = true
 	}
 }
+
+// SetShares sets the shares. It must be called before the first Apply.
+func (s *Syncer) SetShares(shares Shares) { s.admission.shares = shares }
 
 // Apply writes a delta to the tables. The first delta must be the complete state (R4): everything from an
 // earlier agent that it lacks is removed.
@@ -155,13 +156,14 @@ func (s *Syncer) Retry(now time.Time) (next time.Time, err error) {
 // take turns a delta into wanted and dirty frontends, and returns which objects are left out. A frontend
 // that moves from one owner to another within a delta is only changed, never removed.
 func (s *Syncer) take(delta service.Delta) (leftOut error) {
-	leftOut = s.admit(delta)
+	if !s.stats.Synced {
+		s.mark(s.frontends.keys()...) // of an earlier agent
+		s.admission.countApplied(delta)
+	}
+	leftOut = s.admission.admit(delta)
 	for _, t := range delta.Triggers {
 		s.triggers[t.Service] = append(s.triggers[t.Service], t)
 	}
 	s.networks.take(delta)
-	if !s.stats.Synced {
-		s.mark(s.frontends.keys()...) // of an earlier agent
-	}
 	return leftOut
 }
