@@ -2,9 +2,7 @@
 
 package reconcile
 
-import (
-	"beeline.io/beeline/internal/bpf"
-)
+import "beeline.io/beeline/internal/bpf"
 
 // Programs decapsulate packets of balancers for this node's backends only while something uses DSR (enum
 // dsr_accepted in bpf/lb/types.h). A kind is accepted before the first frontend that uses it is published.

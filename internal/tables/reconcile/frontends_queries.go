@@ -41,8 +41,6 @@ func (f *frontends) countUntracked() (untracked, remembering int) {
 // has reports whether the tables have a frontend.
 func (f *frontends) has(key service.FrontendKey) bool { return f.applied[key] != nil }
 
-// serves reports whether the tables have a backend for a service address, by the rules of the programs
-// (bpf/lb/serving.h).
 func (f *frontends) serves(protocol service.Protocol, address, backend netip.AddrPort) bool {
 	e := f.applied[frontendKey(protocol, address)]
 	if e == nil && address.Addr().Is4() && address.Addr().IsLoopback() {
@@ -52,26 +50,23 @@ func (f *frontends) serves(protocol service.Protocol, address, backend netip.Add
 			e = nil
 		}
 	}
-	return e != nil && e.sets.serves(backend)
+	return e != nil && e.sets.contain(func(b codec.Backend) bool { return b.AddrPort() == backend })
 }
 
 func frontendKey(protocol service.Protocol, address netip.AddrPort) service.FrontendKey {
 	return service.FrontendKey{Addr: address.Addr(), Port: address.Port(), Protocol: protocol}
 }
 
-// servicesOf returns the objects that have a backend at an address, in order. It looks at the sets of all frontends.
 func (f *frontends) servicesOf(address netip.Addr) []service.Ref {
 	all := map[service.Ref]struct{}{}
 	for _, e := range f.applied {
-		if e.sets.has(address) {
+		if e.sets.contain(func(b codec.Backend) bool { return b.Addr() == address }) {
 			all[e.port.key.Owner] = struct{}{}
 		}
 	}
 	return slices.SortedFunc(maps.Keys(all), service.Ref.Compare)
 }
 
-// dsrDestinations returns, by kind of DSR, the addresses that external clients' packets are sent to: of
-// backends on other nodes, or of those nodes.
 func (f *frontends) dsrDestinations() map[service.DSR][]netip.Addr {
 	met := map[service.DSR]map[netip.Addr]bool{}
 	for _, e := range f.applied {

@@ -4,7 +4,6 @@ package reconcile
 
 import (
 	"math/bits"
-	"net/netip"
 	"slices"
 
 	"beeline.io/beeline/internal/bpf"
@@ -105,20 +104,10 @@ func (all *setsOf) members(yield func(*backend) bool) {
 	}
 }
 
-// serves reports whether a member has this address and port.
-func (all *setsOf) serves(address netip.AddrPort) bool {
+// contain reports whether is is true of a member.
+func (all *setsOf) contain(is func(codec.Backend) bool) bool {
 	for b := range all.members {
-		if b.key.AddrPort() == address {
-			return true
-		}
-	}
-	return false
-}
-
-// has reports whether a member has this address.
-func (all *setsOf) has(address netip.Addr) bool {
-	for b := range all.members {
-		if b.key.Addr() == address {
+		if is(b.key) {
 			return true
 		}
 	}
