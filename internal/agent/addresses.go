@@ -21,7 +21,6 @@ func (a *Agent) updateAddresses() {
 		return
 	}
 	delta := a.cluster.SetLocalAddresses(addresses)
-	a.addresses = addresses
 	a.noteOwnAddress()
 	if a.synced {
 		a.program(delta)
@@ -31,7 +30,7 @@ func (a *Agent) updateAddresses() {
 // noteOwnAddress warns if no device here has an address of this node's Node object.
 func (a *Agent) noteOwnAddress() {
 	own := slices.DeleteFunc(slices.Clone(a.cluster.OwnAddresses()), netip.Addr.IsLoopback)
-	none := len(own) > 0 && !slices.ContainsFunc(own, func(o netip.Addr) bool { return slices.Contains(a.addresses, o) })
+	none := len(own) > 0 && !slices.ContainsFunc(own, func(o netip.Addr) bool { return slices.Contains(a.cluster.LocalAddresses(), o) })
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if none && !a.noOwnAddress {

@@ -9,7 +9,6 @@ import (
 	"context"
 	"errors"
 	"log/slog"
-	"net/netip"
 	gosync "sync"
 	"sync/atomic"
 	"time"
@@ -36,16 +35,12 @@ type Agent struct {
 	version string
 	started time.Time
 
-	objects  source.Source
-	server   apiServer // source of objects; unused with manifests
-	datapath *bpf.Datapath
-	syncer   *reconcile.Syncer
-	// addresses of this node's interfaces. Only the loop uses it.
-	addresses   []netip.Addr
+	objects     source.Source
+	server      apiServer // source of objects; unused with manifests
+	datapath    *bpf.Datapath
+	syncer      *reconcile.Syncer
 	nodeSockets nodeSockets
 	cluster     *service.Cluster
-	optOuts     *service.OptOuts
-	sidecars    *service.Sidecars
 	unknown     *service.UnknownAnnotations
 	components  component.Running
 	prober      *healthcheck.Prober
@@ -95,8 +90,6 @@ func Run(ctx context.Context, config Config, version string, log *slog.Logger) e
 	}
 	loaded := a.loadManifests()
 	a.cluster = service.NewCluster(config.Service)
-	a.optOuts = service.NewOptOuts(config.NodeName)
-	a.sidecars = service.NewSidecars(config.NodeName, config.Service.Sidecars)
 	a.unknown = service.NewUnknownAnnotations()
 
 	a.datapath, err = bpf.Open(config.datapathOptions())
@@ -120,7 +113,8 @@ func Run(ctx context.Context, config Config, version string, log *slog.Logger) e
 	a.syncer.SetShares(config.Shares)
 	a.metrics = a.newMetrics()
 	a.syncer.SetProgrammed(a.metrics.Proxy.Programmed)
-	a.components, err = config.Components.New(component.Env{Datapath: a.datapath, Syncer: a.syncer, BPFFS: config.BPFFS, Metrics: a.metrics.Proxy, Log: log})
+	a.components, err = config.Components.New(component.Env{Datapath: a.datapath, Syncer: a.syncer, BPFFS: config.BPFFS, Node: config.NodeName, Cluster: a.cluster,
+		Metrics: a.metrics.Proxy, Log: log})
 	if err != nil {
 		return err
 	}

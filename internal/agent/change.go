@@ -15,7 +15,6 @@ import (
 	"beeline.io/beeline/internal/bpf/pinfs"
 	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/cluster/source"
-	"beeline.io/beeline/internal/component"
 	"beeline.io/beeline/internal/report/condition"
 )
 
@@ -37,7 +36,7 @@ func (a *Agent) take(ev source.Event) error {
 	delta := a.cluster.Apply(ev.Changes)
 	a.health.SetIneligible(a.ineligible(ev.Synced))
 	a.recordNodes(ev.Changes)
-	pods := changedPods{optOuts: a.optOuts.Apply(ev.Changes), sidecars: a.sidecars.Apply(ev.Changes)}
+	a.components.Objects(ev.Changes)
 	a.noteNode()
 	a.noteOrphanSlices(ev.Synced)
 	if a.unknown.Apply(ev.Changes) {
@@ -56,7 +55,7 @@ func (a *Agent) take(ev source.Event) error {
 		delta = completeState(a.cluster)
 		delta.Triggers = triggers
 	}
-	if err := a.apply(delta, pods.orAll(first)); err != nil {
+	if err := a.apply(delta); err != nil {
 		a.logMissing(err)
 	}
 	if first || len(ev.Changes) > 0 {
@@ -78,18 +77,10 @@ func completeState(cluster *service.Cluster) service.Delta {
 	return delta
 }
 
-// changedPods says which properties of the node's pods a change has changed.
-type changedPods struct{ optOuts, sidecars bool }
-
-// orAll returns all of them if all is set.
-func (c changedPods) orAll(all bool) changedPods {
-	return changedPods{c.optOuts || all, c.sidecars || all}
-}
-
 // program calls apply, and logs an error if part of the change failed.
 func (a *Agent) program(delta service.Delta) {
 	begin := time.Now()
-	if err := a.apply(delta, changedPods{}); err != nil {
+	if err := a.apply(delta); err != nil {
 		a.logMissing(err)
 	}
 	a.metrics.Proxy.Synced(begin, false)
@@ -100,16 +91,14 @@ func (a *Agent) logMissing(err error) {
 }
 
 // apply writes as much of a change to the tables as possible; the loop retries the rest.
-func (a *Agent) apply(delta service.Delta, pods changedPods) error {
-	change := component.Change{Delta: delta, Cluster: a.cluster, Addresses: a.addresses,
-		OptOuts: a.optOuts, OptOutsChanged: pods.optOuts, Sidecars: a.sidecars, SidecarsChanged: pods.sidecars}
+func (a *Agent) apply(delta service.Delta) error {
 	a.noteQueued()
 	a.noteLost(delta)
-	a.components.Prepare(change)
-	a.syncer.SetOwn(slices.Concat(a.addresses, a.cluster.OwnAddresses()))
+	a.components.Prepare(delta)
+	a.syncer.SetOwn(slices.Concat(a.cluster.LocalAddresses(), a.cluster.OwnAddresses()))
 	err := a.syncer.Apply(delta)
 	a.metrics.Proxy.Planned(delta.Plans)
-	a.components.Apply(change)
+	a.components.Apply(delta)
 	a.noteRemoved()
 	a.serveHealthPorts(delta)
 	a.noteTables()

@@ -73,12 +73,9 @@ func (c *Checked) resolve(config Config, objects []service.Object) error {
 	if config.IgnoreAnnotations {
 		changes = service.WithoutAnnotations(changes)
 	}
-	table, optOuts := service.NewCluster(config.Service), service.NewOptOuts(config.NodeName)
+	table := service.NewCluster(config.Service)
 	table.SetLocalAddresses(addresses)
 	table.Apply(changes)
-	optOuts.Apply(changes)
-	sidecars := service.NewSidecars(config.NodeName, config.Service.Sidecars)
-	sidecars.Apply(changes)
 	unknown := service.NewUnknownAnnotations()
 	unknown.Apply(changes)
 	for owner, plan := range table.Owners() {
@@ -88,7 +85,7 @@ func (c *Checked) resolve(config Config, objects []service.Object) error {
 			c.Conditions = append(c.Conditions, p.At(owner.String()))
 		}
 	}
-	for _, list := range [][]service.ObjectProblem{table.OrphanSlices(), optOuts.Problems(), sidecars.Problems(), unknown.Problems()} {
+	for _, list := range [][]service.ObjectProblem{table.OrphanSlices(), config.Components.CheckObjects(config.NodeName, changes), unknown.Problems()} {
 		for _, p := range list {
 			c.Conditions = append(c.Conditions, p.Problem.At(p.Object.String()))
 		}

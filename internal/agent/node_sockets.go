@@ -46,7 +46,7 @@ func (n *nodeSockets) find(addresses []netip.Addr) (changed bool, err error) {
 // updateNodeSockets leaves Service addresses to sockets of this node, or takes them back. It reports whether the tables
 // were changed.
 func (a *Agent) updateNodeSockets() bool {
-	changed, err := a.nodeSockets.find(a.addresses)
+	changed, err := a.nodeSockets.find(a.cluster.LocalAddresses())
 	if err != nil && (a.nodeSockets.err == nil || a.nodeSockets.err.Error() != err.Error()) {
 		a.log.Error("cannot read which Service addresses sockets of this node serve; the last known ones stay in use", "error", err)
 	}

@@ -65,7 +65,7 @@ func TestAPIServerIsNoExternalIP(t *testing.T) {
 	}
 	ref := service.Ref{Kind: service.KindService, Namespace: web.Namespace, Name: web.Name}
 	for _, refuse := range []bool{false, true} {
-		a := &Agent{config: Config{Service: service.Config{NodeName: "n", RefuseForeignExternalIPs: refuse}}, log: slog.New(slog.NewTextHandler(io.Discard, nil)), optOuts: service.NewOptOuts("n"), sidecars: service.NewSidecars("n", nil), unknown: service.NewUnknownAnnotations(),
+		a := &Agent{config: Config{Service: service.Config{NodeName: "n", RefuseForeignExternalIPs: refuse}}, log: slog.New(slog.NewTextHandler(io.Discard, nil)), unknown: service.NewUnknownAnnotations(),
 			health: nodehealth.NewTracker(time.Now), metrics: metrics.New(metrics.Options{Log: slog.New(slog.DiscardHandler)})}
 		a.cluster = service.NewCluster(a.config.Service)
 		for step, want := range []struct {

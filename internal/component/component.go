@@ -8,7 +8,6 @@ package component
 import (
 	"context"
 	"log/slog"
-	"net/netip"
 
 	"github.com/spf13/pflag"
 
@@ -35,6 +34,8 @@ type Component struct {
 	Complete func(*service.Config) error
 	// Check returns what is wrong with a complete configuration on this machine. It changes nothing.
 	Check func() condition.List
+	// CheckObjects returns what is wrong with the objects of a node, as far as the component reads them.
+	CheckObjects func(node string, objects []service.Change) []service.ObjectProblem
 	// Effective replaces the settings, by the names of their flags, whose value the component has chosen. It
 	// is called after Complete.
 	Effective func(settings map[string]any)
@@ -56,6 +57,9 @@ type Env struct {
 	Datapath *bpf.Datapath
 	Syncer   *reconcile.Syncer
 	BPFFS    string
+	Node     string // the name of this node
+	// Cluster is the state of the cluster. Only Objects, Prepare and Apply may use it.
+	Cluster *service.Cluster
 	// Metrics are those with kube-proxy's names; Instance.Metrics returns the others.
 	Metrics *metrics.Proxy
 	Log     *slog.Logger
@@ -66,14 +70,17 @@ func (e *Env) Serves(c bpf.Connection) bool {
 	return e.Syncer.Serves(service.Protocol(c.Protocol), c.Service, c.Backend)
 }
 
-// An Instance is a component of a running agent. Optional functions are nil. The agent's loop calls Prepare to
+// An Instance is a component of a running agent. Optional functions are nil. The agent's loop calls Objects to
 // Audit, one at a time; other goroutines call Status, Conditions and Metrics at any time.
 type Instance struct {
+	// Objects is called with each batch of objects that changed, also before the state is complete. The component
+	// selects those that it serves; what it does for them is the task of Prepare.
+	Objects func([]service.Change)
 	// Prepare is called before a change is written to the tables, the first time with the complete state.
 	// It sets up what packets need once the change is in effect. Later components come first.
-	Prepare func(Change)
+	Prepare func(service.Delta)
 	// Apply is called after as much of the change as possible is written; the agent retries the rest.
-	Apply func(Change)
+	Apply func(service.Delta)
 	// Start is called once, when the tables hold the complete state: the component may now attach its
 	// programs to devices. Cgroup hooks are attached next, unless an earlier agent did.
 	Start func()
@@ -112,21 +119,4 @@ type Answer func(context.Context) (any, error)
 type Task struct {
 	Name string
 	Run  func(ctx context.Context) error
-}
-
-// A Change is a change of the cluster, as written to the tables of one node.
-type Change struct {
-	// Delta is what changed; the first time, the complete state.
-	Delta service.Delta
-	// Cluster is the state after the change. It is valid during the call.
-	Cluster *service.Cluster
-	// Addresses are those of the node's interfaces that other hosts can reach.
-	Addresses []netip.Addr
-	// OptOuts are the pods that opt out of the socket shortcut. They are valid during the call.
-	OptOuts *service.OptOuts
-	// OptOutsChanged is set the first time and whenever OptOuts changed.
-	OptOutsChanged bool
-	// Sidecars are the pods that have a proxy, and SidecarsChanged the same for them.
-	Sidecars        *service.Sidecars
-	SidecarsChanged bool
 }

@@ -51,6 +51,16 @@ func (l List) Check() (all condition.List) {
 	return all
 }
 
+// CheckObjects returns what is wrong with the objects of a node.
+func (l List) CheckObjects(node string, objects []service.Change) (all []service.ObjectProblem) {
+	for _, c := range l {
+		if c.CheckObjects != nil {
+			all = append(all, c.CheckObjects(node, objects)...)
+		}
+	}
+	return all
+}
+
 // Effective replaces the settings whose value the components have chosen.
 func (l List) Effective(settings map[string]any) {
 	for _, c := range l {
@@ -135,9 +145,18 @@ type running struct {
 	*Instance
 }
 
+// Objects calls Instance.Objects of all components.
+func (r Running) Objects(changes []service.Change) {
+	for _, c := range r {
+		if c.Objects != nil {
+			c.Objects(changes)
+		}
+	}
+}
+
 // Prepare calls Instance.Prepare of all components, the last first, because a component takes over what those
 // before it no longer serve. So the edge is at a pod's device before the pod loses the socket shortcut.
-func (r Running) Prepare(change Change) {
+func (r Running) Prepare(change service.Delta) {
 	for _, c := range slices.Backward(r) {
 		if c.Prepare != nil {
 			c.Prepare(change)
@@ -146,7 +165,7 @@ func (r Running) Prepare(change Change) {
 }
 
 // Apply calls Instance.Apply of all components.
-func (r Running) Apply(change Change) {
+func (r Running) Apply(change service.Delta) {
 	for _, c := range r {
 		if c.Apply != nil {
 			c.Apply(change)

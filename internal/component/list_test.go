@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"beeline.io/beeline/internal/cluster/service"
 )
 
 // calls records which function of which component is called.
@@ -17,8 +19,8 @@ func (c *calls) component(name string) *Component {
 	note := func(what string) { *c = append(*c, name+" "+what) }
 	return &Component{Name: name, New: func(Env) (*Instance, error) {
 		return &Instance{
-			Prepare: func(Change) { note("prepare") },
-			Apply:   func(Change) { note("apply") },
+			Prepare: func(service.Delta) { note("prepare") },
+			Apply:   func(service.Delta) { note("apply") },
 			Start:   func() { note("start") },
 			Repair:  func() []string { return []string{name} },
 			Audit:   func() ([]string, error) { return []string{name}, errors.New("unreadable") },
@@ -36,8 +38,8 @@ func TestOrder(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	all.Prepare(Change{})
-	all.Apply(Change{})
+	all.Prepare(service.Delta{})
+	all.Apply(service.Delta{})
 	all.Start()
 	all.Close()
 	want := calls{"edge prepare", "socket prepare", "socket apply", "edge apply", "socket start", "edge start", "edge close", "socket close"}

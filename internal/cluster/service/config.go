@@ -2,16 +2,10 @@
 
 package service
 
-import (
-	"net/netip"
-
-	"k8s.io/apimachinery/pkg/labels"
-)
+import "net/netip"
 
 // Config holds the operator's settings of a node. It does not change during the life of a Cluster.
 type Config struct {
-	// Sidecars selects the pods that have a proxy (Sidecars); nil: none.
-	Sidecars labels.Selector
 	// NodeName is the name of this node's Node object. Endpoints and pods with this node name are local;
 	// without a name nothing is local (R11).
 	NodeName string

@@ -22,6 +22,9 @@ func (t *Cluster) SetLocalAddresses(addrs []netip.Addr) Delta {
 	return t.commit(b)
 }
 
+// LocalAddresses returns those of the last SetLocalAddresses. The list must not be modified.
+func (t *Cluster) LocalAddresses() []netip.Addr { return t.interfaces }
+
 // SetNodeSockets sets the destinations that sockets of this node have bound and that packets reach without the rules of
 // a proxy, because a rule exempts them from conntrack. No frontend has them: Services leave them to these sockets, as
 // NodeLocal DNSCache needs it.

@@ -62,6 +62,7 @@ type running struct {
 	traffic   *traffic
 	forwarded forwarded
 	served    served
+	optOuts   *service.OptOuts
 	// udpRemoved: backends of UDP Services may have been removed.
 	udpRemoved wakeup.Signal
 }
@@ -74,7 +75,7 @@ func (c *config) run(env component.Env) (*component.Instance, error) {
 	if err := env.Syncer.AcceptTunnels(c.acceptsTunnels() != ""); err != nil {
 		return nil, err
 	}
-	r := &running{config: c, env: env, forwarded: newForwarded(), served: served{}, udpRemoved: wakeup.NewSignal()}
+	r := &running{config: c, env: env, forwarded: newForwarded(), served: served{}, optOuts: service.NewOptOuts(env.Node), udpRemoved: wakeup.NewSignal()}
 	if c.off() {
 		return r.instanceOff(), nil
 	}
@@ -95,6 +96,7 @@ func (c *config) run(env component.Env) (*component.Instance, error) {
 		Wanted:     env.Datapath.Prefilter().Wanted(),
 	}, env.Syncer.PrefilterRebuild(), env.Syncer.SlotGC(c.establishedTimeout), r.edge.FlowRefs(), r.traffic)
 	return &component.Instance{
+		Objects: func(changes []service.Change) { r.optOuts.Apply(changes) },
 		Prepare: r.prepare, Apply: r.apply, Start: r.start, BackendsRemoved: r.backendsRemoved, Repair: r.repair, Audit: r.audit,
 		Run:    []component.Task{{Name: "edge", Run: r.edge.Run}, {Name: "conntrack", Run: r.conntrack.Run}, {Name: "kernel room", Run: r.renewKernelRoom}, {Name: "kernel UDP", Run: r.deleteStaleKernelUDP}},
 		Status: r.status, Conditions: r.conditions, Metrics: r.metrics,
@@ -107,20 +109,20 @@ func (c *config) establishedTimeout(p service.Protocol) time.Duration {
 }
 
 // prepare attaches the programs to the devices that packets arrive at once the change is in effect.
-func (r *running) prepare(change component.Change) {
-	r.edge.SetNode(change.Cluster.OwnAddresses())
-	r.edge.SetPods(packetPathPods(change))
-	r.edge.Reach(remoteBackends(change.Delta))
+func (r *running) prepare(change service.Delta) {
+	r.edge.SetNode(r.env.Cluster.OwnAddresses())
+	r.edge.SetPods(r.packetPathPods())
+	r.edge.Reach(remoteBackends(change))
 }
 
-func (r *running) apply(change component.Change) {
-	r.forwarded.note(change.Delta, change.Addresses)
+func (r *running) apply(change service.Delta) {
+	r.forwarded.note(change, r.env.Cluster.LocalAddresses())
 	r.edge.Forward(r.forwarded.all.families(), r.forwarded.decapsulated.families())
-	if r.served.note(change.Delta) {
+	if r.served.note(change) {
 		r.edge.SetServed(r.served.addresses())
 	}
-	r.edge.DSRChanged(goesByDSR(change.Delta))
-	r.traffic.change(change.Delta)
+	r.edge.DSRChanged(goesByDSR(change))
+	r.traffic.change(change)
 }
 
 func (r *running) start() {
@@ -147,12 +149,12 @@ func (r *running) audit() ([]string, error) { return r.edge.Repair(), nil }
 
 // packetPathPods returns the pods of this node that the edge serves at their own devices: those that opted out
 // of the socket shortcut, and all pods if a Service needs it.
-func packetPathPods(change component.Change) []netip.Prefix {
-	if change.Cluster.NeedsPackets() {
-		return change.Cluster.PodNetworks()
+func (r *running) packetPathPods() []netip.Prefix {
+	if r.env.Cluster.NeedsPackets() {
+		return r.env.Cluster.PodNetworks()
 	}
 	var all []netip.Prefix
-	for _, pod := range change.OptOuts.Pods() {
+	for _, pod := range r.optOuts.Pods() {
 		for _, ip := range pod.IPs {
 			if ip.IsValid() {
 				all = append(all, netip.PrefixFrom(ip, ip.BitLen()))

@@ -9,6 +9,7 @@ import (
 	"fmt"
 
 	"beeline.io/beeline/internal/api"
+	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/component"
 	"beeline.io/beeline/internal/part/optout"
 	"beeline.io/beeline/internal/report/condition"
@@ -20,13 +21,15 @@ import (
 func New() *component.Component {
 	c := &config{datapath: &Datapath{}}
 	programs := c.datapath.Component()
-	return &component.Component{Name: programs.Name, BPF: programs, AddFlags: c.addFlags, Complete: c.complete, Options: c.options, New: c.run}
+	return &component.Component{Name: programs.Name, BPF: programs, AddFlags: c.addFlags, Complete: c.complete, Options: c.options, New: c.run, CheckObjects: c.checkObjects}
 }
 
 // running is a running sidecar shortcut.
 type running struct {
 	env      component.Env
 	shortcut *Shortcut
+	sidecars *service.Sidecars
+	changed  bool               // sidecars, since they were last served
 	programs *hoststack.Watcher // nil: not looked at
 }
 
@@ -39,7 +42,7 @@ func (c *config) run(env component.Env) (*component.Instance, error) {
 	if err != nil {
 		return nil, err
 	}
-	r := &running{env: env, shortcut: shortcut}
+	r := &running{env: env, shortcut: shortcut, sidecars: service.NewSidecars(env.Node, c.selector), changed: true}
 	if reason := c.datapath.NoSockmap; reason != "" {
 		condition.MeshSockmapUnavailable.Log(env.Log, reason)
 	}
@@ -51,7 +54,7 @@ func (c *config) run(env component.Env) (*component.Instance, error) {
 		answers[hoststack.SessionsPath] = func(ctx context.Context) (any, error) { return r.programs.Report(ctx) }
 	}
 	return &component.Instance{
-		Prepare: r.prepare, Run: tasks,
+		Objects: r.objects, Prepare: r.prepare, Run: tasks,
 		Start: shortcut.Start, Repair: func() []string { shortcut.Repair(); return nil }, Audit: shortcut.Audit,
 		Status: r.status, Conditions: r.conditions, Metrics: r.metrics,
 		Answers: answers,
@@ -59,12 +62,25 @@ func (c *config) run(env component.Env) (*component.Instance, error) {
 }
 
 // prepare serves pods before they may connect, and leaves the kubelet's probes alone.
-func (r *running) prepare(change component.Change) {
-	r.shortcut.SetNodeAddresses(change.Addresses)
-	if change.SidecarsChanged {
-		r.shortcut.SetPods(change.Sidecars)
+func (r *running) prepare(service.Delta) {
+	r.shortcut.SetNodeAddresses(r.env.Cluster.LocalAddresses())
+	if r.changed {
+		r.changed = false
+		r.shortcut.SetPods(r.sidecars)
 	}
-	r.shortcut.SetNames(change.Sidecars)
+	r.shortcut.SetNames(r.sidecars)
+}
+
+// objects selects the pods of --mesh-pods.
+func (r *running) objects(changes []service.Change) {
+	r.changed = r.sidecars.Apply(changes) || r.changed
+}
+
+// checkObjects returns what is wrong with annotations of these pods.
+func (c *config) checkObjects(node string, objects []service.Change) []service.ObjectProblem {
+	all := service.NewSidecars(node, c.selector)
+	all.Apply(objects)
+	return all.Problems()
 }
 
 // podsServed returns the numbers of pods whose connections go to a proxy, and of all.

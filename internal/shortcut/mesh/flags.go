@@ -21,6 +21,7 @@ import (
 type config struct {
 	cgroups                    []string
 	pods                       string          // a label selector
+	selector                   labels.Selector // of pods; nil: none
 	podCgroups                 func() []string // the socket shortcut's --pod-cgroups
 	dnsPort                    uint16
 	dnsAll                     bool
@@ -66,7 +67,7 @@ func (c *config) hostStackMode() hoststack.Mode { return hoststack.Mode(c.hostSt
 
 func (c *config) enabled() bool { return len(c.cgroups) > 0 || c.pods != "" }
 
-func (c *config) complete(s *service.Config) (err error) {
+func (c *config) complete(*service.Config) (err error) {
 	for _, directory := range c.cgroups {
 		if !filepath.IsAbs(directory) {
 			return fmt.Errorf("--mesh-cgroups %q: give the absolute path of a cgroup v2 directory", directory)
@@ -76,7 +77,7 @@ func (c *config) complete(s *service.Config) (err error) {
 		return fmt.Errorf("--mesh-outbound-port %d, --mesh-inbound-port %d and --mesh-dns-port %d: give different ports of the proxy", c.outboundPort, c.inboundPort, c.dnsPort)
 	}
 	if c.pods != "" {
-		if s.Sidecars, err = labels.Parse(c.pods); err != nil {
+		if c.selector, err = labels.Parse(c.pods); err != nil {
 			return fmt.Errorf("--mesh-pods %q: not a label selector such as app=web or security.istio.io/tlsMode: %w", c.pods, err)
 		}
 	}

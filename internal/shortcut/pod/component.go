@@ -121,8 +121,8 @@ func (c *config) run(env component.Env) (*component.Instance, error) {
 	}, nil
 }
 
-func (r *running) apply(change component.Change) {
-	r.shortcut.SetNetworks(change.Cluster.PodNetworks())
+func (r *running) apply(service.Delta) {
+	r.shortcut.SetNetworks(r.env.Cluster.PodNetworks())
 }
 
 func (r *running) status(s *api.Status) {

@@ -10,28 +10,41 @@ import (
 
 	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/internal/cluster/service"
-	"beeline.io/beeline/internal/component"
 	"beeline.io/beeline/internal/part/optout"
 	"beeline.io/beeline/internal/util/plural"
 )
 
 // optOuts are the pods that opted out of the socket shortcut.
 type optOuts struct {
-	tracker *optout.Tracker
-	log     *slog.Logger
+	tracker  *optout.Tracker
+	log      *slog.Logger
+	selected *service.OptOuts
+	changed  bool // selected, since it was last written to the tables
 
 	mu sync.Mutex
 	// problems are those of objects that opt pods out.
 	problems []service.ObjectProblem
 }
 
+// checkOptOuts returns the problems of objects that opt pods out.
+func checkOptOuts(node string, objects []service.Change) []service.ObjectProblem {
+	all := service.NewOptOuts(node)
+	all.Apply(objects)
+	return all.Problems()
+}
+
+func (o *optOuts) objects(changes []service.Change) {
+	o.changed = o.selected.Apply(changes) || o.changed
+}
+
 // prepare writes the pods that opted out to the tables. When it returns, all running ones are there.
-func (o *optOuts) prepare(change component.Change) {
-	if !change.OptOutsChanged {
+func (o *optOuts) prepare(service.Delta) {
+	if !o.changed {
 		return
 	}
-	o.tracker.SetPods(change.OptOuts.Pods())
-	problems := change.OptOuts.Problems()
+	o.changed = false
+	o.tracker.SetPods(o.selected.Pods())
+	problems := o.selected.Problems()
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	for _, p := range problems {

@@ -41,6 +41,7 @@ func New() *component.Component {
 	return &component.Component{
 		Name: programs.Name, BPF: programs,
 		AddFlags: c.addFlags, Complete: c.complete, Options: c.options, New: c.run, Detached: endServiceSockets,
+		CheckObjects: checkOptOuts,
 	}
 }
 
@@ -102,12 +103,12 @@ func (c *config) run(env component.Env) (*component.Instance, error) {
 	if err != nil {
 		return nil, err
 	}
-	r := &running{env: env, optOuts: optOuts{tracker: tracker, log: env.Log}}
+	r := &running{env: env, optOuts: optOuts{tracker: tracker, log: env.Log, selected: service.NewOptOuts(env.Node), changed: true}}
 	r.sockets = sockgc.New(env.Datapath, sockgc.Config{
 		Method: sockgc.Method(c.terminate), TCPDrain: c.tcpDrain, Serves: env.Serves, Log: env.Log,
 	})
 	return &component.Instance{
-		Prepare: r.optOuts.prepare, Audit: r.optOuts.audit, BackendsRemoved: r.sockets.Changed,
+		Objects: r.optOuts.objects, Prepare: r.optOuts.prepare, Audit: r.optOuts.audit, BackendsRemoved: r.sockets.Changed,
 		Run:    []component.Task{{Name: "socket garbage collection", Run: r.sockets.Run}, {Name: "pods", Run: tracker.Run}},
 		Close:  r.sockets.Close,
 		Status: r.status, Metrics: r.metrics,
