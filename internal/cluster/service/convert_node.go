@@ -10,6 +10,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"beeline.io/beeline/internal/cluster/sidecar"
 )
 
 // TaintToBeDeleted is the key of the taint that the cluster autoscaler puts on a node before it removes it; its
@@ -39,7 +41,7 @@ func ConvertNode(in *corev1.Node) (*Node, error) {
 	return n, errs.join()
 }
 
-// ConvertPod extracts the fields that the rules use from a v1 Pod (R33, OptOuts, Sidecars). Like the kubelet, it uses
+// ConvertPod extracts the fields that the rules use from a v1 Pod (R33, OptOuts, the proxy in it). Like the kubelet, it uses
 // hostPorts of spec.containers only, not of init containers.
 func ConvertPod(in *corev1.Pod) (*Pod, error) {
 	var errs fieldErrors
@@ -55,7 +57,7 @@ func ConvertPod(in *corev1.Pod) (*Pod, error) {
 		Pending:     in.Status.Phase == corev1.PodPending,
 		Shortcut:    shortcut(in.Annotations),
 		Unknown:     unknownAnnotations(KindPod, in.Annotations),
-		Proxy:       podProxy(in),
+		Proxy:       sidecar.ProxyOf(in),
 	}
 	if in.Spec.RuntimeClassName != nil {
 		p.RuntimeClass = *in.Spec.RuntimeClassName

@@ -6,6 +6,8 @@ import (
 	"cmp"
 	"net/netip"
 	"time"
+
+	"beeline.io/beeline/internal/cluster/sidecar"
 )
 
 // Object is an input: *Service, *EndpointSlice, *Node, *Pod, *ServiceCIDR, *Namespace or *RuntimeClass, reduced
@@ -119,7 +121,7 @@ type Node struct {
 }
 
 // Pod holds the fields of a v1 Pod that the rules use: its hostPorts (R33), whether it opts out of the
-// socket shortcut (OptOuts), and the proxy in it (Sidecars).
+// socket shortcut (OptOuts); and the proxy in it.
 type Pod struct {
 	Namespace, Name, UID string
 	// StaticUID is set for a mirror pod: the UID of its static pod, after which the kubelet names the
@@ -136,7 +138,7 @@ type Pod struct {
 	RuntimeClass       string // spec.runtimeClassName; empty: none
 	Shortcut           Shortcut
 	Unknown            []AnnotationError
-	Proxy              *PodProxy // nil: nothing that Sidecars uses
+	Proxy              *sidecar.Proxy // nil: none, and no labels
 }
 
 // Shortcut is the annotation beeline.io/socket-shortcut: ShortcutOn, ShortcutOff, an invalid value, or empty if
@@ -190,8 +192,8 @@ func (n *Node) Ref() Ref { return Ref{KindNode, "", n.Name} }
 // Ref returns the object's Ref.
 func (p *Pod) Ref() Ref { return Ref{KindPod, p.Namespace, p.Name} }
 
-// cgroupUID is the UID after which the kubelet names the pod's cgroup.
-func (p *Pod) cgroupUID() string { return cmp.Or(p.StaticUID, p.UID) }
+// CgroupUID is the UID after which the kubelet names the pod's cgroup.
+func (p *Pod) CgroupUID() string { return cmp.Or(p.StaticUID, p.UID) }
 
 // Ref returns the object's Ref.
 func (c *ServiceCIDR) Ref() Ref { return Ref{KindServiceCIDR, "", c.Name} }

@@ -173,7 +173,7 @@ func (o *OptOuts) decide() (list []OptOut, problems []ObjectProblem) {
 		if !off {
 			continue
 		}
-		out := OptOut{Pod: ref, UID: p.cgroupUID(), Because: because, Deleting: p.Deleting, Pending: p.Pending}
+		out := OptOut{Pod: ref, UID: p.CgroupUID(), Because: because, Deleting: p.Deleting, Pending: p.Pending}
 		copy(out.IPs[:], p.IPs)
 		if why, remedy := cannotOptOut(p, out); why != "" {
 			problems = append(problems, ObjectProblem{ref, condition.AnnotationWithoutEffect.New("%s", why).Do("%s", remedy)})

@@ -28,7 +28,7 @@ func New() *component.Component {
 type running struct {
 	env      component.Env
 	shortcut *Shortcut
-	sidecars *service.Sidecars
+	sidecars *Sidecars
 	changed  bool               // sidecars, since they were last served
 	programs *hoststack.Watcher // nil: not looked at
 }
@@ -42,7 +42,7 @@ func (c *config) run(env component.Env) (*component.Instance, error) {
 	if err != nil {
 		return nil, err
 	}
-	r := &running{env: env, shortcut: shortcut, sidecars: service.NewSidecars(env.Node, c.selector), changed: true}
+	r := &running{env: env, shortcut: shortcut, sidecars: NewSidecars(env.Node, c.selector), changed: true}
 	if reason := c.datapath.NoSockmap; reason != "" {
 		condition.MeshSockmapUnavailable.Log(env.Log, reason)
 	}
@@ -78,7 +78,7 @@ func (r *running) objects(changes []service.Change) {
 
 // checkObjects returns what is wrong with annotations of these pods.
 func (c *config) checkObjects(node string, objects []service.Change) []service.ObjectProblem {
-	all := service.NewSidecars(node, c.selector)
+	all := NewSidecars(node, c.selector)
 	all.Apply(objects)
 	return all.Problems()
 }

@@ -14,6 +14,7 @@ import (
 
 	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/cluster/service"
+	"beeline.io/beeline/internal/cluster/sidecar"
 	"beeline.io/beeline/internal/shortcut/mesh/hoststack"
 )
 
@@ -103,7 +104,7 @@ func (c *config) complete(*service.Config) (err error) {
 	}
 	for flag, names := range map[string][]string{"mesh-exclude-interfaces": c.excludeInterfaces, "mesh-reroute-interfaces": c.rerouteInterfaces} {
 		for _, text := range names {
-			if _, err := service.ParseInterface(text); err != nil {
+			if _, err := sidecar.ParseInterface(text); err != nil {
 				return fmt.Errorf("--%s: %w", flag, err)
 			}
 		}

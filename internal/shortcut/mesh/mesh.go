@@ -17,7 +17,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/part/optout"
 	"beeline.io/beeline/internal/report/condition"
 	"beeline.io/beeline/internal/util/wakeup"
@@ -58,7 +57,7 @@ type Shortcut struct {
 
 	mu      sync.Mutex
 	pods    []Pod // those of Config.Cgroups, and after them those of Kubernetes
-	left    []service.SidecarLeft
+	left    []SidecarLeft
 	problem condition.List
 	// readers are those to which messages take TCP, with --mesh-sockmap.
 	readers Readers
@@ -89,7 +88,7 @@ func newShortcut(d *Datapath, c Config) (*Shortcut, error) {
 
 // SetPods sets the pods of Kubernetes that have a proxy, and those that are left alone. When it returns, the programs
 // are at those that run, and at no other.
-func (s *Shortcut) SetPods(sidecars *service.Sidecars) {
+func (s *Shortcut) SetPods(sidecars *Sidecars) {
 	s.work.Lock()
 	defer s.work.Unlock()
 	before := s.Pods()
@@ -112,14 +111,14 @@ func (s *Shortcut) SetPods(sidecars *service.Sidecars) {
 }
 
 // podOf returns the state of a pod of Kubernetes, with what is known of it.
-func (s *Shortcut) podOf(sidecar *service.Sidecar, before []Pod) Pod {
+func (s *Shortcut) podOf(sidecar *Sidecar, before []Pod) Pod {
 	p := Pod{}
 	if i := slices.IndexFunc(before, func(b Pod) bool { return b.UID == sidecar.UID }); i >= 0 {
 		p = before[i]
 	}
 	p.Name, p.UID, p.Native = sidecar.Pod.Namespace+"/"+sidecar.Pod.Name, sidecar.UID, sidecar.Native
 	if p.policy == nil || !reflect.DeepEqual(&p.sidecar, sidecar) {
-		p.sidecar, p.policy = *sidecar, s.config.Defaults.policyOf(sidecar)
+		p.sidecar, p.policy = *sidecar, s.config.Defaults.policyOf(&sidecar.Rules)
 	}
 	p.container, p.mapped = sidecar.ProxyContainer, sidecar.UserNamespace
 	p.interfaces = interfaces{slices.Concat(s.config.Defaults.ExcludeInterfaces, sidecar.ExcludeInterfaces), slices.Concat(s.config.Defaults.RerouteInterfaces, sidecar.RerouteInterfaces)}

@@ -8,14 +8,13 @@ import (
 	"slices"
 	"strings"
 
-	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/part/optout"
 	"beeline.io/beeline/internal/util/suggest"
 )
 
 // SetNames names the pods of Config.Cgroups, as far as these are cgroups of the kubelet, which have the UIDs of pods in
 // their paths.
-func (s *Shortcut) SetNames(sidecars *service.Sidecars) {
+func (s *Shortcut) SetNames(sidecars *Sidecars) {
 	if len(s.config.Cgroups) == 0 {
 		return
 	}
@@ -29,7 +28,7 @@ func (s *Shortcut) SetNames(sidecars *service.Sidecars) {
 }
 
 // nameOf returns the name of the pod of a cgroup, or why it is not known.
-func nameOf(directory string, sidecars *service.Sidecars) (name, unnamed string) {
+func nameOf(directory string, sidecars *Sidecars) (name, unnamed string) {
 	uid := optout.UIDIn(directory)
 	if uid == "" {
 		return "", "no directory in its path has the UID of a pod in its name, as the kubelet's have (kubepods.slice/…-podUID.slice, kubepods/…/podUID)"

@@ -43,7 +43,7 @@ func TestFindPod(t *testing.T) {
 
 // TestNameOf: a pod of --mesh-cgroups is named after the Pod whose UID the kubelet has written into the path.
 func TestNameOf(t *testing.T) {
-	sidecars := service.NewSidecars("n", nil)
+	sidecars := NewSidecars("n", nil)
 	pod := func(name, uid, static, node string, finished bool) {
 		p := &service.Pod{Namespace: "shop", Name: name, UID: uid, StaticUID: static, Node: node, Finished: finished}
 		sidecars.Apply([]service.Change{{Ref: p.Ref(), Object: p}})

@@ -16,7 +16,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/report/condition"
 )
 
@@ -41,7 +40,7 @@ type Pod struct {
 	// Failed is why connections do not go to the proxy; empty: they do.
 	Failed string `json:"failed,omitempty"`
 
-	sidecar    service.Sidecar // of which policy is made; zero for one of Config.Cgroups
+	sidecar    Sidecar // of which policy is made; zero for one of Config.Cgroups
 	policy     *Policy
 	interfaces interfaces
 	container  string // the id of the proxy's; empty: unknown
@@ -157,7 +156,7 @@ func (s *Shortcut) Status() *Status {
 	return status
 }
 
-func (s *Shortcut) leftAlone() []service.SidecarLeft {
+func (s *Shortcut) leftAlone() []SidecarLeft {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.left

@@ -9,7 +9,7 @@ import (
 	"net/netip"
 	"slices"
 
-	"beeline.io/beeline/internal/cluster/service"
+	"beeline.io/beeline/internal/cluster/sidecar"
 )
 
 // Defaults are the proxy and the exclusions of all pods.
@@ -26,7 +26,7 @@ type Defaults struct {
 
 // policy is what holds for pods that are named by their cgroup.
 func (d *Defaults) policy() *Policy {
-	p := &Policy{Proxy: d.proxyOf(&service.Sidecar{}), AllOutbound: true, AllInbound: true, DNS: d.DNS, AllNameServers: d.AllNameServers,
+	p := &Policy{Proxy: d.proxyOf(&sidecar.Rules{}), AllOutbound: true, AllInbound: true, DNS: d.DNS, AllNameServers: d.AllNameServers,
 		OutboundPorts: map[uint16]Rule{}, InboundPorts: map[uint16]Rule{}, Networks: map[netip.Prefix]Rule{}}
 	d.exclude(p)
 	return p
@@ -46,7 +46,7 @@ func setRules[K comparable](rules map[K]Rule, keys []K, rule Rule) {
 
 // policyOf is what holds for a pod of Kubernetes. Of several rules for one key the last one holds, so exclusions are
 // written last.
-func (d *Defaults) policyOf(s *service.Sidecar) *Policy {
+func (d *Defaults) policyOf(s *sidecar.Rules) *Policy {
 	p := &Policy{Proxy: d.proxyOf(s), AllOutbound: s.IncludeOutbound.All, AllInbound: s.IncludeInboundPorts.All, DNS: d.DNS && s.DNS, AllNameServers: d.AllNameServers,
 		OutboundPorts: map[uint16]Rule{}, InboundPorts: map[uint16]Rule{}, Networks: map[netip.Prefix]Rule{}}
 	setRules(p.OutboundPorts, s.IncludeOutboundPorts, Include)
@@ -64,7 +64,7 @@ func (d *Defaults) policyOf(s *service.Sidecar) *Policy {
 // proxyOf is what tells the proxy by its user and group, as the pod's user namespace has them: those that are not
 // root's, and that no application has set. An image that sets its own user to the proxy's is not seen: Istio's rules
 // have the same gap.
-func (d *Defaults) proxyOf(s *service.Sidecar) Proxy {
+func (d *Defaults) proxyOf(s *sidecar.Rules) Proxy {
 	return Proxy{
 		UID: telling(cmp.Or(s.ProxyUID, &d.ProxyUID), s.OtherUIDs),
 		GID: telling(cmp.Or(s.ProxyGID, &d.ProxyGID), s.OtherGIDs),

@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"beeline.io/beeline/internal/cluster/service"
+	"beeline.io/beeline/internal/cluster/sidecar"
 )
 
 func prefixes(texts ...string) (all []netip.Prefix) {
@@ -24,10 +24,10 @@ func prefixes(texts ...string) (all []netip.Prefix) {
 func TestPolicyOfPod(t *testing.T) {
 	d := Defaults{ProxyUID: 1337, ProxyGID: 1337, DNS: true, ExcludeOutboundPorts: []uint16{22}, ExcludeInboundPorts: []uint16{23}, ExcludeOutbound: prefixes("10.9.0.0/16")}
 	user := uint32(1500)
-	p := d.policyOf(&service.Sidecar{
+	p := d.policyOf(&sidecar.Rules{
 		ProxyUID: &user, IncludeOutboundPorts: []uint16{22, 80, 443}, ExcludeOutboundPorts: []uint16{443},
-		IncludeOutbound: service.Networks{List: prefixes("10.1.0.0/16", "10.9.1.0/24", "10.0.0.0/8")}, ExcludeOutbound: prefixes("10.1.0.0/16", "10.1.2.0/24"),
-		IncludeInboundPorts: service.Ports{List: []uint16{8080, 9000}}, ExcludeInboundPorts: []uint16{9000}, ProbePorts: []uint16{8080, 8081, 9000},
+		IncludeOutbound: sidecar.Networks{List: prefixes("10.1.0.0/16", "10.9.1.0/24", "10.0.0.0/8")}, ExcludeOutbound: prefixes("10.1.0.0/16", "10.1.2.0/24"),
+		IncludeInboundPorts: sidecar.Ports{List: []uint16{8080, 9000}}, ExcludeInboundPorts: []uint16{9000}, ProbePorts: []uint16{8080, 8081, 9000},
 	})
 	if *p.Proxy.UID != 1500 || *p.Proxy.GID != 1337 || p.AllOutbound || p.AllInbound || p.DNS {
 		t.Errorf("the pod's annotations give the proxy user 1500, and the defaults group 1337; the policy has user %d, group %d, all outbound %t, all inbound %t, DNS %t; want 1500, 1337, and false three times",
@@ -130,16 +130,16 @@ func TestWhatTellsTheProxy(t *testing.T) {
 	for _, c := range []struct {
 		name     string
 		defaults Defaults
-		sidecar  service.Sidecar
+		sidecar  sidecar.Rules
 		uid, gid uint32 // 0: does not tell
 	}{
-		{"the image's", Defaults{ProxyUID: 1337, ProxyGID: 1337}, service.Sidecar{}, 1337, 1337},
-		{"the container's", Defaults{ProxyUID: 1337, ProxyGID: 1337}, service.Sidecar{ProxyUID: id(7), ProxyGID: id(8)}, 7, 8},
-		{"root, with a group of its own", Defaults{ProxyUID: 1337, ProxyGID: 1337}, service.Sidecar{ProxyUID: id(0), ProxyGID: id(1337)}, 0, 1337},
-		{"root", Defaults{ProxyUID: 1337, ProxyGID: 1337}, service.Sidecar{ProxyUID: id(0), ProxyGID: id(0)}, 0, 0},
-		{"the pod's, of an application, too", Defaults{ProxyUID: 1337, ProxyGID: 1337}, service.Sidecar{ProxyUID: id(7), ProxyGID: id(8), OtherUIDs: []uint32{9, 7}, OtherGIDs: []uint32{8}}, 0, 0},
-		{"an application's user is the image's", Defaults{ProxyUID: 1337, ProxyGID: 1337}, service.Sidecar{OtherUIDs: []uint32{1337}}, 0, 1337},
-		{"of flags alone", Defaults{ProxyUID: 0, ProxyGID: 5}, service.Sidecar{}, 0, 5},
+		{"the image's", Defaults{ProxyUID: 1337, ProxyGID: 1337}, sidecar.Rules{}, 1337, 1337},
+		{"the container's", Defaults{ProxyUID: 1337, ProxyGID: 1337}, sidecar.Rules{ProxyUID: id(7), ProxyGID: id(8)}, 7, 8},
+		{"root, with a group of its own", Defaults{ProxyUID: 1337, ProxyGID: 1337}, sidecar.Rules{ProxyUID: id(0), ProxyGID: id(1337)}, 0, 1337},
+		{"root", Defaults{ProxyUID: 1337, ProxyGID: 1337}, sidecar.Rules{ProxyUID: id(0), ProxyGID: id(0)}, 0, 0},
+		{"the pod's, of an application, too", Defaults{ProxyUID: 1337, ProxyGID: 1337}, sidecar.Rules{ProxyUID: id(7), ProxyGID: id(8), OtherUIDs: []uint32{9, 7}, OtherGIDs: []uint32{8}}, 0, 0},
+		{"an application's user is the image's", Defaults{ProxyUID: 1337, ProxyGID: 1337}, sidecar.Rules{OtherUIDs: []uint32{1337}}, 0, 1337},
+		{"of flags alone", Defaults{ProxyUID: 0, ProxyGID: 5}, sidecar.Rules{}, 0, 5},
 	} {
 		got := c.defaults.proxyOf(&c.sidecar)
 		for _, x := range []struct {

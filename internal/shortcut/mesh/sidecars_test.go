@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package service
+package mesh
 
 import (
 	"fmt"
@@ -13,6 +13,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/util/intstr"
+
+	"beeline.io/beeline/internal/cluster/service"
+	"beeline.io/beeline/internal/cluster/sidecar"
 )
 
 // injected is a pod with Istio's proxy.
@@ -33,7 +36,7 @@ func injected(change func(*corev1.Pod)) *corev1.Pod {
 
 func decideOne(t *testing.T, in *corev1.Pod) *Sidecars {
 	t.Helper()
-	p, err := ConvertPod(in)
+	p, err := service.ConvertPod(in)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -42,44 +45,45 @@ func decideOne(t *testing.T, in *corev1.Pod) *Sidecars {
 		t.Fatal(err)
 	}
 	s := NewSidecars("n", selector)
-	s.Apply([]Change{{Ref: p.Ref(), Object: p}})
+	s.Apply([]service.Change{{Ref: p.Ref(), Object: p}})
 	return s
 }
 
 func TestSidecarOfAnnotations(t *testing.T) {
-	all := Sidecar{UID: "u1", IncludeOutbound: Networks{All: true}, IncludeInboundPorts: Ports{All: true}, ProbePorts: []uint16{8080, 9000}, ExcludeInboundPorts: istioPorts}
-	for annotation, change := range map[string]func(*Sidecar){
-		"":                             func(*Sidecar) {},
-		"excludeOutboundPorts=80, 443": func(s *Sidecar) { s.ExcludeOutboundPorts = []uint16{80, 443} },
-		"includeOutboundPorts=80":      func(s *Sidecar) { s.IncludeOutboundPorts = []uint16{80} },
-		"excludeInboundPorts=22":       func(s *Sidecar) { s.ExcludeInboundPorts = append([]uint16{22}, istioPorts...) },
-		"includeInboundPorts=8080":     func(s *Sidecar) { s.IncludeInboundPorts = Ports{List: []uint16{8080}} },
-		"includeInboundPorts=":         func(s *Sidecar) { s.IncludeInboundPorts = Ports{} },
-		"includeInboundPorts=*":        func(*Sidecar) {},
-		"includeOutboundIPRanges=10.0.0.1/8,fd00::/8": func(s *Sidecar) {
-			s.IncludeOutbound = Networks{List: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("fd00::/8")}}
+	istioPorts := []uint16{15008, 15020, 15021, 15090}
+	all := sidecar.Rules{IncludeOutbound: sidecar.Networks{All: true}, IncludeInboundPorts: sidecar.Ports{All: true}, ProbePorts: []uint16{8080, 9000}, ExcludeInboundPorts: istioPorts}
+	for annotation, change := range map[string]func(*sidecar.Rules){
+		"":                             func(*sidecar.Rules) {},
+		"excludeOutboundPorts=80, 443": func(s *sidecar.Rules) { s.ExcludeOutboundPorts = []uint16{80, 443} },
+		"includeOutboundPorts=80":      func(s *sidecar.Rules) { s.IncludeOutboundPorts = []uint16{80} },
+		"excludeInboundPorts=22":       func(s *sidecar.Rules) { s.ExcludeInboundPorts = append([]uint16{22}, istioPorts...) },
+		"includeInboundPorts=8080":     func(s *sidecar.Rules) { s.IncludeInboundPorts = sidecar.Ports{List: []uint16{8080}} },
+		"includeInboundPorts=":         func(s *sidecar.Rules) { s.IncludeInboundPorts = sidecar.Ports{} },
+		"includeInboundPorts=*":        func(*sidecar.Rules) {},
+		"includeOutboundIPRanges=10.0.0.1/8,fd00::/8": func(s *sidecar.Rules) {
+			s.IncludeOutbound = sidecar.Networks{List: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("fd00::/8")}}
 		},
-		"includeOutboundIPRanges=":                         func(s *Sidecar) { s.IncludeOutbound = Networks{} },
-		"excludeOutboundIPRanges=192.168.0.0/16":           func(s *Sidecar) { s.ExcludeOutbound = []netip.Prefix{netip.MustParsePrefix("192.168.0.0/16")} },
-		"excludeOutboundPorts=http (invalid)":              func(*Sidecar) {},
-		"excludeInterfaces=net1, vnet+":                    func(s *Sidecar) { s.ExcludeInterfaces = []string{"net1", "vnet+"} },
-		"excludeInterfaces=a-name-of-16-ch+ (invalid)":     func(*Sidecar) {},
-		"excludeInterfaces=net 1 (invalid)":                func(*Sidecar) {},
-		"excludeInterfaces=!eth0 (invalid)":                func(*Sidecar) {},
-		"kubevirtInterfaces=vnet0,k6t+":                    func(s *Sidecar) { s.RerouteInterfaces = []string{"vnet0", "k6t+"} },
-		"kubevirtInterfaces=a b (invalid)":                 func(*Sidecar) {},
-		"kubevirtInterfaces=":                              func(*Sidecar) {},
-		"includeOutboundIPRanges=::ffff:1.0.0.0 (invalid)": func(*Sidecar) {},
+		"includeOutboundIPRanges=":                         func(s *sidecar.Rules) { s.IncludeOutbound = sidecar.Networks{} },
+		"excludeOutboundIPRanges=192.168.0.0/16":           func(s *sidecar.Rules) { s.ExcludeOutbound = []netip.Prefix{netip.MustParsePrefix("192.168.0.0/16")} },
+		"excludeOutboundPorts=http (invalid)":              func(*sidecar.Rules) {},
+		"excludeInterfaces=net1, vnet+":                    func(s *sidecar.Rules) { s.ExcludeInterfaces = []string{"net1", "vnet+"} },
+		"excludeInterfaces=a-name-of-16-ch+ (invalid)":     func(*sidecar.Rules) {},
+		"excludeInterfaces=net 1 (invalid)":                func(*sidecar.Rules) {},
+		"excludeInterfaces=!eth0 (invalid)":                func(*sidecar.Rules) {},
+		"kubevirtInterfaces=vnet0,k6t+":                    func(s *sidecar.Rules) { s.RerouteInterfaces = []string{"vnet0", "k6t+"} },
+		"kubevirtInterfaces=a b (invalid)":                 func(*sidecar.Rules) {},
+		"kubevirtInterfaces=":                              func(*sidecar.Rules) {},
+		"includeOutboundIPRanges=::ffff:1.0.0.0 (invalid)": func(*sidecar.Rules) {},
 	} {
 		value, invalid := strings.CutSuffix(annotation, " (invalid)")
 		s := decideOne(t, injected(func(p *corev1.Pod) {
 			if name, v, ok := strings.Cut(value, "="); ok {
-				p.Annotations[istioTraffic+name] = v
+				p.Annotations["traffic.sidecar.istio.io/"+name] = v
 			}
 		}))
-		want := all
-		want.Pod, want.ProxyUID = Ref{KindPod, "shop", "web"}, ptrTo(uint32(1337))
-		change(&want)
+		want := Sidecar{service.Ref{Kind: service.KindPod, Namespace: "shop", Name: "web"}, "u1", all}
+		want.ProxyUID = ptrTo(uint32(1337))
+		change(&want.Rules)
 		if len(s.Pods()) != 1 || !reflect.DeepEqual(s.Pods()[0], want) {
 			t.Errorf("%s:\n%+v, want\n%+v", annotation, s.Pods(), want)
 		}
@@ -107,14 +111,14 @@ func TestSidecarRerouted(t *testing.T) {
 
 // The annotations of a pod are evaluated once, however often other pods change, and again when the pod has.
 func TestSidecarIsEvaluatedOnce(t *testing.T) {
-	change := func(p *corev1.Pod) { p.Annotations[istioTraffic+"excludeOutboundPorts"] = "80,x" }
+	change := func(p *corev1.Pod) { p.Annotations["traffic.sidecar.istio.io/"+"excludeOutboundPorts"] = "80,x" }
 	s := decideOne(t, injected(change))
 	other := func(name string) {
-		p, err := ConvertPod(injected(func(p *corev1.Pod) { change(p); p.Name = name }))
+		p, err := service.ConvertPod(injected(func(p *corev1.Pod) { change(p); p.Name = name }))
 		if err != nil {
 			t.Fatal(err)
 		}
-		s.Apply([]Change{{Ref: p.Ref(), Object: p}})
+		s.Apply([]service.Change{{Ref: p.Ref(), Object: p}})
 	}
 	first := &s.Pods()[0].ExcludeInboundPorts[0]
 	other("other")
