@@ -41,8 +41,8 @@ func ConvertNode(in *corev1.Node) (*Node, error) {
 	return n, errs.join()
 }
 
-// ConvertPod extracts the fields that the rules use from a v1 Pod (R33, OptOuts, the proxy in it). Like the kubelet, it uses
-// hostPorts of spec.containers only, not of init containers.
+// ConvertPod extracts the fields that the rules use from a v1 Pod (R33, OptOuts), and the proxy in it. Like the
+// kubelet, it uses hostPorts of spec.containers only, not of init containers.
 func ConvertPod(in *corev1.Pod) (*Pod, error) {
 	var errs fieldErrors
 	p := &Pod{
