@@ -5,12 +5,10 @@ package agent
 import (
 	"fmt"
 	"net/netip"
-	"slices"
 
 	"github.com/vishvananda/netlink"
 
 	"beeline.io/beeline/internal/node/netdev"
-	"beeline.io/beeline/internal/report/condition"
 )
 
 // updateAddresses rereads the addresses of this node's interfaces (R22).
@@ -21,22 +19,9 @@ func (a *Agent) updateAddresses() {
 		return
 	}
 	delta := a.cluster.SetLocalAddresses(addresses)
-	a.noteOwnAddress()
 	if a.synced {
 		a.program(delta)
 	}
-}
-
-// noteOwnAddress warns if no device here has an address of this node's Node object.
-func (a *Agent) noteOwnAddress() {
-	own := slices.DeleteFunc(slices.Clone(a.cluster.OwnAddresses()), netip.Addr.IsLoopback)
-	none := len(own) > 0 && !slices.ContainsFunc(own, func(o netip.Addr) bool { return slices.Contains(a.cluster.LocalAddresses(), o) })
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if none && !a.noOwnAddress {
-		condition.NodeAddressMissing.Log(a.log, "no device here has an address of this node's Node: is the agent in the node's own network namespace?", "node", a.config.NodeName)
-	}
-	a.noOwnAddress = none
 }
 
 // localAddresses returns the addresses of this node's interfaces that other hosts can reach:

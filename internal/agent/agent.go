@@ -9,8 +9,8 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"slices"
 	gosync "sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/coreos/go-systemd/v22/daemon"
@@ -21,9 +21,7 @@ import (
 	"beeline.io/beeline/internal/cluster/source"
 	"beeline.io/beeline/internal/component"
 	"beeline.io/beeline/internal/part/healthcheck"
-	"beeline.io/beeline/internal/part/kubeevent"
 	"beeline.io/beeline/internal/part/nodehealth"
-	"beeline.io/beeline/internal/part/selfprobe"
 	"beeline.io/beeline/internal/report/metrics"
 	"beeline.io/beeline/internal/tables/reconcile"
 )
@@ -41,40 +39,23 @@ type Agent struct {
 	syncer      *reconcile.Syncer
 	nodeSockets nodeSockets
 	cluster     *service.Cluster
-	unknown     *service.UnknownAnnotations
 	components  component.Running
 	prober      *healthcheck.Prober
 	listeners   listeners
 	health      *nodehealth.Tracker
 	nodePorts   *nodehealth.NodePorts
-	probe       *selfprobe.Probe    // nil without --self-probe
-	recorder    *kubeevent.Recorder // nil with manifests
-	// objectsChanged: the conditions of objects may differ from the last ones that became Events.
-	objectsChanged atomic.Bool
-	metrics        *metrics.Metrics
-	conditions     *conditions
+	metrics     *metrics.Metrics
+	conditions  *conditions
 
 	// repairErrors is the error of the last repair. Only the loop uses it.
 	repairErrors string
 
 	synced bool // the complete state is in the tables and the programs are attached; only the loop uses it
 
-	mu          gosync.Mutex
-	source      api.Source // the source's state, as shown by the socket
-	unknownNode bool
-	// nodeDeleted reports that this node's Node object has been deleted (R39).
-	nodeDeleted bool
-	// unclassifiedPods is api.Status.UnclassifiedPods.
-	unclassifiedPods int
-	// noOwnAddress is api.Status.NoOwnAddress.
-	noOwnAddress bool
-	// orphanSlices are EndpointSlices in manifests whose Service does not exist, and unknownNames the objects whose
-	// annotations are.
-	orphanSlices, unknownNames []service.ObjectProblem
+	mu     gosync.Mutex
+	source api.Source // the source's state, as shown by the socket
 	// checked holds the endpoints with health checks.
 	checked map[service.Ref][]service.CheckedEndpoint
-	// lost holds Services that lost their last endpoint, until that is an Event.
-	lost map[service.Ref]time.Time
 }
 
 // Run runs an agent until ctx ends. The programs stay attached.
@@ -83,14 +64,13 @@ type Agent struct {
 // waits for the complete state before it attaches programs. If an earlier agent's programs are attached, it
 // reports the errors and keeps serving with the existing tables.
 func Run(ctx context.Context, config Config, version string, log *slog.Logger) error {
-	a := &Agent{config: config, log: log, version: version, started: time.Now(), lost: map[service.Ref]time.Time{}}
+	a := &Agent{config: config, log: log, version: version, started: time.Now(), health: nodehealth.NewTracker(time.Now)}
 	var err error
 	if a.objects, a.source, err = newSource(config, version, &a.server, log); err != nil {
 		return err
 	}
 	loaded := a.loadManifests()
 	a.cluster = service.NewCluster(config.Service)
-	a.unknown = service.NewUnknownAnnotations()
 
 	a.datapath, err = bpf.Open(config.datapathOptions())
 	bad := <-loaded
@@ -113,19 +93,13 @@ func Run(ctx context.Context, config Config, version string, log *slog.Logger) e
 	a.syncer.SetShares(config.Shares)
 	a.metrics = a.newMetrics()
 	a.syncer.SetProgrammed(a.metrics.Proxy.Programmed)
-	a.components, err = config.Components.New(component.Env{Datapath: a.datapath, Syncer: a.syncer, BPFFS: config.BPFFS, Node: config.NodeName, Cluster: a.cluster,
+	a.components, err = slices.Concat(config.Components, a.parts()).New(component.Env{Datapath: a.datapath, Syncer: a.syncer, BPFFS: config.BPFFS, Node: config.NodeName, Cluster: a.cluster,
 		Metrics: a.metrics.Proxy, Log: log})
 	if err != nil {
 		return err
 	}
 	defer a.components.Close()
-	if err := a.newHealth(); err != nil {
-		return err
-	}
-	defer a.nodePorts.Close()
-	a.recorder = a.newRecorder()
 	a.metrics.Collect("components", a.components.Metrics)
-	a.listeners = a.newListeners()
 	if bpf.Attached(config.BPFFS) {
 		if err := a.datapath.Attach(); err != nil {
 			return err

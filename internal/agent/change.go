@@ -10,12 +10,10 @@ import (
 
 	"github.com/coreos/go-systemd/v22/daemon"
 
-	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/bpf/pinfs"
 	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/cluster/source"
-	"beeline.io/beeline/internal/report/condition"
 )
 
 // take applies one event of the source to the tables. Until the source is complete, it neither adds nor removes
@@ -30,19 +28,8 @@ func (a *Agent) take(ev source.Event) error {
 	if a.config.IgnoreAnnotations {
 		ev.Changes = service.WithoutAnnotations(ev.Changes)
 	}
-	if a.probe != nil && !a.synced {
-		ev.Changes = slices.Concat(ev.Changes, a.probe.Objects(a.config.NodeName))
-	}
 	delta := a.cluster.Apply(ev.Changes)
-	a.health.SetIneligible(a.ineligible(ev.Synced))
-	a.recordNodes(ev.Changes)
 	a.components.Objects(ev.Changes)
-	a.noteNode()
-	a.noteOrphanSlices(ev.Synced)
-	if a.unknown.Apply(ev.Changes) {
-		a.noteProblems(&a.unknownNames, a.unknown.Problems(), "an annotation has no effect")
-	}
-	a.noteOwnAddress()
 	if !ev.Synced {
 		return nil
 	}
@@ -92,16 +79,13 @@ func (a *Agent) logMissing(err error) {
 
 // apply writes as much of a change to the tables as possible; the loop retries the rest.
 func (a *Agent) apply(delta service.Delta) error {
-	a.noteQueued()
-	a.noteLost(delta)
 	a.components.Prepare(delta)
 	a.syncer.SetOwn(slices.Concat(a.cluster.LocalAddresses(), a.cluster.OwnAddresses()))
 	err := a.syncer.Apply(delta)
 	a.metrics.Proxy.Planned(delta.Plans)
 	a.components.Apply(delta)
 	a.noteRemoved()
-	a.serveHealthPorts(delta)
-	a.noteTables()
+	a.components.Written()
 	return err
 }
 
@@ -132,9 +116,6 @@ func (a *Agent) becomeReady(objects int) error {
 		a.log.Warn("cannot remove the record of a drain, whose tables this agent has restored", "error", err)
 	}
 	a.health.SetFaults(faultsOfSource, nil)
-	if a.probe != nil {
-		a.probe.Begin()
-	}
 	// The initial read needs more memory than the steady state and would be slow with a low GOGC, so lower
 	// it only now.
 	if os.Getenv("GOGC") == "" {
@@ -147,51 +128,4 @@ func (a *Agent) becomeReady(objects int) error {
 	a.log.Info("ready", "services", objects, "cgroup", a.datapath.CgroupPath(), "after", time.Since(a.started).Round(time.Millisecond))
 	a.sdNotify(daemon.SdNotifyReady)
 	return nil
-}
-
-// noteOrphanSlices logs EndpointSlices in manifests whose Service does not exist.
-func (a *Agent) noteOrphanSlices(synced bool) {
-	if a.config.Manifests == "" || !synced {
-		return
-	}
-	a.noteProblems(&a.orphanSlices, a.cluster.OrphanSlices(), "an EndpointSlice has no effect")
-}
-
-// noteProblems keeps problems of objects for the status, and logs those that are new.
-func (a *Agent) noteProblems(known *[]service.ObjectProblem, now []service.ObjectProblem, what string) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	for _, p := range now {
-		if !slices.Contains(*known, p) {
-			p.Problem.At(p.Object.String()).Log(a.log, what)
-		}
-	}
-	*known = now
-}
-
-// objectStatus adds the orphaned EndpointSlices and the unknown annotations to the status.
-func (a *Agent) objectStatus(s *api.Status) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	for _, p := range slices.Concat(a.orphanSlices, a.unknownNames) {
-		s.AddProblem(p.Object, p.Problem)
-	}
-}
-
-// noteNode warns if no Node has this node's name, if that Node was deleted, or if Nodes lack podCIDRs.
-func (a *Agent) noteNode() {
-	unknown, deleted, unclassified := a.cluster.UnknownNode(), a.cluster.OwnNodeDeleted(), a.cluster.UnclassifiedPods()
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if unclassified > 0 && a.unclassifiedPods == 0 {
-		condition.NodesWithoutPodCIDRs.Log(a.log, "Nodes without podCIDRs: their pods count as clients outside the cluster; set --pod-networks to the pod networks", "nodes", unclassified)
-	}
-	a.unclassifiedPods = unclassified
-	if unknown && !a.unknownNode {
-		condition.NodeUnknown.Log(a.log, "no Node has this node's name: there are no NodePorts, and only endpoints that name it count as local; is --node-name right?", "node", a.config.NodeName)
-	}
-	if deleted && !a.nodeDeleted {
-		condition.NodeDeleted.Log(a.log, "the Node object of this node has been deleted: its last addresses, zone and podCIDRs stay in use until it is created again", "node", a.config.NodeName)
-	}
-	a.unknownNode, a.nodeDeleted = unknown, deleted
 }

@@ -30,6 +30,17 @@ func Components() component.List {
 	}
 }
 
+// parts returns the agent's own parts, which have neither programs nor flags.
+func (a *Agent) parts() component.List {
+	return component.List{
+		{Name: "listeners", New: a.newListeners},
+		{Name: "health", New: a.newHealth},
+		{Name: "self-probe", New: a.newProbe},
+		{Name: "objects", New: a.newObjects},
+		{Name: "Events", New: a.newEvents},
+	}
+}
+
 // Cleanup removes everything that an agent with these components created: programs, tables, pins, mounts and
 // the socket of a killed agent. The notes are for who cleans up.
 //

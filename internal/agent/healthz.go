@@ -4,7 +4,7 @@ package agent
 
 import (
 	"math"
-	"time"
+	"sync"
 
 	"golang.org/x/sys/unix"
 
@@ -23,21 +23,32 @@ const (
 	faultsOfSource     = "source"
 	faultsOfRepair     = "repair"
 	faultsOfComponents = "components"
-	faultsOfProbe      = "self-probe"
 )
 
-// newHealth sets up what R34 and R35 need.
-func (a *Agent) newHealth() error {
-	a.health = nodehealth.NewTracker(time.Now)
+// newHealth returns the part that answers load balancers (R34, R35).
+func (a *Agent) newHealth(component.Env) (*component.Instance, error) {
 	a.nodePorts = nodehealth.NewNodePorts(a.health.Healthy, openFiles()/2, maxConnections(), a.log)
 	if !bpf.Attached(a.config.BPFFS) {
 		a.health.SetFaults(faultsOfSource, condition.List{assess.NotSynced("nothing is attached")})
 	}
-	var err error
-	if a.config.SelfProbe {
-		a.probe, err = selfprobe.New(a.log)
+	return &component.Instance{Prepare: a.noteQueued, Apply: a.serveHealthPorts, Written: a.noteWritten, Conditions: a.healthConditions, Close: a.nodePorts.Close}, nil
+}
+
+// newProbe returns the part that connects to a Service of its own, if it is enabled.
+func (a *Agent) newProbe(env component.Env) (*component.Instance, error) {
+	if !a.config.SelfProbe {
+		return &component.Instance{}, nil
 	}
-	return err
+	probe, err := selfprobe.New(a.log)
+	if err != nil {
+		return nil, err
+	}
+	env.Cluster.Apply(probe.Objects(env.Node))
+	begin := sync.OnceFunc(probe.Begin)
+	return &component.Instance{
+		Run: []component.Task{{Name: "self-probe", Run: probe.Run}}, Faults: probe.Conditions,
+		Repair: func() []string { begin(); return nil }, // called once the hooks are attached
+	}, nil
 }
 
 // openFiles returns the limit of the agent's open files.
@@ -54,23 +65,16 @@ func openFiles() int {
 // the datapath.
 func maxConnections() int { return min(max(openFiles()/16, 32), 1024) }
 
-// probeTasks returns the self-probe's task, if it is enabled.
-func (a *Agent) probeTasks() []component.Task {
-	if a.probe == nil {
-		return nil
-	}
-	return []component.Task{{Name: "self-probe", Run: a.probe.Run}}
-}
-
-// noteQueued reports a change that is about to be written to the tables.
-func (a *Agent) noteQueued() {
+// noteQueued reports a change that is about to be written to the tables, and what the Node of this one says.
+func (a *Agent) noteQueued(service.Delta) {
+	a.health.SetIneligible(a.cluster.Ineligible())
 	for _, f := range service.Families {
 		a.health.Queued(f)
 	}
 }
 
-// noteTables reports the state of the tables after an attempt to write to them.
-func (a *Agent) noteTables() {
+// noteWritten reports the state of the tables.
+func (a *Agent) noteWritten() {
 	for _, f := range service.Families {
 		if a.syncer.Stuck(f) {
 			a.health.Queued(f)
@@ -79,7 +83,6 @@ func (a *Agent) noteTables() {
 		}
 	}
 	a.nodePorts.Refresh(a.inTables)
-	a.noteObjects()
 }
 
 // inTables reports whether the tables hold an object, at least in part.
@@ -109,9 +112,6 @@ func (a *Agent) noteFaults(repair error) {
 	}
 	a.health.SetFaults(faultsOfRepair, damaged)
 	a.health.SetFaults(faultsOfComponents, a.components.Faults())
-	if a.probe != nil {
-		a.health.SetFaults(faultsOfProbe, a.probe.Conditions())
-	}
 }
 
 // healthConditions returns the conditions of the agent's health and of healthCheckNodePorts.
@@ -121,13 +121,4 @@ func (a *Agent) healthConditions() condition.List {
 		all = append(all, p.Condition)
 	}
 	return all
-}
-
-// ineligible returns why load balancers must not use this node. Until the source is complete the Node is not
-// known, and an earlier agent's tables serve.
-func (a *Agent) ineligible(synced bool) string {
-	if !synced {
-		return ""
-	}
-	return a.cluster.Ineligible()
 }

@@ -5,6 +5,8 @@ package agent
 import (
 	"context"
 	"slices"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"beeline.io/beeline/internal/cluster/service"
@@ -18,25 +20,34 @@ import (
 // become no Event.
 const eventInterval = 5 * time.Second
 
-// newRecorder returns the recorder of Events; nil with manifests.
-func (a *Agent) newRecorder() *kubeevent.Recorder {
+// events writes conditions as Events.
+type events struct {
+	agent    *Agent
+	recorder *kubeevent.Recorder
+	started  bool // the tables hold the complete state
+	// objectsChanged: the conditions of objects may differ from the last ones that became Events.
+	objectsChanged atomic.Bool
+
+	mu sync.Mutex
+	// lost holds Services that lost their last endpoint, until that is an Event.
+	lost map[service.Ref]time.Time
+}
+
+// newEvents returns the part that writes Events: nothing with manifests.
+func (a *Agent) newEvents(component.Env) (*component.Instance, error) {
 	server, ok := a.objects.(*kube.Source)
 	if !ok {
-		return nil
+		return &component.Instance{}, nil
 	}
-	return kubeevent.New(server.Events(), a.config.NodeName, a.log)
+	e := &events{agent: a, recorder: kubeevent.New(server.Events(), a.config.NodeName, a.log), lost: map[service.Ref]time.Time{}}
+	return &component.Instance{
+		Objects: e.nodes, Prepare: e.noteLost, Start: func() { e.started = true }, Written: func() { e.objectsChanged.Store(true) },
+		Run: []component.Task{{Name: "Events", Run: e.recorder.Run}, {Name: "conditions for Events", Run: e.run}},
+	}, nil
 }
 
-// eventTasks returns the tasks that write Events.
-func (a *Agent) eventTasks() []component.Task {
-	if a.recorder == nil {
-		return nil
-	}
-	return []component.Task{{Name: "Events", Run: a.recorder.Run}, {Name: "conditions for Events", Run: a.recordConditions}}
-}
-
-// recordConditions passes the conditions to the recorder, until ctx ends.
-func (a *Agent) recordConditions(ctx context.Context) error {
+// run passes the conditions to the recorder, until ctx ends.
+func (e *events) run(ctx context.Context) error {
 	ticker := time.NewTicker(eventInterval)
 	defer ticker.Stop()
 	var objects []kubeevent.Item
@@ -46,20 +57,17 @@ func (a *Agent) recordConditions(ctx context.Context) error {
 			return nil
 		case <-ticker.C:
 		}
-		if a.objectsChanged.CompareAndSwap(true, false) {
-			objects = a.objectItems()
+		if e.objectsChanged.CompareAndSwap(true, false) {
+			objects = e.objectItems()
 		}
-		a.recordLost()
-		a.recorder.Set(slices.Concat(objects, a.nodeItems()))
+		e.recordLost()
+		e.recorder.Set(slices.Concat(objects, e.nodeItems()))
 	}
 }
 
-// noteObjects reports that conditions of objects may have changed.
-func (a *Agent) noteObjects() { a.objectsChanged.Store(true) }
-
 // objectItems returns the conditions of objects.
-func (a *Agent) objectItems() (all []kubeevent.Item) {
-	for _, st := range a.syncer.Status() {
+func (e *events) objectItems() (all []kubeevent.Item) {
+	for _, st := range e.agent.syncer.Status() {
 		for _, c := range st.Conditions() {
 			all = append(all, kubeevent.Item{Object: st.Owner, Condition: c})
 		}
@@ -68,50 +76,50 @@ func (a *Agent) objectItems() (all []kubeevent.Item) {
 }
 
 // nodeItems returns the conditions of this node's Node, and of healthCheckNodePorts.
-func (a *Agent) nodeItems() (all []kubeevent.Item) {
-	node := service.Ref{Kind: service.KindNode, Name: a.config.NodeName}
-	for _, c := range slices.Concat(a.health.Conditions(), a.listeners.conditions()) {
+func (e *events) nodeItems() (all []kubeevent.Item) {
+	node := service.Ref{Kind: service.KindNode, Name: e.agent.config.NodeName}
+	for _, c := range slices.Concat(e.agent.health.Conditions(), e.agent.listeners.conditions()) {
 		all = append(all, kubeevent.Item{Object: node, Condition: c})
 	}
-	for _, p := range a.nodePorts.Problems() {
+	for _, p := range e.agent.nodePorts.Problems() {
 		all = append(all, kubeevent.Item{Object: p.Owner, Condition: p.Condition})
 	}
 	return all
 }
 
-// recordNodes tells the recorder which Nodes share the Events.
-func (a *Agent) recordNodes(changes []service.Change) {
-	if a.recorder != nil && slices.ContainsFunc(changes, func(c service.Change) bool { return c.Ref.Kind == service.KindNode }) {
-		a.recorder.SetNodes(a.cluster.NodeNames())
+// nodes tells the recorder which Nodes share the Events.
+func (e *events) nodes(changes []service.Change) {
+	if slices.ContainsFunc(changes, func(c service.Change) bool { return c.Ref.Kind == service.KindNode }) {
+		e.recorder.SetNodes(e.agent.cluster.NodeNames())
 	}
 }
 
 // noteLost records which Services lost their last endpoint. One counts only if it stays so: an update of a
 // Service and of its EndpointSlices are two changes.
-func (a *Agent) noteLost(delta service.Delta) {
-	if a.recorder == nil || !a.synced {
+func (e *events) noteLost(delta service.Delta) {
+	if !e.started {
 		return
 	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
+	e.mu.Lock()
+	defer e.mu.Unlock()
 	for ref, plan := range delta.Plans {
-		if _, lost := a.lost[ref]; lost && (plan == nil || len(plan.Sets) > 0) {
-			delete(a.lost, ref)
+		if _, lost := e.lost[ref]; lost && (plan == nil || len(plan.Sets) > 0) {
+			delete(e.lost, ref)
 		}
 	}
 	for _, ref := range delta.Lost {
-		a.lost[ref] = time.Now()
+		e.lost[ref] = time.Now()
 	}
 }
 
 // recordLost makes Events of Services that have lost their endpoints for a while.
-func (a *Agent) recordLost() {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	for ref, since := range a.lost {
+func (e *events) recordLost() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for ref, since := range e.lost {
 		if time.Since(since) >= eventInterval {
-			delete(a.lost, ref)
-			a.recorder.Note(kubeevent.Item{Object: ref, Condition: condition.EndpointsLost.New("no endpoint takes new connections any more: clients are refused")})
+			delete(e.lost, ref)
+			e.recorder.Note(kubeevent.Item{Object: ref, Condition: condition.EndpointsLost.New("no endpoint takes new connections any more: clients are refused")})
 		}
 	}
 }

@@ -23,17 +23,17 @@ const (
 // condition, and is retried; it never stops the agent.
 type listeners []*httpserve.Server
 
-// newListeners returns the listeners that the configuration enables.
-func (a *Agent) newListeners() (all listeners) {
+// newListeners returns the part with the listeners that the configuration enables.
+func (a *Agent) newListeners(component.Env) (*component.Instance, error) {
 	add := func(name, address string, handler http.Handler) {
 		if address != "" {
-			all = append(all, &httpserve.Server{Name: name, Address: address, Handler: handler, Connections: httpserve.NewConnections(maxConnections()), Log: a.log, Problem: condition.ListenFailed})
+			a.listeners = append(a.listeners, &httpserve.Server{Name: name, Address: address, Handler: handler, Connections: httpserve.NewConnections(maxConnections()), Log: a.log, Problem: condition.ListenFailed})
 		}
 	}
 	add("health", a.config.HealthzAddress, a.metrics.Proxy.CountProbes(a.health.Handler()))
 	add("health for probes", a.config.ProbeAddress, a.health.Handler())
 	add("metrics", a.config.MetricsAddress, a.metricsHandler())
-	return all
+	return &component.Instance{Run: a.listeners.tasks(), Conditions: a.listeners.conditions}, nil
 }
 
 // tasks returns a task for each listener.

@@ -5,7 +5,6 @@ package agent
 import (
 	"context"
 	"fmt"
-	"slices"
 	gosync "sync"
 	"time"
 
@@ -34,7 +33,7 @@ func (a *Agent) serve(ctx context.Context) error {
 	events, health := make(chan source.Event), make(chan []healthcheck.Change)
 	addresses := wakeup.NewSignal()
 	var group gosync.WaitGroup
-	tasks := append(slices.Concat(a.components.Tasks(), a.listeners.tasks(), a.probeTasks(), a.eventTasks()),
+	tasks := append(a.components.Tasks(),
 		component.Task{Name: "socket", Run: func(ctx context.Context) error { return a.answer(ctx, listener) }},
 		component.Task{Name: "source", Run: func(ctx context.Context) error { return a.objects.Run(ctx, events) }},
 		component.Task{Name: "health checks", Run: func(ctx context.Context) error { return a.prober.Run(ctx, health) }},
@@ -138,7 +137,7 @@ func (a *Agent) loop(ctx context.Context, events <-chan source.Event, health <-c
 		case now := <-retry.C:
 			next, err := a.syncer.Retry(now)
 			a.noteRemoved()
-			a.noteTables()
+			a.components.Written()
 			if err != nil {
 				a.log.Error("still not in the tables", "error", err, "retry", time.Until(next).Round(time.Millisecond))
 			}
@@ -183,7 +182,7 @@ func (a *Agent) audit() {
 	if a.synced {
 		a.metrics.Proxy.Synced(begin, true)
 	}
-	a.noteTables()
+	a.components.Written()
 	if repairs > 0 {
 		a.components.BackendsRemoved(true, true) // the tables may have been wrong for a while
 		a.log.Warn("the tables differed from the expected state and were repaired: does another program write to them?", "differences", repairs)

@@ -18,7 +18,6 @@ import (
 
 	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/cluster/source"
-	"beeline.io/beeline/internal/part/nodehealth"
 	"beeline.io/beeline/internal/report/metrics"
 )
 
@@ -65,8 +64,8 @@ func TestAPIServerIsNoExternalIP(t *testing.T) {
 	}
 	ref := service.Ref{Kind: service.KindService, Namespace: web.Namespace, Name: web.Name}
 	for _, refuse := range []bool{false, true} {
-		a := &Agent{config: Config{Service: service.Config{NodeName: "n", RefuseForeignExternalIPs: refuse}}, log: slog.New(slog.NewTextHandler(io.Discard, nil)), unknown: service.NewUnknownAnnotations(),
-			health: nodehealth.NewTracker(time.Now), metrics: metrics.New(metrics.Options{Log: slog.New(slog.DiscardHandler)})}
+		a := &Agent{config: Config{Service: service.Config{NodeName: "n", RefuseForeignExternalIPs: refuse}}, log: slog.New(slog.NewTextHandler(io.Discard, nil)),
+			metrics: metrics.New(metrics.Options{Log: slog.New(slog.DiscardHandler)})}
 		a.cluster = service.NewCluster(a.config.Service)
 		for step, want := range []struct {
 			noted   bool

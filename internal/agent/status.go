@@ -5,7 +5,6 @@ package agent
 import (
 	"context"
 	"os"
-	"slices"
 
 	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/internal/bpf"
@@ -108,13 +107,7 @@ func (a *Agent) completeStatus(s *api.Status) {
 	s.Sync = a.syncer.Stats()
 	s.Objects = a.syncer.Unsettled()
 	a.components.Status(s)
-	s.ComponentConditions = append(s.ComponentConditions, slices.Concat(a.listeners.conditions(), a.healthConditions())...)
-	a.objectStatus(s)
 	s.Health = a.healthStatus()
 	s.Source = a.sourceStatus()
-	a.mu.Lock()
-	s.UnknownNode, s.NodeDeleted, s.NoOwnAddress = a.unknownNode, a.nodeDeleted, a.noOwnAddress
-	s.UnclassifiedPods = a.unclassifiedPods
-	a.mu.Unlock()
 	assess.Status(s)
 }

@@ -81,6 +81,8 @@ type Instance struct {
 	Prepare func(service.Delta)
 	// Apply is called after as much of the change as possible is written; the agent retries the rest.
 	Apply func(service.Delta)
+	// Written is called after each attempt to write to the tables: of a change, a retry or an audit.
+	Written func()
 	// Start is called once, when the tables hold the complete state: the component may now attach its
 	// programs to devices. Cgroup hooks are attached next, unless an earlier agent did.
 	Start func()

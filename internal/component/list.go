@@ -173,6 +173,15 @@ func (r Running) Apply(change service.Delta) {
 	}
 }
 
+// Written calls Instance.Written of all components.
+func (r Running) Written() {
+	for _, c := range r {
+		if c.Written != nil {
+			c.Written()
+		}
+	}
+}
+
 // Start calls Instance.Start of all components.
 func (r Running) Start() {
 	for _, c := range r {
