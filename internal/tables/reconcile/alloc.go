@@ -25,7 +25,7 @@ type alloc struct {
 	ranges   uint32 // source ranges of all sources
 
 	portIDs, backendIDs, sourceIDs pool
-	slots                          extents
+	slots                          *extents // sets takes and frees them
 
 	unreferenced []resource // had no reference when it was added
 }
@@ -118,24 +118,6 @@ func (a *alloc) freeAffinity(dead map[resource]bool) error {
 	return err
 }
 
-// takeSlots allocates count contiguous slots. A caller that can do without them leaves enough for changes.
-func (a *alloc) takeSlots(count uint32, optional bool) (extent, error) {
-	length := a.tables.Slots.Len()
-	if !optional || a.usedSlots()+count+length/updateReserve <= length {
-		if at, ok := a.slots.take(count); ok {
-			return at, nil
-		}
-	}
-	return extent{}, bpf.NewFullError(bpf.SockMapSlots, length)
-}
-
-// reserveSlots allocates exactly this extent; it returns false if any slot is taken.
-func (a *alloc) reserveSlots(at extent) bool { return a.slots.reserve(at) }
-
-func (a *alloc) freeSlots(at extent) { a.slots.put(at) }
-
-func (a *alloc) usedSlots() uint32 { return a.slots.used(a.tables.Slots.Len()) }
-
 // checkReserve returns an error if a new frontend may not take another entry of a table whose entries plans share.
 func checkReserve(isNew bool, table string, used, limit uint32) error {
 	if isNew && used+limit/updateReserve >= limit {
@@ -148,7 +130,7 @@ func checkReserve(isNew bool, table string, used, limit uint32) error {
 type allocUsage struct{ slots, backends, ports, ranges, reserved uint32 }
 
 func (a *alloc) usage() allocUsage {
-	return allocUsage{a.usedSlots(), uint32(len(a.backends)), uint32(len(a.ports)), a.ranges, uint32(len(a.reserved))}
+	return allocUsage{a.slots.used(), uint32(len(a.backends)), uint32(len(a.ports)), a.ranges, uint32(len(a.reserved))}
 }
 
 // remoteBackends returns the addresses of backends on other nodes, and of those nodes where they matter, unsorted and

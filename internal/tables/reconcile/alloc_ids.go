@@ -55,10 +55,11 @@ func (e extent) end() uint32 { return e.first + e.count }
 
 // extents are the free ranges of the slot array: sorted, with no two adjacent.
 type extents struct {
-	free []extent
+	length uint32 // of the array
+	free   []extent
 }
 
-func newExtents(length uint32) extents { return extents{[]extent{{0, length}}} }
+func newExtents(length uint32) *extents { return &extents{length, []extent{{0, length}}} }
 
 // take allocates count contiguous slots in the smallest free range that has them, to keep large ranges for
 // those who need them. Of equal ranges it takes the lowest, so that used slots stay together and the table
@@ -125,8 +126,9 @@ func (x *extents) put(e extent) {
 	x.free = slices.Replace(x.free, from, to, e)
 }
 
-// used returns the number of slots taken, of an array of this length.
-func (x *extents) used(length uint32) uint32 {
+// used returns the number of slots taken.
+func (x *extents) used() uint32 {
+	length := x.length
 	for _, e := range x.free {
 		length -= e.count
 	}

@@ -141,9 +141,6 @@ func (f *frontends) settle(w *slotPass, timeout func(service.Protocol) time.Dura
 	return changed, nil
 }
 
-// settled ends what settle has begun.
-func (f *frontends) settled() { f.sets.settle(nil) }
-
 // SlotUsage is the progress of slots towards flows without conntrack entries.
 type SlotUsage struct {
 	// Slots is the number of slots of the tables of untracked frontends, and of tables in histories;

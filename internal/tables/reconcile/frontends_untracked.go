@@ -73,3 +73,77 @@ func (f *frontends) auditUntracked(to *auditor) {
 		}
 	}
 }
+
+// Programs decapsulate packets of balancers for this node's backends only while something uses DSR (enum
+// dsr_accepted in bpf/lb/types.h). A kind is accepted before the first frontend that uses it is published.
+// It is no longer accepted after a GC pass that finds no conntrack entry of a flow that a balancer sends
+// here: flows keep their encapsulation when their Service stops using DSR.
+
+// alwaysAccept is Syncer.AcceptTunnels.
+func (f *frontends) alwaysAccept(always bool) error {
+	f.acceptTunnels = always
+	return f.startAccepting(f.wantedAccepted())
+}
+
+// accepts returns the kinds that a frontend needs, including those of flows from before its last change.
+func (e *entry) accepts() (kinds bpf.Accepted) {
+	p := e.sets.history()
+	if e.content.DSR() != bpf.DSRNone || p != nil && p.dsr != bpf.DSRNone {
+		kinds = bpf.AcceptTunnels
+	}
+	if e.content.DSR() == bpf.DSROpt {
+		kinds |= bpf.AcceptOption
+	}
+	return kinds
+}
+
+// accepted returns the kinds that programs decapsulate.
+func (f *frontends) accepted() bpf.Accepted { return f.tables.UntrackedFrontends.Load(0).Accepted }
+
+// wantedAccepted returns the kinds that are in use.
+func (f *frontends) wantedAccepted() (kinds bpf.Accepted) {
+	if f.acceptTunnels {
+		kinds = bpf.AcceptTunnels
+	}
+	for _, e := range f.applied {
+		kinds |= e.accepts()
+	}
+	return kinds
+}
+
+// startAccepting makes programs accept more kinds.
+func (f *frontends) startAccepting(kinds bpf.Accepted) error {
+	ends := f.tables.UntrackedFrontends.Load(0)
+	if ends.Accepted|kinds == ends.Accepted {
+		return nil
+	}
+	ends.Accepted |= kinds
+	return f.tables.UntrackedFrontends.Store(0, ends)
+}
+
+// unusedAccepted returns the kinds that are accepted and not in use.
+func (f *frontends) unusedAccepted() bpf.Accepted {
+	accepted := f.accepted()
+	if accepted == 0 {
+		return 0
+	}
+	return accepted &^ f.wantedAccepted()
+}
+
+// stopAccepting makes programs reject those of the kinds that are not in use.
+func (f *frontends) stopAccepting(kinds bpf.Accepted) error {
+	if kinds &= f.unusedAccepted(); kinds == 0 {
+		return nil
+	}
+	ends := f.tables.UntrackedFrontends.Load(0)
+	ends.Accepted &^= kinds
+	return f.tables.UntrackedFrontends.Store(0, ends)
+}
+
+// auditAccepted repairs the kinds if another program has changed them.
+func (f *frontends) auditAccepted(to *auditor) {
+	want := f.wantedAccepted()
+	if f.accepted()&want != want {
+		to.repaired(f.startAccepting(want))
+	}
+}

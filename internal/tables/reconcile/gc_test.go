@@ -44,7 +44,7 @@ func TestChangesDuringGracePeriods(t *testing.T) {
 		}
 		mustApply(t, s, difference(plans, nil))
 		mustCollect(t, s)
-		if used := s.alloc.usedSlots(); used != 0 || len(k.index.entries)+len(k.services.entries) != 0 {
+		if used := s.alloc.slots.used(); used != 0 || len(k.index.entries)+len(k.services.entries) != 0 {
 			t.Fatalf("not freed: %d slots, %v, %v", used, k.index.entries, k.services.entries)
 		}
 	}

@@ -17,6 +17,7 @@ import (
 type sets struct {
 	tables *bpf.Tables
 	alloc  *alloc
+	slots  *extents
 
 	current      map[service.SetKey]*set
 	histories    map[service.SetKey][]*set // sets with a history
@@ -30,7 +31,7 @@ type sets struct {
 }
 
 func newSets(tables *bpf.Tables, alloc *alloc, seconds func() uint32) *sets {
-	return &sets{tables: tables, alloc: alloc, seconds: seconds, current: map[service.SetKey]*set{}, histories: map[service.SetKey][]*set{}}
+	return &sets{tables: tables, alloc: alloc, slots: alloc.slots, seconds: seconds, current: map[service.SetKey]*set{}, histories: map[service.SetKey][]*set{}}
 }
 
 // setRequest names the set that a frontend needs.
@@ -119,13 +120,16 @@ func (s *sets) write(x *set) (*set, error) {
 		return nil, err
 	}
 	n := roundSlots(uint32(len(content)))
-	at, err := s.alloc.takeSlots(n, x.history != nil)
-	if err != nil {
-		return nil, err
+	at, ok := extent{}, false
+	if x.history == nil || s.slots.used()+n+s.slots.length/updateReserve <= s.slots.length {
+		at, ok = s.slots.take(n)
+	}
+	if !ok {
+		return nil, bpf.NewFullError(bpf.SockMapSlots, s.slots.length)
 	}
 	for i, id := range content {
 		if err := s.tables.Slots.Store(at.first+uint32(i), id); err != nil {
-			s.alloc.freeSlots(at)
+			s.slots.put(at)
 			return nil, err
 		}
 	}
@@ -178,7 +182,7 @@ func (s *sets) free(x *set) {
 	for n := x.extent.first; n < x.extent.end(); n++ {
 		s.tables.Slots.Store(n, 0) // a slot that looks used would keep the table from being made smaller
 	}
-	s.alloc.freeSlots(extent{x.extent.first, x.slotCount()})
+	s.slots.put(extent{x.extent.first, x.slotCount()})
 	x.extent, x.spare = extent{}, 0
 	if s.current[x.key] == x {
 		delete(s.current, x.key)

@@ -20,7 +20,7 @@ import (
 // backend. Then the history is removed and its slots are freed.
 func TestHistoryInTables(t *testing.T) {
 	m := settledMemory(t, 2000, 1, 2, 3)
-	used := m.s.alloc.usedSlots()
+	used := m.s.alloc.slots.used()
 	before := m.table()
 	plan := untrackedPlan(slotsOfTable, 1, 2, 4)
 	plan.Retained = keptOf(3)
@@ -55,7 +55,7 @@ func TestHistoryInTables(t *testing.T) {
 	}
 	m.apply(untrackedPlan(slotsOfTable, 1, 2, 4))
 	mustCollect(t, m.s)
-	if now := m.s.alloc.usedSlots(); now != used {
+	if now := m.s.alloc.slots.used(); now != used {
 		t.Errorf("%d slots are in use, and %d were before", now, used)
 	}
 }

@@ -100,7 +100,7 @@ func TestMaglevRestart(t *testing.T) {
 		mustCollect(t, s)
 		k.mustHold(t, plans, test.name)
 		sameIDs(t, k, nil, ids)
-		if used := s.alloc.usedSlots(); test.plan.TableSize > 0 && used != roundSlots(test.plan.TableSize+3) {
+		if used := s.alloc.slots.used(); test.plan.TableSize > 0 && used != roundSlots(test.plan.TableSize+3) {
 			t.Errorf("%s: %d slots are in use", test.name, used)
 		}
 	}

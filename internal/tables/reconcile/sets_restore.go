@@ -65,7 +65,7 @@ func (r *setsRestorer) readSet(l layout) *set {
 	} else {
 		found = r.readMembers(l.members)
 	}
-	if found == nil || l.history.Count > 0 && !r.readHistory(found, l) || !r.alloc.reserveSlots(found.extent) {
+	if found == nil || l.history.Count > 0 && !r.readHistory(found, l) || !r.slots.reserve(found.extent) {
 		return nil
 	}
 	for _, b := range found.backends() {
@@ -80,7 +80,7 @@ func (r *setsRestorer) readSet(l layout) *set {
 // earlier agent may not have rounded.
 func (r *setsRestorer) end() {
 	for _, x := range r.at {
-		if n := roundSlots(x.extent.count) - x.extent.count; n > 0 && r.alloc.reserveSlots(extent{x.extent.end(), n}) {
+		if n := roundSlots(x.extent.count) - x.extent.count; n > 0 && r.slots.reserve(extent{x.extent.end(), n}) {
 			x.spare = n
 		}
 	}

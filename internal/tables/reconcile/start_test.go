@@ -59,7 +59,7 @@ func TestFreshStart(t *testing.T) {
 	}
 	rows(2*ports, bpf.FlagUntracked|bpf.FlagHistory)
 	table := maglev.DefaultSize + 3 // the members, and their number
-	if used, most := m.s.alloc.usedSlots(), 2*ports*(roundSlots(uint32(table))+4); used > most {
+	if used, most := m.s.alloc.slots.used(), 2*ports*(roundSlots(uint32(table))+4); used > most {
 		t.Errorf("%d slots are in use, want at most %d: a table for each port and family, and next to no history", used, most)
 	}
 	change := func(backends ...byte) {

@@ -71,7 +71,7 @@ func TestTablesHoldThePlan(t *testing.T) {
 				t.Fatalf("backend %d not removed: %v", id, b)
 			}
 		}
-		if used := s.alloc.usedSlots(); used != 0 || len(s.alloc.slots.free) != 1 {
+		if used := s.alloc.slots.used(); used != 0 || len(s.alloc.slots.free) != 1 {
 			t.Fatalf("%d slots are not free; %v", used, s.alloc.slots.free)
 		}
 	}

@@ -51,7 +51,7 @@ func (s *Syncer) endSlotPass(w *slotPass, timeout func(service.Protocol) time.Du
 	if err != nil {
 		return err
 	}
-	defer s.frontends.settled()
+	defer s.sets.settle(nil)
 	s.mark(changed...)
 	if len(s.dirty) == 0 {
 		return nil
