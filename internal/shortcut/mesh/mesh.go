@@ -57,7 +57,7 @@ type Shortcut struct {
 
 	mu      sync.Mutex
 	pods    []Pod // those of Config.Cgroups, and after them those of Kubernetes
-	left    []SidecarLeft
+	left    []Left
 	problem condition.List
 	// readers are those to which messages take TCP, with --mesh-sockmap.
 	readers Readers

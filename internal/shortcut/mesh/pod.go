@@ -150,16 +150,10 @@ func (s *Shortcut) Pods() []Pod {
 // Status returns the state of all pods, and which are left alone.
 func (s *Shortcut) Status() *Status {
 	status := &Status{Pods: s.Pods(), OutboundPort: s.config.OutboundPort, InboundPort: s.config.InboundPort}
-	for _, l := range s.leftAlone() {
-		status.Left = append(status.Left, Left{l.Pod.Namespace + "/" + l.Pod.Name, l.Why})
-	}
-	return status
-}
-
-func (s *Shortcut) leftAlone() []SidecarLeft {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.left
+	status.Left = s.left
+	return status
 }
 
 // Conditions returns what is wrong with pods. A cgroup that does not exist is not: the pod may not run.

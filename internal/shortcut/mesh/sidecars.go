@@ -21,24 +21,16 @@ type Sidecar struct {
 	sidecar.Rules
 }
 
-// A SidecarLeft is a pod that the selector matches, and that is left alone.
-type SidecarLeft struct {
-	Pod service.Ref
-	Why string
-}
-
 // Sidecars holds the pods of one node whose connections go through a proxy. It is not safe for concurrent use.
 type Sidecars struct {
 	node     string
 	selector labels.Selector
-	pods     map[service.Ref]*service.Pod
-	// uids are those in the names of the cgroups of all pods of the node that have not finished.
-	uids map[service.Ref]string
+	pods     map[service.Ref]*service.Pod // of the node that have not finished, selected or not
 	// evaluated are the annotations of pods: they may be long, and other pods change.
 	evaluated map[*service.Pod]evaluation
 
 	list     []Sidecar
-	left     []SidecarLeft
+	left     []Left
 	problems []service.ObjectProblem
 }
 
@@ -50,13 +42,13 @@ type evaluation struct {
 
 // NewSidecars returns a Sidecars without pods. A nil selector matches none.
 func NewSidecars(node string, selector labels.Selector) *Sidecars {
-	return &Sidecars{node: node, selector: selector, pods: map[service.Ref]*service.Pod{}, uids: map[service.Ref]string{}}
+	return &Sidecars{node: node, selector: selector, pods: map[service.Ref]*service.Pod{}}
 }
 
 // NamedBy returns the pod of the node that has this UID in the name of its cgroup, whether it is selected or not.
 func (s *Sidecars) NamedBy(uid string) (pod service.Ref, found bool) {
-	for ref, other := range s.uids {
-		if uid == other && (!found || ref.Compare(pod) < 0) {
+	for ref, p := range s.pods {
+		if uid == p.CgroupUID() && (!found || ref.Compare(pod) < 0) {
 			pod, found = ref, true
 		}
 	}
@@ -69,17 +61,12 @@ func (s *Sidecars) Apply(changes []service.Change) (changed bool) {
 		if c.Ref.Kind != service.KindPod {
 			continue
 		}
-		p, ok := c.Object.(*service.Pod)
-		_, before := s.pods[c.Ref]
+		changed = changed || s.selects(s.pods[c.Ref])
 		delete(s.pods, c.Ref)
-		delete(s.uids, c.Ref)
-		if ok && s.node != "" && p.Node == s.node && !p.Finished {
-			s.uids[c.Ref] = p.CgroupUID()
-			if s.selector != nil && p.Proxy != nil && s.selector.Matches(labels.Set(p.Proxy.Labels)) {
-				s.pods[c.Ref] = p
-			}
+		if p, ok := c.Object.(*service.Pod); ok && s.node != "" && p.Node == s.node && !p.Finished {
+			s.pods[c.Ref] = p
+			changed = changed || s.selects(p)
 		}
-		changed = changed || before || s.pods[c.Ref] != nil
 	}
 	if changed {
 		s.decide()
@@ -87,11 +74,15 @@ func (s *Sidecars) Apply(changes []service.Change) (changed bool) {
 	return changed
 }
 
+func (s *Sidecars) selects(p *service.Pod) bool {
+	return p != nil && s.selector != nil && p.Proxy != nil && s.selector.Matches(labels.Set(p.Proxy.Labels))
+}
+
 // Pods returns the pods whose connections go through a proxy, sorted by their Refs. The list must not be modified.
 func (s *Sidecars) Pods() []Sidecar { return s.list }
 
 // Left returns the pods that are selected and left alone, sorted by their Refs. The list must not be modified.
-func (s *Sidecars) Left() []SidecarLeft { return s.left }
+func (s *Sidecars) Left() []Left { return s.left }
 
 // Problems returns what is wrong with annotations, sorted by object. The list must not be modified.
 func (s *Sidecars) Problems() []service.ObjectProblem { return s.problems }
@@ -101,8 +92,11 @@ func (s *Sidecars) decide() {
 	s.list, s.left, s.problems, s.evaluated = nil, nil, nil, map[*service.Pod]evaluation{}
 	for _, ref := range slices.SortedFunc(maps.Keys(s.pods), service.Ref.Compare) {
 		p := s.pods[ref]
+		if !s.selects(p) {
+			continue
+		}
 		if why := leftAlone(p); why != "" {
-			s.left = append(s.left, SidecarLeft{ref, why})
+			s.left = append(s.left, Left{ref.Namespace + "/" + ref.Name, why})
 			continue
 		}
 		e, known := before[p]
