@@ -87,7 +87,7 @@ type workItem struct {
 // inOrder returns the dirty frontends in the order in which they are reconciled. Changes precede new
 // frontends, and of new ones those of the oldest object come first, so that they find room.
 func (s *Syncer) inOrder() []service.FrontendKey {
-	turns := make([]workItem, 0, len(s.dirty))
+	items := make([]workItem, 0, len(s.dirty))
 	for key := range s.dirty {
 		t := workItem{key: key}
 		if w, ok := s.admission.wanted[key]; ok {
@@ -96,17 +96,17 @@ func (s *Syncer) inOrder() []service.FrontendKey {
 				t.class, t.created = 2, w.plan.Created
 			}
 		}
-		turns = append(turns, t)
+		items = append(items, t)
 	}
-	slices.SortFunc(turns, func(a, b workItem) int {
+	slices.SortFunc(items, func(a, b workItem) int {
 		if (a.key.Port == 0) != (b.key.Port == 0) {
 			return cmp.Compare(b.key.Port, a.key.Port)
 		}
 		return cmp.Or(cmp.Compare(a.class, b.class), a.created.Compare(b.created), a.key.Compare(b.key))
 	})
-	keys := make([]service.FrontendKey, len(turns))
-	for i := range turns {
-		keys[i] = turns[i].key
+	keys := make([]service.FrontendKey, len(items))
+	for i := range items {
+		keys[i] = items[i].key
 	}
 	return keys
 }
