@@ -13,8 +13,8 @@ import (
 	"beeline.io/beeline/internal/bpf"
 )
 
-// objects are all BPF objects whose maps the components declare.
-var objects = map[string]func() (*ebpf.CollectionSpec, error){
+// bpfObjects are all BPF objects whose maps the components declare.
+var bpfObjects = map[string]func() (*ebpf.CollectionSpec, error){
 	"sock": bpf.LoadSock, "bind": bpf.LoadBind, "sock_gc": bpf.LoadSockGC, "sock_stats": bpf.LoadSockStats, "connect_explain": bpf.LoadConnectExplain,
 	"edge_tc": bpf.LoadEdgeTC, "edge_l3": bpf.LoadEdgeL3, "edge_xdp": bpf.LoadEdgeXDP, "edge_migrate": bpf.LoadEdgeMigrate, "xdp_slot": bpf.LoadXDPSlot,
 	"pod": bpf.LoadPod, "pod_netkit": bpf.LoadPodNetkit, "pod_l3": bpf.LoadPodL3, "offload": bpf.LoadOffload, "offload_l3": bpf.LoadOffloadL3,
@@ -39,7 +39,7 @@ func declarations() (tables, constants map[string]bool) {
 func TestRegistryHasAllMaps(t *testing.T) {
 	tables, constants := declarations()
 	used, set := map[string]bool{}, map[string]bool{}
-	for object, load := range objects {
+	for object, load := range bpfObjects {
 		spec, err := load()
 		if err != nil {
 			t.Fatal(err)

@@ -21,7 +21,7 @@ const (
 // TestStacksFitOldKernels: no program needs more stack than Linux 6.1 allows. The verifier of the kernel that runs
 // the tests may round less.
 func TestStacksFitOldKernels(t *testing.T) {
-	for object, load := range objects {
+	for object, load := range bpfObjects {
 		spec, err := load()
 		if err != nil {
 			t.Fatal(err)
