@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"beeline.io/beeline/internal/cluster/service"
+	"beeline.io/beeline/internal/node/netns"
 )
 
 const patience = 30 * time.Second
@@ -26,34 +27,62 @@ const hostNS = 1
 
 // fakeMachine holds processes by PID; the cookie of a namespace is its inode plus 1000.
 type fakeMachine struct {
-	mu    sync.Mutex
-	all   map[int]process
-	moved map[int]uint64 // namespace of a process when its cookie is read
+	mu     sync.Mutex
+	all    map[int]fakeProcess
+	moved  map[int]uint64 // namespace of a process when it is opened
+	depths map[uint64]int // of the owners of namespaces, 0 for all others
+	asked  int            // calls of netns
 }
 
-func newMachine() *fakeMachine { return &fakeMachine{all: map[int]process{}, moved: map[int]uint64{}} }
+type fakeProcess struct{ netns, started uint64 }
+
+func newMachine() *fakeMachine {
+	return &fakeMachine{all: map[int]fakeProcess{}, moved: map[int]uint64{}, depths: map[uint64]int{}}
+}
 
 func (m *fakeMachine) start(pid int, netns, started uint64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.all[pid] = process{pid: pid, netns: netns, started: started}
+	m.all[pid] = fakeProcess{netns, started}
 }
 
-func (m *fakeMachine) process(pid int) (process, error) {
+func (m *fakeMachine) process(pid int) (fakeProcess, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if p, ok := m.all[pid]; ok {
 		return p, nil
 	}
-	return process{}, fmt.Errorf("process %d: %w", pid, fs.ErrNotExist)
+	return fakeProcess{}, fmt.Errorf("process %d: %w", pid, fs.ErrNotExist)
 }
 
-func (m *fakeMachine) cookie(pid int) (cookie, inode uint64, err error) {
+func (m *fakeMachine) netns(pid int) (uint64, error) {
+	m.asked++
+	p, err := m.process(pid)
+	return p.netns, err
+}
+
+func (m *fakeMachine) started(pid int) (uint64, error) {
+	p, err := m.process(pid)
+	return p.started, err
+}
+
+func (m *fakeMachine) open(pid int) (*netns.Namespace, error) {
 	p, err := m.process(pid)
 	if to, ok := m.moved[pid]; ok {
 		p.netns = to
 	}
-	return p.netns + 1000, p.netns, err
+	return &netns.Namespace{Inode: p.netns}, err
+}
+
+func (m *fakeMachine) depth(n *netns.Namespace) int { return m.depths[n.Inode] }
+
+// cookieOf is CookieOf on this machine.
+func (m *fakeMachine) cookieOf(dir string) (uint64, error) {
+	n, err := namespaceOf(dir, m, []uint64{hostNS})
+	if n == nil {
+		return 0, err
+	}
+	return n.Inode + 1000, err
 }
 
 // fakeTable is a table that can return errors.
@@ -124,8 +153,8 @@ func tree(t testing.TB, root string, lines ...string) {
 }
 
 // trackerIn returns a Tracker that searches one directory.
-func trackerIn(dir string, table *fakeTable, m processReader) *Tracker {
-	t := newTracker(table, m, []uint64{hostNS}, slog.New(slog.NewTextHandler(io.Discard, nil)))
+func trackerIn(dir string, table *fakeTable, m *fakeMachine) *Tracker {
+	t := newTracker(table, m.cookieOf, slog.New(slog.NewTextHandler(io.Discard, nil)))
 	t.searchIn = func() ([]string, error) { return []string{dir}, nil }
 	for _, c := range table.cookies() {
 		t.leftover[c] = true

@@ -25,6 +25,8 @@ func TestNamespaceOfAPod(t *testing.T) {
 	m.start(101, 42, 0)
 	m.start(31, 43, 31)
 	m.moved[31] = 44
+	m.start(60, 45, 0) // older than all of the pod's, in a user namespace of a program
+	m.depths[45] = 1
 	for name, test := range map[string]struct {
 		cgroups []string
 		want    uint64
@@ -33,7 +35,7 @@ func TestNamespaceOfAPod(t *testing.T) {
 		"one process":                      {[]string{"c: 1"}, 40, nil},
 		"in the pod's own cgroup":          {[]string{": 1"}, 40, nil},
 		"none yet":                         {[]string{"c:"}, 0, nil},
-		"on its way in":                    {[]string{"c: 20"}, 0, nil},
+		"on its way in":                    {[]string{"c: 20"}, 0, ErrOnNode},
 		"ended meanwhile":                  {[]string{"c: 50"}, 0, nil},
 		"moved meanwhile":                  {[]string{"c: 31"}, 0, nil},
 		"helpers on the host's network":    {[]string{"conmon: 20 21 22", "c: 1"}, 40, nil},
@@ -44,6 +46,9 @@ func TestNamespaceOfAPod(t *testing.T) {
 		"as many votes: the older":         {[]string{"moved: 10", "pause: 1"}, 40, nil},
 		"older by start and not by number": {[]string{"a: 100", "b: 10"}, 40, nil},
 		"as old: by number":                {[]string{"a: 101", "b: 100"}, 40, nil},
+		"in a user namespace":              {[]string{"pause: 1", "c: 60", "d: 60"}, 40, nil},
+		"in one, of one container":         {[]string{"c: 60 2"}, 40, nil},
+		"hostUsers: false":                 {[]string{"c: 60"}, 45, nil},
 		"of another PID namespace":         {[]string{"c: 0 0"}, 0, errHidden},
 		"rubbish":                          {[]string{"c: x"}, 0, errAny},
 		"rubbish in one container":         {[]string{"c: x", "d: 1"}, 40, nil},
@@ -51,7 +56,7 @@ func TestNamespaceOfAPod(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
 			tree(t, dir, test.cgroups...)
-			got, err := namespaceOf(dir, m, []uint64{hostNS})
+			got, err := m.cookieOf(dir)
 			if test.want != 0 {
 				test.want += 1000
 			}
@@ -60,27 +65,16 @@ func TestNamespaceOfAPod(t *testing.T) {
 			}
 		})
 	}
-	if got, err := namespaceOf(filepath.Join(t.TempDir(), "gone"), m, nil); got != 0 || err != nil {
+	if got, err := m.cookieOf(filepath.Join(t.TempDir(), "gone")); got != 0 || err != nil {
 		t.Errorf("of a removed cgroup: %d, %v", got, err)
 	}
 }
 
 var errAny = errors.New("any error")
 
-// countingMachine counts calls.
-type countingMachine struct {
-	*fakeMachine
-	asked int
-}
-
-func (m *countingMachine) process(pid int) (process, error) {
-	m.asked++
-	return m.fakeMachine.process(pid)
-}
-
 // A scan of a pod with very many processes or cgroups has a bounded cost.
 func TestLookIsBounded(t *testing.T) {
-	m := &countingMachine{fakeMachine: newMachine()}
+	m := newMachine()
 	var pids []string
 	for pid := 1; pid <= 20000; pid++ {
 		m.start(pid, 40, uint64(pid))
@@ -91,31 +85,32 @@ func TestLookIsBounded(t *testing.T) {
 	for i := range 3 * maxDirectories {
 		tree(t, dir, "c/"+strconv.Itoa(i)+": 1")
 	}
-	if got, err := namespaceOf(dir, m, []uint64{hostNS}); got != 1040 || err != nil || m.asked > 2*maxProcesses {
+	if got, err := m.cookieOf(dir); got != 1040 || err != nil || m.asked > 2*maxProcesses {
 		t.Errorf("cookie %d (%v) after %d processes, want 1040 after at most %d", got, err, m.asked, 2*maxProcesses)
 	}
 }
 
 // procfs returns the state of this test process.
 func TestKernel(t *testing.T) {
-	self, err := procfs{}.process(os.Getpid())
-	if err != nil || self.netns == 0 || self.started == 0 {
-		t.Errorf("%+v, %v", self, err)
+	inode, err := procfs{}.netns(os.Getpid())
+	if err != nil || inode == 0 {
+		t.Errorf("inode %d, %v", inode, err)
+	}
+	if started, err := (procfs{}).started(os.Getpid()); err != nil || started == 0 {
+		t.Errorf("started at %d, %v", started, err)
 	}
 	host, err := hostNamespaces()
-	if err != nil || len(host) == 0 || host[0] != self.netns {
-		t.Errorf("the host's namespaces are %v (%v), want that of this process, %d, first", host, err, self.netns)
-	}
-	cookie, inode, err := procfs{}.cookie(os.Getpid())
-	if err != nil || cookie == 0 || inode != self.netns {
-		t.Errorf("cookie %d, inode %d, %v", cookie, inode, err)
+	if err != nil || len(host) == 0 || host[0] != inode {
+		t.Errorf("the host's namespaces are %v (%v), want that of this process, %d, first", host, err, inode)
 	}
 	for _, pid := range []int{-1, 1 << 30} {
-		if _, err := (procfs{}).process(pid); ignoreGone(err) != nil || err == nil {
-			t.Errorf("process %d: %v, want fs.ErrNotExist", pid, err)
-		}
-		if _, _, err := (procfs{}).cookie(pid); ignoreGone(err) != nil || err == nil {
-			t.Errorf("cookie of process %d: %v, want an error that says that it has exited", pid, err)
+		_, err := procfs{}.netns(pid)
+		_, ofStart := procfs{}.started(pid)
+		_, ofOpen := procfs{}.open(pid)
+		for _, err := range []error{err, ofStart, ofOpen} {
+			if ignoreGone(err) != nil || err == nil {
+				t.Errorf("process %d: %v, want an error that says that it has exited", pid, err)
+			}
 		}
 	}
 }

@@ -19,10 +19,9 @@ import (
 // Tracker keeps the table consistent with the pods that have opted out, as their namespaces appear, change and
 // vanish. Its methods may be called from any goroutine. The table has no other writer.
 type Tracker struct {
-	table     Table
-	log       *slog.Logger
-	processes processReader
-	host      []uint64
+	table    Table
+	log      *slog.Logger
+	cookieOf func(cgroup string) (uint64, error)
 	// searchIn returns where to search for the kubelet's directories; where is that as text.
 	searchIn func() ([]string, error)
 	where    string
@@ -64,14 +63,9 @@ type pod struct {
 }
 
 // New returns a Tracker without pods. byHand are the directories in which to search for the kubelet's; if
-// empty, New uses all cgroup hierarchies and the agent's cgroupRoot. The calling thread must be in the host's
-// network namespace. Existing rows of the table stay until SetPods.
+// empty, New uses all cgroup hierarchies and the agent's cgroupRoot. Existing rows of the table stay until SetPods.
 func New(table Table, byHand []string, cgroupRoot string, log *slog.Logger) (*Tracker, error) {
-	host, err := hostNamespaces()
-	if err != nil {
-		return nil, err
-	}
-	t := newTracker(table, procfs{}, host, log)
+	t := newTracker(table, CookieOf, log)
 	t.searchIn = func() ([]string, error) { return searchRoots(byHand, cgroupRoot) }
 	if len(byHand) > 0 {
 		t.where = "at or below " + strings.Join(byHand, " or ") + " (--pod-cgroups)"
@@ -86,9 +80,9 @@ func New(table Table, byHand []string, cgroupRoot string, log *slog.Logger) (*Tr
 	return t, nil
 }
 
-func newTracker(table Table, m processReader, host []uint64, log *slog.Logger) *Tracker {
+func newTracker(table Table, cookieOf func(cgroup string) (uint64, error), log *slog.Logger) *Tracker {
 	return &Tracker{
-		table: table, log: log, processes: m, host: host,
+		table: table, log: log, cookieOf: cookieOf,
 		where: "in the cgroup hierarchies that the agent sees",
 		wake:  wakeup.NewSignal(), notify: fsnotify.NewWatcher,
 		pods: map[string]*pod{}, held: map[uint64]int{}, leftover: map[uint64]bool{},
@@ -161,13 +155,15 @@ func (t *Tracker) scanPod(p *pod, now time.Time) {
 func (t *Tracker) scanCgroups(p *pod) (cookie uint64) {
 	p.err = nil
 	for i, dir := range p.dirs {
-		cookie, err := namespaceOf(dir, t.processes, t.host)
+		cookie, err := t.cookieOf(dir)
 		if cookie != 0 {
 			p.err = nil
 			p.dirs[0], p.dirs[i] = dir, p.dirs[0]
 			return cookie
 		}
-		p.err = errors.Join(p.err, err)
+		if !errors.Is(err, ErrOnNode) { // with hostNetwork there is no namespace to be found
+			p.err = errors.Join(p.err, err)
+		}
 	}
 	return 0
 }

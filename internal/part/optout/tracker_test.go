@@ -223,7 +223,7 @@ func TestWithoutNotifications(t *testing.T) {
 
 // Nothing is done while no pod is missing and nothing changes.
 func TestIdle(t *testing.T) {
-	root, m := t.TempDir(), &countingMachine{fakeMachine: newMachine()}
+	root, m := t.TempDir(), newMachine()
 	m.start(1, 40, 1)
 	tree(t, root, "kubepods/pod-a/c: 1")
 	tracker := trackerIn(root, newTable(), m)

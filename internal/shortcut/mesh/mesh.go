@@ -231,7 +231,10 @@ func (s *Shortcut) locate(p Pod) (Pod, error) {
 		p = p.reset(st.Ino, "")
 	}
 	if p.Namespace == 0 {
-		p.Namespace, err = cookieOf(p.Directory)
+		p.Namespace, err = optout.CookieOf(p.Directory)
+	}
+	if errors.Is(err, optout.ErrOnNode) {
+		err = fmt.Errorf("the pod of %s is in the node's network namespace: all connections to the node would go to its proxy", p.Directory)
 	}
 	return p, err
 }
@@ -269,7 +272,7 @@ func (s *Shortcut) examine() {
 		if p.Namespace == 0 || (s.turn+i)%examineEvery != 0 {
 			continue
 		}
-		if cookie, err := cookieOf(p.Directory); err == nil && cookie != 0 && cookie != p.Namespace {
+		if cookie, err := optout.CookieOf(p.Directory); err == nil && cookie != 0 && cookie != p.Namespace {
 			p.Namespace, p.facts = 0, facts{}
 		}
 	}
@@ -308,7 +311,7 @@ func (s *Shortcut) attach(p *Pod, again bool) error {
 
 // attachInbound attaches the program for connections from other hosts, which go to sockets that listen already.
 func (s *Shortcut) attachInbound(p *Pod) error {
-	namespace, err := namespaceOf(p.Directory)
+	namespace, err := optout.Namespace(p.Directory)
 	if namespace == nil || err != nil {
 		return err
 	}

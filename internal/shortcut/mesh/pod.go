@@ -4,17 +4,11 @@ package mesh
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
-	"io/fs"
 	"maps"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"beeline.io/beeline/internal/report/condition"
 )
@@ -213,35 +207,4 @@ func (p *Pod) takesOutbound() bool {
 	included := func(r Rule) bool { return r == Include }
 	return p.policy.AllOutbound || slices.ContainsFunc(slices.Collect(maps.Values(p.policy.OutboundPorts)), included) ||
 		slices.ContainsFunc(slices.Collect(maps.Values(p.policy.Networks)), included)
-}
-
-// cookieOf returns the cookie of the network namespace of a cgroup's processes; 0 if there is none yet.
-func cookieOf(directory string) (uint64, error) {
-	namespace, err := namespaceOf(directory)
-	if namespace == nil || err != nil {
-		return 0, err
-	}
-	defer namespace.Close()
-	return namespace.Cookie()
-}
-
-// Processes lists the processes of a cgroup and those below it.
-func Processes(directory string) (pids []string, err error) {
-	err = filepath.WalkDir(directory, func(path string, e fs.DirEntry, err error) error {
-		if err != nil || !e.IsDir() {
-			return ignoreGone(err)
-		}
-		text, err := os.ReadFile(filepath.Join(path, "cgroup.procs"))
-		pids = append(pids, strings.Fields(string(text))...)
-		return ignoreGone(err)
-	})
-	return pids, err
-}
-
-// ignoreGone drops errors of cgroups that are removed meanwhile, or threaded (EOPNOTSUPP).
-func ignoreGone(err error) error {
-	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENODEV) || errors.Is(err, unix.EOPNOTSUPP) {
-		return nil
-	}
-	return err
 }

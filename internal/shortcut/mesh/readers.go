@@ -12,6 +12,7 @@ import (
 
 	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/node/sockdiag"
+	"beeline.io/beeline/internal/part/optout"
 	"beeline.io/beeline/internal/report/condition"
 )
 
@@ -60,7 +61,7 @@ func (s *Shortcut) abort(stuck *StuckSocket) {
 
 // abortIn aborts the connection of a socket in the network namespace of a pod.
 func abortIn(directory string, cookie uint64) (aborted bool, err error) {
-	namespace, err := namespaceOf(directory)
+	namespace, err := optout.Namespace(directory)
 	if namespace == nil || err != nil {
 		return false, err
 	}

@@ -9,6 +9,8 @@ import (
 
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
+
+	"beeline.io/beeline/internal/part/optout"
 )
 
 // reroute has what virtual machines send to devices of a pod go to its proxy.
@@ -26,7 +28,7 @@ func (s *Shortcut) reroute(p *Pod) error {
 }
 
 func (s *Shortcut) attachReroute(p *Pod, devices []int) error {
-	namespace, err := namespaceOf(p.Directory)
+	namespace, err := optout.Namespace(p.Directory)
 	if namespace == nil || err != nil {
 		return err
 	}
@@ -48,7 +50,7 @@ func (s *Shortcut) makeTransparent(p *Pod) error {
 	if slices.Equal(listeners, p.transparent) {
 		return nil
 	}
-	namespace, err := namespaceOf(p.Directory)
+	namespace, err := optout.Namespace(p.Directory)
 	if namespace == nil || err != nil {
 		return err
 	}

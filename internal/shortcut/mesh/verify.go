@@ -12,7 +12,6 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
@@ -22,6 +21,7 @@ import (
 
 	"beeline.io/beeline/internal/node/netns"
 	"beeline.io/beeline/internal/node/sockdiag"
+	"beeline.io/beeline/internal/part/optout"
 )
 
 // The ways that a connection takes.
@@ -64,7 +64,7 @@ var ConnectArguments = []string{"mesh", "connect"}
 // Verify connects as an application of the pod, as its proxy and from this host, and asks the kernel which way each
 // connection took.
 func Verify(ctx context.Context, status *Status, p *Pod, o VerifyOptions) (all []Finding, err error) {
-	namespace, err := namespaceOf(p.Directory)
+	namespace, err := optout.Namespace(p.Directory)
 	if err != nil {
 		return nil, err
 	}
@@ -186,19 +186,15 @@ func connectIn(ctx context.Context, namespace *netns.Namespace, as connector, to
 
 // populated returns the first cgroup at or below a directory, and not at or below another one, that has a process.
 func populated(directory, not string) (found string, err error) {
-	err = filepath.WalkDir(directory, func(path string, e fs.DirEntry, err error) error {
-		if err != nil || !e.IsDir() {
-			return ignoreGone(err)
-		}
-		if path == not {
+	err = optout.WalkCgroups(directory, func(path string, pids []string) error {
+		switch {
+		case path == not:
 			return fs.SkipDir
-		}
-		text, err := os.ReadFile(filepath.Join(path, "cgroup.procs"))
-		if len(text) > 0 {
+		case len(pids) > 0:
 			found = path
 			return fs.SkipAll
 		}
-		return ignoreGone(err)
+		return nil
 	})
 	if err == nil && found == "" {
 		err = fmt.Errorf("no process is in the cgroup %s", directory)
@@ -353,7 +349,7 @@ func (p *Pod) isOfProxy(s *sockdiag.Socket) bool {
 		return true
 	}
 	proxy := p.Proxy.recognizer()
-	pids, err := Processes(p.Directory)
+	pids, err := optout.Processes(p.Directory)
 	return err == nil && slices.ContainsFunc(descriptorsOf(pids, s.Inode), func(d descriptor) bool {
 		user, group, name := credentialsOf(d.pid)
 		return name != "" && proxy.is(d.pid, user, group)
@@ -362,7 +358,7 @@ func (p *Pod) isOfProxy(s *sockdiag.Socket) bool {
 
 // ownerOf returns the name of a process of the pod that has a socket; empty: none is found.
 func (p *Pod) ownerOf(s *sockdiag.Socket) (name string) {
-	pids, _ := Processes(p.Directory)
+	pids, _ := optout.Processes(p.Directory)
 	for _, d := range descriptorsOf(pids, s.Inode) {
 		_, _, name = credentialsOf(d.pid)
 	}

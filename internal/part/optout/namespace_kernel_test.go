@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package mesh
+package optout
 
 import (
 	"os"
@@ -59,7 +59,7 @@ func TestNamespaceOfPod(t *testing.T) {
 		if err := os.WriteFile(filepath.Join(directory, "cgroup.procs"), []byte(strings.Join(c.pids, "\n")), 0o644); err != nil {
 			t.Fatal(err)
 		}
-		n, err := namespaceOf(directory)
+		n, err := Namespace(directory)
 		if c.want == "" {
 			if n != nil || (err != nil) != slices.Contains(c.pids, own) {
 				t.Errorf("%s: %v (%v), want none", c.name, n, err)
