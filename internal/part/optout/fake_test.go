@@ -153,13 +153,14 @@ func tree(t testing.TB, root string, lines ...string) {
 }
 
 // trackerIn returns a Tracker that searches one directory.
-func trackerIn(dir string, table *fakeTable, m *fakeMachine) *Tracker {
-	t := newTracker(table, m.cookieOf, slog.New(slog.NewTextHandler(io.Discard, nil)))
-	t.searchIn = func() ([]string, error) { return []string{dir}, nil }
-	for _, c := range table.cookies() {
-		t.leftover[c] = true
+func trackerIn(t testing.TB, dir string, table *fakeTable, m *fakeMachine) *Tracker {
+	t.Helper()
+	tracker, err := New(table, []string{dir}, "", slog.New(slog.NewTextHandler(io.Discard, nil)))
+	if err != nil {
+		t.Fatal(err)
 	}
-	return t
+	tracker.follower.cookieOf = m.cookieOf
+	return tracker
 }
 
 // optOuts returns pods with these UIDs.

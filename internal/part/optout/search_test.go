@@ -34,7 +34,7 @@ func TestLayouts(t *testing.T) {
 			m.start(7, 40, 1)
 			tree(t, root, "system.slice/sshd.service: 9", dir, dir+"/container: 7")
 			table := newTable()
-			trackerIn(root, table, m).SetPods(optOuts(uid))
+			trackerIn(t, root, table, m).SetPods(optOuts(uid))
 			wantCookies(t, table, 1040)
 			for _, path := range []string{filepath.Join(root, dir), filepath.Join(root, dir, "container"), dir} {
 				if got := UIDIn(path); got != uid {
@@ -68,7 +68,7 @@ func TestStaticPod(t *testing.T) {
 	const hash = "d41d8cd98f00b204e9800998ecf8427e"
 	tree(t, root, "kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod"+hash+".slice/c: 7")
 	table := newTable()
-	trackerIn(root, table, m).SetPods(optOuts(hash))
+	trackerIn(t, root, table, m).SetPods(optOuts(hash))
 	wantCookies(t, table, 1040)
 }
 
@@ -78,7 +78,7 @@ func TestRubbishUIDs(t *testing.T) {
 	m.start(7, 40, 1)
 	tree(t, root, "kubepods/burstable", "kubepods/pod/x: 7", "kubepods/pod..: 7", "outside: 7", "kubepods/pod: 7")
 	table := newTable()
-	tracker := trackerIn(root, table, m)
+	tracker := trackerIn(t, root, table, m)
 	tracker.SetPods(optOuts("/../outside", "../outside", "x/..", "/", "", "a\x00b", strings.Repeat("x", 5000), "/x"))
 	wantCookies(t, table)
 	for _, p := range tracker.Status().Pods {

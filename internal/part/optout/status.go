@@ -47,6 +47,7 @@ var because = map[service.Kind]string{
 
 // Status returns the pods, sorted by namespace and name.
 func (t *Tracker) Status() Status {
+	roots, searchErr, watchErr := t.follower.Health()
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	s := Status{Pods: []Pod{}}
@@ -59,14 +60,14 @@ func (t *Tracker) Status() Status {
 	if len(t.pods) == 0 {
 		return s
 	}
-	if t.search.err != nil {
-		s.Problems = append(s.Problems, condition.PodSearchFailed.New("%v", t.search.err))
+	if searchErr != nil {
+		s.Problems = append(s.Problems, condition.PodSearchFailed.New("%v", searchErr))
 	}
-	if len(t.roots) == 0 {
+	if len(roots) == 0 {
 		s.Problems = append(s.Problems, condition.PodSearchFailed.New("no kubelet directory (.../kubepods.slice or .../kubepods) was found %s", t.where))
 	}
-	if t.watchErr != nil {
-		s.Problems = append(s.Problems, condition.PodSearchFailed.New("cgroups cannot be watched (%v): new pods are found up to a second late", t.watchErr).
+	if watchErr != nil {
+		s.Problems = append(s.Problems, condition.PodSearchFailed.New("cgroups cannot be watched (%v): new pods are found up to a second late", watchErr).
 			Do("raise the sysctls fs.inotify.max_user_instances and fs.inotify.max_user_watches"))
 	}
 	return s
@@ -82,10 +83,10 @@ func (p *pod) status(now time.Time) Pod {
 	case p.err != nil:
 		s.Problem = p.err.Error()
 	case s.Found:
-	case len(p.dirs) == 0:
+	case p.directory == "":
 		s.Problem = "no cgroup has its UID in its name"
 	default:
-		s.Problem = "no process with its own network namespace in " + p.dirs[0]
+		s.Problem = "no process with its own network namespace in " + p.directory
 	}
 	return s
 }

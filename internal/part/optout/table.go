@@ -53,7 +53,10 @@ func (t *Tracker) remove(p *pod, why string) {
 // removeLeftover removes namespaces that an earlier agent added and no pod has claimed, once every pod has been
 // scanned without an error. A pod without a process at that time has no socket either.
 func (t *Tracker) removeLeftover() {
-	if !t.known || len(t.pods) > 0 && len(t.roots) == 0 {
+	roots, _, _ := t.follower.Health()
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if !t.known || len(t.pods) > 0 && len(roots) == 0 {
 		return
 	}
 	for _, p := range t.pods {

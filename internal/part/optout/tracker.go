@@ -3,17 +3,16 @@
 package optout
 
 import (
+	"context"
 	"errors"
 	"log/slog"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
 	"time"
 
-	"github.com/fsnotify/fsnotify"
-
 	"beeline.io/beeline/internal/cluster/service"
-	"beeline.io/beeline/internal/util/wakeup"
 )
 
 // Tracker keeps the table consistent with the pods that have opted out, as their namespaces appear, change and
@@ -21,25 +20,12 @@ import (
 type Tracker struct {
 	table    Table
 	log      *slog.Logger
-	cookieOf func(cgroup string) (uint64, error)
-	// searchIn returns where to search for the kubelet's directories; where is that as text.
-	searchIn func() ([]string, error)
-	where    string
+	follower *Follower
+	where    string // the kubelet's directories are searched for
 
-	wake   wakeup.Signal
-	notify func() (*fsnotify.Watcher, error)
-
-	mu    sync.Mutex
+	mu    sync.Mutex      // taken after the follower's
 	known bool            // SetPods has been called
 	pods  map[string]*pod // by UID
-	roots []string
-	// search holds when the roots were last searched, how long that took, and the error.
-	search struct {
-		at   time.Time
-		took time.Duration
-		err  error
-	}
-	watchErr error
 	// held counts the pods of each cookie in the table. leftover holds an earlier agent's cookies that no
 	// pod has claimed yet.
 	held     map[uint64]int
@@ -50,23 +36,22 @@ type Tracker struct {
 type pod struct {
 	service.OptOut
 	since time.Time // when it was last found or lost
-	// dirs are its cgroups, as last listed.
-	dirs   []string
-	listed time.Time
+	// directory is its cgroup; empty: it has none.
+	directory string
 	// cookie of its namespace in the table; 0 if not found.
-	cookie uint64
-	err    error
-	// scanned: at least once. seen: it had a process at the last scan.
-	scanned, seen bool
-	// next is the time of the next scan. Scans are frequent until scanOftenUntil.
-	next, scanOftenUntil time.Time
+	cookie  uint64
+	err     error
+	scanned bool // at least once
 }
 
 // New returns a Tracker without pods. byHand are the directories in which to search for the kubelet's; if
 // empty, New uses all cgroup hierarchies and the agent's cgroupRoot. Existing rows of the table stay until SetPods.
 func New(table Table, byHand []string, cgroupRoot string, log *slog.Logger) (*Tracker, error) {
-	t := newTracker(table, CookieOf, log)
-	t.searchIn = func() ([]string, error) { return searchRoots(byHand, cgroupRoot) }
+	t := &Tracker{
+		table: table, log: log, where: "in the cgroup hierarchies that the agent sees",
+		pods: map[string]*pod{}, held: map[uint64]int{}, leftover: map[uint64]bool{},
+	}
+	t.follower = NewFollower(FollowerConfig{PodCgroups: byHand, CgroupRoot: cgroupRoot, Scanned: t.scanned, Log: log})
 	if len(byHand) > 0 {
 		t.where = "at or below " + strings.Join(byHand, " or ") + " (--pod-cgroups)"
 	}
@@ -80,122 +65,71 @@ func New(table Table, byHand []string, cgroupRoot string, log *slog.Logger) (*Tr
 	return t, nil
 }
 
-func newTracker(table Table, cookieOf func(cgroup string) (uint64, error), log *slog.Logger) *Tracker {
-	return &Tracker{
-		table: table, log: log, cookieOf: cookieOf,
-		where: "in the cgroup hierarchies that the agent sees",
-		wake:  wakeup.NewSignal(), notify: fsnotify.NewWatcher,
-		pods: map[string]*pod{}, held: map[uint64]int{}, leftover: map[uint64]bool{},
-	}
-}
-
 // SetPods sets the complete list of opted-out pods (R4). When it returns, those that run are in the table, and
 // pods that are not in the list are not.
 func (t *Tracker) SetPods(all []service.OptOut) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.known = true
-	now := time.Now()
-	wanted := map[string]bool{}
-	for _, o := range all {
-		wanted[o.UID] = true
-		if p := t.pods[o.UID]; p != nil {
-			p.OptOut = o
-		} else {
-			t.pods[o.UID] = &pod{OptOut: o, since: now, next: now}
-		}
-	}
-	if len(t.pods) > 0 && t.search.at.IsZero() {
-		t.findRoots()
-	}
+	wanted := t.addPods(all)
 	// Add new pods first: if a static pod was replaced, its namespace may now belong to another pod.
-	t.scanDue(time.Now())
+	t.follower.Set(slices.Collect(maps.Keys(wanted)))
+	t.mu.Lock()
 	for uid, p := range t.pods {
-		if !wanted[uid] {
+		if !wanted[Key{UID: uid}] {
 			t.remove(p, "the pod is gone, or its annotation")
 			delete(t.pods, uid)
 		}
 	}
+	t.mu.Unlock()
 	t.removeLeftover()
-	t.wake.Send()
 }
 
-// scanDue scans all pods that are due.
-func (t *Tracker) scanDue(now time.Time) {
-	for _, p := range t.pods {
-		if !p.next.After(now) {
-			t.scanPod(p, now)
+func (t *Tracker) addPods(all []service.OptOut) (wanted map[Key]bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.known, wanted = true, map[Key]bool{}
+	for _, o := range all {
+		wanted[Key{UID: o.UID}] = true
+		if p := t.pods[o.UID]; p != nil {
+			p.OptOut = o
+		} else {
+			t.pods[o.UID] = &pod{OptOut: o, since: time.Now()}
 		}
 	}
+	return wanted
 }
 
-// scanPod finds the namespace of one pod and writes it to the table.
-func (t *Tracker) scanPod(p *pod, now time.Time) {
-	cookie := t.scanCgroups(p)
-	if cookie == 0 && now.Sub(p.listed) >= emptyInterval {
-		before := len(p.dirs)
-		p.dirs, p.listed = t.dirsOf(p.UID), now
-		if before == 0 && len(p.dirs) > 0 {
-			p.scanOftenUntil = now.Add(oftenTime)
-		}
-		cookie = t.scanCgroups(p)
+// scanned writes the namespace of a pod to the table after a scan.
+func (t *Tracker) scanned(key Key, l Location, _ bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	p := t.pods[key.UID]
+	if p == nil {
+		return
 	}
-	p.scanned, p.seen = true, cookie != 0
+	p.scanned, p.directory, p.err = true, l.Directory, l.Err
+	if errors.Is(l.Err, ErrOnNode) { // with hostNetwork there is no namespace to be found
+		p.err = nil
+	}
 	switch {
-	case cookie != 0:
-		t.add(p, cookie, now)
-	case p.cookie != 0 && len(p.dirs) == 0:
+	case l.Namespace != 0:
+		t.add(p, l.Namespace, time.Now())
+	case p.cookie != 0:
 		t.remove(p, "its cgroup is gone")
-		p.since = now
+		p.since = time.Now()
 	}
-	p.next = now.Add(p.interval(now))
 }
 
-// scanCgroups scans the known cgroups of a pod, and moves the one with a result to the front.
-func (t *Tracker) scanCgroups(p *pod) (cookie uint64) {
-	p.err = nil
-	for i, dir := range p.dirs {
-		cookie, err := t.cookieOf(dir)
-		if cookie != 0 {
-			p.err = nil
-			p.dirs[0], p.dirs[i] = dir, p.dirs[0]
-			return cookie
+// Run tracks the pods until ctx ends. It always returns nil.
+func (t *Tracker) Run(ctx context.Context) error {
+	ended := make(chan error, 1)
+	go func() { ended <- t.follower.Run(ctx) }()
+	retry := time.NewTicker(missingInterval)
+	defer retry.Stop()
+	for {
+		select {
+		case err := <-ended:
+			return err
+		case <-retry.C:
+			t.removeLeftover()
 		}
-		if !errors.Is(err, ErrOnNode) { // with hostNetwork there is no namespace to be found
-			p.err = errors.Join(p.err, err)
-		}
-	}
-	return 0
-}
-
-// dirsOf returns the existing cgroups of a pod.
-func (t *Tracker) dirsOf(uid string) (dirs []string) {
-	if !nameable(uid) {
-		return nil
-	}
-	for _, root := range t.roots {
-		for _, group := range groups(root) {
-			if dir := cgroupIn(group, uid); isDirectory(dir) {
-				dirs = append(dirs, dir)
-			}
-		}
-	}
-	return dirs
-}
-
-// findRoots searches for the kubelet's directories.
-func (t *Tracker) findRoots() {
-	begin := time.Now()
-	from, err := t.searchIn()
-	roots, searchErr := search(from)
-	t.setRoots(begin, roots, errors.Join(err, searchErr))
-}
-
-func (t *Tracker) setRoots(begin time.Time, roots []string, err error) {
-	t.search.at, t.search.took, t.search.err = time.Now(), time.Since(begin), err
-	if !slices.Equal(roots, t.roots) {
-		t.log.Debug("found the kubelet's cgroups", "directories", roots)
-		t.roots = roots
-		t.due("", time.Now())
 	}
 }

@@ -23,7 +23,7 @@ func TestLeftoversOfAnEarlierAgent(t *testing.T) {
 	m.start(2, 41, 1)
 	tree(t, root, "kubepods/pod-a/c: 1", "kubepods/pod-b/c: 2")
 	table := newTable(1040, 1041, 1099)
-	tracker := trackerIn(root, table, m)
+	tracker := trackerIn(t, root, table, m)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error)
 	go func() { done <- tracker.Run(ctx) }()
@@ -57,7 +57,7 @@ func TestLeftoversStayWhileInDoubt(t *testing.T) {
 			m.start(1, 40, 1)
 			tree(t, root, test.tree)
 			table := newTable(1040, 1099)
-			tracker := trackerIn(root, table, m)
+			tracker := trackerIn(t, root, table, m)
 			tracker.SetPods(optOuts("-a"))
 			wantCookies(t, table, 1040, 1099)
 			s := tracker.Status()
@@ -65,8 +65,7 @@ func TestLeftoversStayWhileInDoubt(t *testing.T) {
 				t.Errorf("the status says %q, want %q", all, test.problem)
 			}
 			tree(t, root, "kubepods/pod-a/c: 1") // and now it can
-			tracker.findRoots()
-			tracker.due("-a", time.Now())
+			tracker.follower.search.at = time.Time{}
 			tracker.SetPods(optOuts("-a"))
 			wantCookies(t, table, 1040)
 		})
@@ -80,14 +79,14 @@ func TestPodsComeAndGo(t *testing.T) {
 	m.start(2, 41, 2)
 	tree(t, root, "kubepods/pod-a/c: 1", "kubepods/burstable/pod-b/c: 2")
 	table := newTable()
-	tracker := trackerIn(root, table, m)
+	tracker := trackerIn(t, root, table, m)
 	look := func() {
-		tracker.mu.Lock()
-		for _, p := range tracker.pods {
+		tracker.follower.mu.Lock()
+		for key, p := range tracker.follower.pods {
 			p.listed = time.Time{}
-			tracker.scanPod(p, time.Now())
+			tracker.follower.scan(key, p, time.Now())
 		}
-		tracker.mu.Unlock()
+		tracker.follower.mu.Unlock()
 	}
 	tracker.SetPods(optOuts("-a", "-b"))
 	wantCookies(t, table, 1040, 1041)
@@ -121,7 +120,7 @@ func TestSharedNamespace(t *testing.T) {
 	m.start(1, 40, 1)
 	tree(t, root, "kubepods/pod-a/c: 1", "kubepods/pod-b/c: 1")
 	table := newTable()
-	tracker := trackerIn(root, table, m)
+	tracker := trackerIn(t, root, table, m)
 	tracker.SetPods(optOuts("-a", "-b"))
 	tracker.SetPods(optOuts("-b"))
 	wantCookies(t, table, 1040)
@@ -135,7 +134,7 @@ func TestTableRefuses(t *testing.T) {
 	m.start(1, 40, 1)
 	tree(t, root, "kubepods/pod-a/c: 1")
 	table := newTable()
-	tracker := trackerIn(root, table, m)
+	tracker := trackerIn(t, root, table, m)
 	table.refuseAll(errors.New("table opted_out is full"))
 	tracker.SetPods(optOuts("-a"))
 	if s := tracker.Status(); s.Pods[0].Found || !strings.Contains(s.Pods[0].Problem, "is full") {
@@ -143,16 +142,12 @@ func TestTableRefuses(t *testing.T) {
 	}
 	table.refuseAll(nil)
 	go tracker.Run(t.Context())
-	tracker.mu.Lock()
-	tracker.due("-a", time.Now())
-	tracker.mu.Unlock()
-	tracker.wake.Send()
+	tracker.SetPods(optOuts("-a"))
 	eventually(t, "in the table", func() bool { return len(table.cookies()) == 1 })
 	table.refuseAll(errors.New("no"))
 	tracker.SetPods(nil)
 	wantCookies(t, table, 1040)
 	table.refuseAll(nil)
-	tracker.wake.Send()
 	eventually(t, "out of the table", func() bool { return len(table.cookies()) == 0 })
 }
 
@@ -162,7 +157,7 @@ func TestAuditRepairs(t *testing.T) {
 	m.start(1, 40, 1)
 	tree(t, root, "kubepods/pod-a/c: 1")
 	table := newTable()
-	tracker := trackerIn(root, table, m)
+	tracker := trackerIn(t, root, table, m)
 	tracker.SetPods(optOuts("-a"))
 	table.Delete(1040)
 	table.Put(7, 1)
@@ -182,7 +177,7 @@ func TestPodsAreFollowed(t *testing.T) {
 	m.start(1, 40, 1)
 	m.start(2, 41, 2)
 	table := newTable()
-	tracker := trackerIn(root, table, m)
+	tracker := trackerIn(t, root, table, m)
 	go tracker.Run(t.Context())
 	tracker.SetPods(optOuts("-a", "-b"))
 	for _, step := range []string{"kubepods", "kubepods/burstable", "kubepods/burstable/pod-a", "kubepods/burstable/pod-a/c:", "kubepods/burstable/pod-a/c: 1"} {
@@ -209,8 +204,8 @@ func TestWithoutNotifications(t *testing.T) {
 	m.start(1, 40, 1)
 	tree(t, root, "kubepods")
 	table := newTable()
-	tracker := trackerIn(root, table, m)
-	tracker.notify = func() (*fsnotify.Watcher, error) { return nil, errors.New("too many open files") }
+	tracker := trackerIn(t, root, table, m)
+	tracker.follower.notify = func() (*fsnotify.Watcher, error) { return nil, errors.New("too many open files") }
 	tracker.SetPods(optOuts("-a"))
 	go tracker.Run(t.Context())
 	eventually(t, "the status says so", func() bool {
@@ -226,22 +221,23 @@ func TestIdle(t *testing.T) {
 	root, m := t.TempDir(), newMachine()
 	m.start(1, 40, 1)
 	tree(t, root, "kubepods/pod-a/c: 1")
-	tracker := trackerIn(root, newTable(), m)
+	tracker := trackerIn(t, root, newTable(), m)
 	begin := time.Now()
 	tracker.SetPods(optOuts("-a"))
-	searched, now := tracker.search.at, time.Now()
-	tracker.searchAgain()
-	tracker.mu.Lock()
-	defer tracker.mu.Unlock()
-	tracker.scanDue(now)
-	if m.asked != 1 || tracker.search.at != searched {
-		t.Errorf("read %d processes, searched at %v and %v", m.asked, searched, tracker.search.at)
+	f := tracker.follower
+	searched, now := f.search.at, time.Now()
+	f.searchAgain()
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.scanDue(now)
+	if m.asked != 1 || f.search.at != searched {
+		t.Errorf("read %d processes, searched at %v and %v", m.asked, searched, f.search.at)
 	}
-	if next := tracker.nextScan().Sub(begin); next < foundInterval {
+	if next := f.nextScan().Sub(begin); next < foundInterval {
 		t.Errorf("the next scan is %v after the first, want %v", next, foundInterval)
 	}
-	delete(tracker.pods, "-a")
-	if next := tracker.nextScan(); !next.IsZero() {
+	delete(f.pods, Key{UID: "-a"})
+	if next := f.nextScan(); !next.IsZero() {
 		t.Errorf("without pods the next scan is at %v, want never", next)
 	}
 }

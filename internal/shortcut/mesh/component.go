@@ -11,7 +11,6 @@ import (
 	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/component"
-	"beeline.io/beeline/internal/part/optout"
 	"beeline.io/beeline/internal/report/condition"
 	"beeline.io/beeline/internal/report/metrics"
 	"beeline.io/beeline/internal/shortcut/mesh/hoststack"
@@ -37,7 +36,7 @@ func (c *config) run(env component.Env) (*component.Instance, error) {
 	if !c.enabled() {
 		return &component.Instance{}, nil
 	}
-	shortcut, err := newShortcut(c.datapath, Config{Root: env.Datapath.CgroupPath(), Cgroups: c.cgroups, Finder: optout.NewFinder(c.podCgroups(), env.Datapath.CgroupPath()),
+	shortcut, err := newShortcut(c.datapath, Config{Root: env.Datapath.CgroupPath(), Cgroups: c.cgroups, PodCgroups: c.podCgroups(),
 		OutboundPort: c.outboundPort, InboundPort: c.inboundPort, Defaults: c.defaults, Log: env.Log})
 	if err != nil {
 		return nil, err

@@ -15,8 +15,6 @@ import (
 	"strings"
 	"sync"
 
-	"golang.org/x/sys/unix"
-
 	"beeline.io/beeline/internal/part/optout"
 	"beeline.io/beeline/internal/report/condition"
 	"beeline.io/beeline/internal/util/wakeup"
@@ -29,8 +27,9 @@ type Config struct {
 	// Cgroups are directories of cgroup v2, each of a pod: the application and the proxy are in it or below it.
 	// They may come and go.
 	Cgroups []string
-	// Finder finds the cgroups of pods of Kubernetes.
-	Finder                    *optout.Finder
+	// PodCgroups are the directories in which to search for cgroups of pods of Kubernetes; empty: those of all
+	// hierarchies, and the agent's.
+	PodCgroups                []string
 	OutboundPort, InboundPort uint16
 	Defaults                  Defaults
 	Log                       *slog.Logger
@@ -40,7 +39,8 @@ type Config struct {
 type Shortcut struct {
 	datapath *Datapath
 	config   Config
-	wake     wakeup.Signal
+	follower *optout.Follower
+	located  wakeup.Signal // pods have started, or their cgroups or network namespaces have changed
 	moved    wakeup.Signal // devices or routes of pods have changed
 
 	// work is held while programs and tables change; mu only for a moment, after work.
@@ -71,7 +71,15 @@ func newShortcut(d *Datapath, c Config) (*Shortcut, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Shortcut{datapath: d, config: c, wake: wakeup.NewSignal(), moved: wakeup.NewSignal(), watches: map[uint64]*deviceWatch{}}
+	s := &Shortcut{datapath: d, config: c, located: wakeup.NewSignal(), moved: wakeup.NewSignal(), watches: map[uint64]*deviceWatch{}}
+	s.follower = optout.NewFollower(optout.FollowerConfig{
+		PodCgroups: c.PodCgroups, CgroupRoot: c.Root, Unified: true, Log: c.Log,
+		Scanned: func(_ optout.Key, _ optout.Location, changed bool) {
+			if changed {
+				s.located.Send()
+			}
+		},
+	})
 	ports, networks := d.RuleLimits()
 	s.rules.ports, s.rules.networks = ports/2, networks/2
 	for _, directory := range c.Cgroups {
@@ -79,7 +87,7 @@ func newShortcut(d *Datapath, c Config) (*Shortcut, error) {
 		if err == nil && (real == root || strings.HasPrefix(root, real+"/")) {
 			return nil, fmt.Errorf("--mesh-cgroups %s is or contains the cgroup %s of the Service programs, which would run first: name the cgroups of pods below it", directory, root)
 		}
-		p := Pod{Directory: directory, policy: c.Defaults.policy(), mapped: true, interfaces: interfaces{c.Defaults.ExcludeInterfaces, c.Defaults.RerouteInterfaces}}
+		p := Pod{Directory: directory, key: optout.Key{Directory: directory}, policy: c.Defaults.policy(), mapped: true, interfaces: interfaces{c.Defaults.ExcludeInterfaces, c.Defaults.RerouteInterfaces}}
 		p.identify()
 		s.pods = append(s.pods, p)
 	}
@@ -104,10 +112,19 @@ func (s *Shortcut) SetPods(sidecars *Sidecars) {
 	s.pods, s.left, s.problem = next, slices.Clone(sidecars.Left()), problems
 	s.mu.Unlock()
 	if s.started {
+		s.find()
 		s.removeOthers() // before what holds for them is deleted
 		s.repair(false, true)
 	}
-	s.wake.Send()
+}
+
+// find follows the pods. When it returns, those that run are found.
+func (s *Shortcut) find() {
+	var keys []optout.Key
+	for _, p := range s.Pods() {
+		keys = append(keys, p.key)
+	}
+	s.follower.Set(keys)
 }
 
 // podOf returns the state of a pod of Kubernetes, with what is known of it.
@@ -117,6 +134,7 @@ func (s *Shortcut) podOf(sidecar *Sidecar, before []Pod) Pod {
 		p = before[i]
 	}
 	p.Name, p.UID, p.Native = sidecar.Pod.Namespace+"/"+sidecar.Pod.Name, sidecar.UID, sidecar.Native
+	p.key = optout.Key{UID: sidecar.UID}
 	if p.policy == nil || !reflect.DeepEqual(&p.sidecar, sidecar) {
 		p.sidecar, p.policy = *sidecar, s.config.Defaults.policyOf(&sidecar.Rules)
 	}
@@ -144,6 +162,7 @@ func (s *Shortcut) Start() {
 	s.work.Lock()
 	defer s.work.Unlock()
 	s.started = true
+	s.find()
 	s.repair(false, true)
 	s.removeOthers()
 }
@@ -153,22 +172,22 @@ func (s *Shortcut) Repair() {
 	s.work.Lock()
 	defer s.work.Unlock()
 	s.turn++
-	s.examine()
 	if s.repair(false, false) {
 		s.removeOthers()
 	}
 	s.watchReaders()
 }
 
-// repair serves all pods, or those that have had no process yet, and reports whether a cgroup has changed. changed:
+// repair serves all pods, or those that have started or moved, and reports whether a cgroup has changed. changed:
 // policies may have.
 func (s *Shortcut) repair(onlyNew, changed bool) (cgroups bool) {
 	pods, failed := s.Pods(), map[int]error{}
 	for i, before := range pods {
-		if onlyNew && !before.starting() {
+		at := s.follower.Location(before.key)
+		if onlyNew && before.Cgroup == at.Cgroup && before.Namespace == at.Namespace {
 			continue
 		}
-		pods[i], failed[i] = s.locate(before)
+		pods[i], failed[i] = before.locate(at)
 		cgroups = cgroups || pods[i].Cgroup != before.Cgroup
 		changed = changed || cgroups || pods[i].Namespace != before.Namespace
 		if s.due(i, &pods[i]) {
@@ -210,72 +229,47 @@ func (s *Shortcut) writePolicies(pods []Pod) {
 	}
 }
 
-// locate finds the cgroup of a pod, and its network namespace once a process shows that. A new cgroup has nothing
+// locate returns the pod with its cgroup, and its network namespace once a process shows that. A new cgroup has nothing
 // attached.
-func (s *Shortcut) locate(p Pod) (Pod, error) {
-	var err error
-	if p.UID != "" && !isDirectory(p.Directory) {
-		p.Directory, err = s.config.Finder.Unified(p.UID)
+func (p Pod) locate(at optout.Location) (Pod, error) {
+	if p.UID != "" {
+		p.Directory = at.Directory
 	}
-	if err == nil && p.Directory == "" {
-		err = errors.New("no cgroup has its UID in its name")
+	if at.Cgroup == 0 {
+		return p.reset(0, p.missing(at.Err)), nil
 	}
-	var st unix.Stat_t
-	if err == nil {
-		err = unix.Stat(p.Directory, &st)
+	if p.Cgroup != at.Cgroup {
+		p = p.reset(at.Cgroup, "")
 	}
-	if err != nil {
-		return p.reset(0, missing(p.Directory, err)), nil
+	if p.Namespace != 0 && p.Namespace != at.Namespace { // a new sandbox of the same pod
+		p.facts = facts{}
 	}
-	if p.Cgroup != st.Ino {
-		p = p.reset(st.Ino, "")
+	switch p.Namespace = at.Namespace; {
+	case p.Namespace != 0:
+		return p, nil
+	case errors.Is(at.Err, optout.ErrOnNode):
+		return p, fmt.Errorf("the pod of %s is in the node's network namespace: all connections to the node would go to its proxy", p.Directory)
 	}
-	if p.Namespace == 0 {
-		p.Namespace, err = optout.CookieOf(p.Directory)
-	}
-	if errors.Is(err, optout.ErrOnNode) {
-		err = fmt.Errorf("the pod of %s is in the node's network namespace: all connections to the node would go to its proxy", p.Directory)
-	}
-	return p, err
+	return p, at.Err
 }
 
-func isDirectory(path string) bool {
-	var st unix.Stat_t
-	return path != "" && unix.Stat(path, &st) == nil
-}
-
-func missing(directory string, err error) string {
+// missing returns why the pod has no cgroup.
+func (p *Pod) missing(err error) string {
 	switch {
-	case errors.Is(err, fs.ErrNotExist):
-		return "the cgroup " + directory + " does not exist"
-	case directory == "":
-		return err.Error()
+	case p.UID == "" && (err == nil || errors.Is(err, fs.ErrNotExist)):
+		return "the cgroup " + p.Directory + " does not exist"
+	case err == nil:
+		return "no cgroup has its UID in its name"
 	}
-	return fmt.Sprintf("stat %s: %v", directory, err)
+	return err.Error()
 }
 
-// examineEvery is after how many calls of Repair the network namespace of a pod is examined again: a new sandbox of
-// the same pod has the same cgroup.
+// examineEvery is after how many calls of Repair a pod is looked at again.
 const examineEvery = 5
 
 // due reports whether a pod is to be looked at: when its network namespace has become known, and then now and again.
 func (s *Shortcut) due(i int, p *Pod) bool {
 	return p.Namespace != 0 && (!p.facts.known || (s.turn+i)%examineEvery == 0)
-}
-
-// examine forgets the namespaces of pods whose processes are in another one by now.
-func (s *Shortcut) examine() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for i := range s.pods {
-		p := &s.pods[i]
-		if p.Namespace == 0 || (s.turn+i)%examineEvery != 0 {
-			continue
-		}
-		if cookie, err := optout.CookieOf(p.Directory); err == nil && cookie != 0 && cookie != p.Namespace {
-			p.Namespace, p.facts = 0, facts{}
-		}
-	}
 }
 
 // serve attaches what is not attached to a pod that is located, or was not because of an error. located is what failed

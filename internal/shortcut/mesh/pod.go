@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"beeline.io/beeline/internal/part/optout"
 	"beeline.io/beeline/internal/report/condition"
 )
 
@@ -34,7 +35,8 @@ type Pod struct {
 	// Failed is why connections do not go to the proxy; empty: they do.
 	Failed string `json:"failed,omitempty"`
 
-	sidecar    Sidecar // of which policy is made; zero for one of Config.Cgroups
+	key        optout.Key // by which it is followed
+	sidecar    Sidecar    // of which policy is made; zero for one of Config.Cgroups
 	policy     *Policy
 	interfaces interfaces
 	container  string // the id of the proxy's; empty: unknown
@@ -101,9 +103,6 @@ type Status struct {
 
 // Served reports whether all connections of the pod go to its proxy.
 func (p *Pod) Served() bool { return p.Failed == "" && p.Namespace != 0 && p.Proxy.Known() }
-
-// starting reports whether the pod has no process yet, as far as that is known.
-func (p *Pod) starting() bool { return p.Cgroup == 0 || p.Namespace == 0 }
 
 // Label is what people call the pod.
 func (p *Pod) Label() string { return cmp.Or(p.Name, p.Directory) }
