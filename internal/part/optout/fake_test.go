@@ -3,87 +3,20 @@
 package optout
 
 import (
+	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"log/slog"
 	"maps"
-	"os"
-	"path/filepath"
 	"slices"
-	"strings"
+	"strconv"
 	"sync"
 	"testing"
-	"time"
+
+	"github.com/fsnotify/fsnotify"
 
 	"beeline.io/beeline/internal/cluster/service"
-	"beeline.io/beeline/internal/node/netns"
 )
-
-const patience = 30 * time.Second
-
-// hostNS is the inode of the host's namespace in the tests.
-const hostNS = 1
-
-// fakeMachine holds processes by PID; the cookie of a namespace is its inode plus 1000.
-type fakeMachine struct {
-	mu     sync.Mutex
-	all    map[int]fakeProcess
-	moved  map[int]uint64 // namespace of a process when it is opened
-	depths map[uint64]int // of the owners of namespaces, 0 for all others
-	asked  int            // calls of netns
-}
-
-type fakeProcess struct{ netns, started uint64 }
-
-func newMachine() *fakeMachine {
-	return &fakeMachine{all: map[int]fakeProcess{}, moved: map[int]uint64{}, depths: map[uint64]int{}}
-}
-
-func (m *fakeMachine) start(pid int, netns, started uint64) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.all[pid] = fakeProcess{netns, started}
-}
-
-func (m *fakeMachine) process(pid int) (fakeProcess, error) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if p, ok := m.all[pid]; ok {
-		return p, nil
-	}
-	return fakeProcess{}, fmt.Errorf("process %d: %w", pid, fs.ErrNotExist)
-}
-
-func (m *fakeMachine) netns(pid int) (uint64, error) {
-	m.asked++
-	p, err := m.process(pid)
-	return p.netns, err
-}
-
-func (m *fakeMachine) started(pid int) (uint64, error) {
-	p, err := m.process(pid)
-	return p.started, err
-}
-
-func (m *fakeMachine) open(pid int) (*netns.Namespace, error) {
-	p, err := m.process(pid)
-	if to, ok := m.moved[pid]; ok {
-		p.netns = to
-	}
-	return &netns.Namespace{Inode: p.netns}, err
-}
-
-func (m *fakeMachine) depth(n *netns.Namespace) int { return m.depths[n.Inode] }
-
-// cookieOf is CookieOf on this machine.
-func (m *fakeMachine) cookieOf(dir string) (uint64, error) {
-	n, err := namespaceOf(dir, m, []uint64{hostNS})
-	if n == nil {
-		return 0, err
-	}
-	return n.Inode + 1000, err
-}
 
 // fakeTable is a table that can return errors.
 type fakeTable struct {
@@ -136,31 +69,31 @@ func (t *fakeTable) cookies() []uint64 {
 	return slices.Sorted(maps.Keys(all))
 }
 
-// tree creates directories; "dir: 1 2" contains these processes.
-func tree(t testing.TB, root string, lines ...string) {
+// trackerIn returns a Tracker that searches one directory. The cookie of a pod's namespace is 1000 more than the PID in
+// its cgroup, or in one below.
+func trackerIn(t testing.TB, dir string, table *fakeTable, notify func() (*fsnotify.Watcher, error)) *Tracker {
 	t.Helper()
-	for _, line := range lines {
-		dir, pids, _ := strings.Cut(line, ":")
-		path := filepath.Join(root, dir)
-		if err := os.MkdirAll(path, 0o755); err != nil {
-			t.Fatal(err)
-		}
-		text := strings.Join(append(strings.Fields(pids), ""), "\n")
-		if err := os.WriteFile(filepath.Join(path, "cgroup.procs"), []byte(text), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-}
-
-// trackerIn returns a Tracker that searches one directory.
-func trackerIn(t testing.TB, dir string, table *fakeTable, m *fakeMachine) *Tracker {
-	t.Helper()
-	tracker, err := New(table, []string{dir}, "", slog.New(slog.NewTextHandler(io.Discard, nil)))
+	tracker, err := newTracker(table, FollowerConfig{
+		PodCgroups: []string{dir}, CookieOf: cookieOf, Notify: notify, Log: slog.New(slog.NewTextHandler(io.Discard, nil)),
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	tracker.follower.cookieOf = m.cookieOf
 	return tracker
+}
+
+var errHiddenProcess = errors.New("hostPID")
+
+func cookieOf(cgroup string) (cookie uint64, err error) {
+	pids, err := Processes(cgroup)
+	switch {
+	case err != nil || len(pids) == 0:
+		return 0, err
+	case pids[0] == "0":
+		return 0, errHiddenProcess
+	}
+	pid, err := strconv.ParseUint(pids[0], 10, 64)
+	return pid + 1000, err
 }
 
 // optOuts returns pods with these UIDs.
@@ -177,14 +110,5 @@ func wantCookies(t *testing.T, table *fakeTable, want ...uint64) {
 	t.Helper()
 	if got := table.cookies(); !slices.Equal(got, want) {
 		t.Errorf("the table holds %v, want %v", got, want)
-	}
-}
-
-func eventually(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(patience); !ok(); time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("not after %v: %s", patience, what)
-		}
 	}
 }

@@ -47,15 +47,16 @@ type FollowerConfig struct {
 	// Scanned is called after each scan of a pod. It must not call the Follower.
 	Scanned func(key Key, l Location, changed bool)
 	Log     *slog.Logger
+	// CookieOf and Notify are others than those of the kernel; nil: CookieOf, fsnotify.NewWatcher.
+	CookieOf func(directory string) (uint64, error)
+	Notify   func() (*fsnotify.Watcher, error)
 }
 
 // A Follower finds the cgroups and network namespaces of pods, and follows them as they appear, change and vanish. Its
 // methods may be called from any goroutine.
 type Follower struct {
-	config   FollowerConfig
-	cookieOf func(directory string) (uint64, error)
-	notify   func() (*fsnotify.Watcher, error)
-	wake     wakeup.Signal
+	config FollowerConfig
+	wake   wakeup.Signal
 
 	mu    sync.Mutex
 	pods  map[Key]*followed
@@ -84,7 +85,13 @@ type followed struct {
 
 // NewFollower returns a Follower without pods.
 func NewFollower(c FollowerConfig) *Follower {
-	return &Follower{config: c, cookieOf: CookieOf, notify: fsnotify.NewWatcher, wake: wakeup.NewSignal(), pods: map[Key]*followed{}}
+	if c.CookieOf == nil {
+		c.CookieOf = CookieOf
+	}
+	if c.Notify == nil {
+		c.Notify = fsnotify.NewWatcher
+	}
+	return &Follower{config: c, wake: wakeup.NewSignal(), pods: map[Key]*followed{}}
 }
 
 // Set sets the pods to be followed. When it returns, those that run are found.
@@ -191,7 +198,7 @@ func (f *Follower) scanCgroups(p *followed) (cookie uint64) {
 	p.Err = p.unlisted
 	onNode := false
 	for i, dir := range p.dirs {
-		cookie, err := f.cookieOf(dir)
+		cookie, err := f.config.CookieOf(dir)
 		if cookie != 0 {
 			p.Err = nil
 			p.dirs[0], p.dirs[i] = dir, p.dirs[0]
@@ -243,7 +250,7 @@ func isUnified(dir string) bool {
 
 // Run follows the pods until ctx ends. It always returns nil.
 func (f *Follower) Run(ctx context.Context) error {
-	w := &watcher{open: f.notify, dirs: map[string]bool{}}
+	w := &watcher{open: f.config.Notify, dirs: map[string]bool{}}
 	defer w.close()
 	for {
 		f.searchAgain()

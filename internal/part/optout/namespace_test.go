@@ -9,6 +9,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"beeline.io/beeline/internal/node/podcgroup/podcgrouptest"
 )
 
 // Which namespace of a pod's processes is the pod's.
@@ -55,7 +57,7 @@ func TestNamespaceOfAPod(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
-			tree(t, dir, test.cgroups...)
+			podcgrouptest.Tree(t, dir, test.cgroups...)
 			got, err := m.cookieOf(dir)
 			if test.want != 0 {
 				test.want += 1000
@@ -81,9 +83,9 @@ func TestLookIsBounded(t *testing.T) {
 		pids = append(pids, strconv.Itoa(pid))
 	}
 	dir := t.TempDir()
-	tree(t, dir, "c: "+strings.Join(pids, " "))
+	podcgrouptest.Tree(t, dir, "c: "+strings.Join(pids, " "))
 	for i := range 3 * maxDirectories {
-		tree(t, dir, "c/"+strconv.Itoa(i)+": 1")
+		podcgrouptest.Tree(t, dir, "c/"+strconv.Itoa(i)+": 1")
 	}
 	if got, err := m.cookieOf(dir); got != 1040 || err != nil || m.asked > 2*maxProcesses {
 		t.Errorf("cookie %d (%v) after %d processes, want 1040 after at most %d", got, err, m.asked, 2*maxProcesses)

@@ -10,6 +10,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"beeline.io/beeline/internal/node/podcgroup/podcgrouptest"
 )
 
 const uid = "0a1b2c3d-0000-4000-8000-00000000abcd"
@@ -32,10 +34,12 @@ func TestLayouts(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			root, m := t.TempDir(), newMachine()
 			m.start(7, 40, 1)
-			tree(t, root, "system.slice/sshd.service: 9", dir, dir+"/container: 7")
-			table := newTable()
-			trackerIn(t, root, table, m).SetPods(optOuts(uid))
-			wantCookies(t, table, 1040)
+			podcgrouptest.Tree(t, root, "system.slice/sshd.service: 9", dir, dir+"/container: 7")
+			f := followIn(t, root, FollowerConfig{CookieOf: m.cookieOf}, false)
+			f.Set([]Key{{UID: uid}})
+			if l := f.Location(Key{UID: uid}); l.Namespace != 1040 || l.Directory != filepath.Join(root, dir) {
+				t.Errorf("%+v", l)
+			}
 			for _, path := range []string{filepath.Join(root, dir), filepath.Join(root, dir, "container"), dir} {
 				if got := UIDIn(path); got != uid {
 					t.Errorf("the UID in %s is %q", path, got)
@@ -66,24 +70,24 @@ func TestStaticPod(t *testing.T) {
 	root, m := t.TempDir(), newMachine()
 	m.start(7, 40, 1)
 	const hash = "d41d8cd98f00b204e9800998ecf8427e"
-	tree(t, root, "kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod"+hash+".slice/c: 7")
-	table := newTable()
-	trackerIn(t, root, table, m).SetPods(optOuts(hash))
-	wantCookies(t, table, 1040)
+	podcgrouptest.Tree(t, root, "kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod"+hash+".slice/c: 7")
+	f := followIn(t, root, FollowerConfig{CookieOf: m.cookieOf}, false)
+	f.Set([]Key{{UID: hash}})
+	if l := f.Location(Key{UID: hash}); l.Namespace != 1040 {
+		t.Errorf("%+v", l)
+	}
 }
 
 // A UID is never used as a path, whatever an object contains.
 func TestRubbishUIDs(t *testing.T) {
 	root, m := t.TempDir(), newMachine()
 	m.start(7, 40, 1)
-	tree(t, root, "kubepods/burstable", "kubepods/pod/x: 7", "kubepods/pod..: 7", "outside: 7", "kubepods/pod: 7")
-	table := newTable()
-	tracker := trackerIn(t, root, table, m)
-	tracker.SetPods(optOuts("/../outside", "../outside", "x/..", "/", "", "a\x00b", strings.Repeat("x", 5000), "/x"))
-	wantCookies(t, table)
-	for _, p := range tracker.Status().Pods {
-		if p.Found || p.Problem != "no cgroup has its UID in its name" {
-			t.Errorf("%+v", p)
+	podcgrouptest.Tree(t, root, "kubepods/burstable", "kubepods/pod/x: 7", "kubepods/pod..: 7", "outside: 7", "kubepods/pod: 7")
+	f := followIn(t, root, FollowerConfig{CookieOf: m.cookieOf}, false)
+	for _, rubbish := range []string{"/../outside", "../outside", "x/..", "/", "", "a\x00b", strings.Repeat("x", 5000), "/x"} {
+		f.Set([]Key{{UID: rubbish}})
+		if l := f.Location(Key{UID: rubbish}); l != (Location{}) {
+			t.Errorf("%+v", l)
 		}
 	}
 }
@@ -115,7 +119,7 @@ func TestHierarchies(t *testing.T) {
 // counts once.
 func TestSearch(t *testing.T) {
 	root := t.TempDir()
-	tree(t, root, "kubepods.slice.d", "mykubepods", "kubepods.scope", "x.slice/x-kubepods", "user.slice/kubepods.slice",
+	podcgrouptest.Tree(t, root, "kubepods.slice.d", "mykubepods", "kubepods.scope", "x.slice/x-kubepods", "user.slice/kubepods.slice",
 		"user.slice/kubepods.slice/kubepods-pod1.slice/c/kubepods", "a/kubepods/burstable", "1/2/3/4/kubepods", "1/2/3/4/5/kubepods")
 	for link, to := range map[string]string{"loop": root, "kubepods": "a/kubepods", "a/up": ".."} {
 		if err := os.Symlink(to, filepath.Join(root, link)); err != nil {
@@ -145,7 +149,7 @@ func TestSearchInAHugeTree(t *testing.T) {
 			}
 		}
 	}
-	tree(t, root, "z/kubepods", "z/9/8/kubepods")
+	podcgrouptest.Tree(t, root, "z/kubepods", "z/9/8/kubepods")
 	got, err := search([]string{root})
 	if len(got) != 1 || got[0] != filepath.Join(root, "z/kubepods") {
 		t.Errorf("found %v, want z/kubepods", got)

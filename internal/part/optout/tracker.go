@@ -47,13 +47,18 @@ type pod struct {
 // New returns a Tracker without pods. byHand are the directories in which to search for the kubelet's; if
 // empty, New uses all cgroup hierarchies and the agent's cgroupRoot. Existing rows of the table stay until SetPods.
 func New(table Table, byHand []string, cgroupRoot string, log *slog.Logger) (*Tracker, error) {
+	return newTracker(table, FollowerConfig{PodCgroups: byHand, CgroupRoot: cgroupRoot, Log: log})
+}
+
+func newTracker(table Table, c FollowerConfig) (*Tracker, error) {
 	t := &Tracker{
-		table: table, log: log, where: "in the cgroup hierarchies that the agent sees",
+		table: table, log: c.Log, where: "in the cgroup hierarchies that the agent sees",
 		pods: map[string]*pod{}, held: map[uint64]int{}, leftover: map[uint64]bool{},
 	}
-	t.follower = NewFollower(FollowerConfig{PodCgroups: byHand, CgroupRoot: cgroupRoot, Scanned: t.scanned, Log: log})
-	if len(byHand) > 0 {
-		t.where = "at or below " + strings.Join(byHand, " or ") + " (--pod-cgroups)"
+	c.Scanned = t.scanned
+	t.follower = NewFollower(c)
+	if len(c.PodCgroups) > 0 {
+		t.where = "at or below " + strings.Join(c.PodCgroups, " or ") + " (--pod-cgroups)"
 	}
 	left, err := table.All()
 	if err != nil {
@@ -118,11 +123,14 @@ func (t *Tracker) scanned(key Key, l Location, _ bool) {
 	}
 }
 
+// retryInterval is when namespaces are removed again that could not be.
+const retryInterval = time.Second
+
 // Run tracks the pods until ctx ends. It always returns nil.
 func (t *Tracker) Run(ctx context.Context) error {
 	ended := make(chan error, 1)
 	go func() { ended <- t.follower.Run(ctx) }()
-	retry := time.NewTicker(missingInterval)
+	retry := time.NewTicker(retryInterval)
 	defer retry.Stop()
 	for {
 		select {

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -14,16 +15,15 @@ import (
 	"github.com/fsnotify/fsnotify"
 
 	"beeline.io/beeline/internal/cluster/service"
+	"beeline.io/beeline/internal/node/podcgroup/podcgrouptest"
 )
 
 // R4: rows of an earlier agent stay until SetPods, and rows that are still wanted are never missing.
 func TestLeftoversOfAnEarlierAgent(t *testing.T) {
-	root, m := t.TempDir(), newMachine()
-	m.start(1, 40, 1)
-	m.start(2, 41, 1)
-	tree(t, root, "kubepods/pod-a/c: 1", "kubepods/pod-b/c: 2")
+	root := t.TempDir()
+	podcgrouptest.Tree(t, root, "kubepods/pod-a/c: 40", "kubepods/pod-b/c: 41")
 	table := newTable(1040, 1041, 1099)
-	tracker := trackerIn(t, root, table, m)
+	tracker := trackerIn(t, root, table, nil)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error)
 	go func() { done <- tracker.Run(ctx) }()
@@ -53,62 +53,48 @@ func TestLeftoversStayWhileInDoubt(t *testing.T) {
 		"another PID namespace": {"kubepods/pod-a/c: 0", "hostPID"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			root, m := t.TempDir(), newMachine()
-			m.start(1, 40, 1)
-			tree(t, root, test.tree)
+			root := t.TempDir()
+			podcgrouptest.Tree(t, root, test.tree)
 			table := newTable(1040, 1099)
-			tracker := trackerIn(t, root, table, m)
+			tracker := trackerIn(t, root, table, nil)
 			tracker.SetPods(optOuts("-a"))
 			wantCookies(t, table, 1040, 1099)
 			s := tracker.Status()
 			if all := s.Problems.String() + "\n" + s.Pods[0].Problem; !strings.Contains(all, test.problem) {
 				t.Errorf("the status says %q, want %q", all, test.problem)
 			}
-			tree(t, root, "kubepods/pod-a/c: 1") // and now it can
-			tracker.follower.search.at = time.Time{}
-			tracker.SetPods(optOuts("-a"))
-			wantCookies(t, table, 1040)
+			podcgrouptest.Tree(t, root, "kubepods/pod-a/c: 40") // and now it can
+			go tracker.Run(t.Context())
+			podcgrouptest.Eventually(t, "the pod alone is in the table", func() bool { return slices.Equal(table.cookies(), []uint64{1040}) })
 		})
 	}
 }
 
 // A pod that is no longer wanted is removed at once; a changed cgroup or namespace is followed.
 func TestPodsComeAndGo(t *testing.T) {
-	root, m := t.TempDir(), newMachine()
-	m.start(1, 40, 1)
-	m.start(2, 41, 2)
-	tree(t, root, "kubepods/pod-a/c: 1", "kubepods/burstable/pod-b/c: 2")
+	root := t.TempDir()
+	podcgrouptest.Tree(t, root, "kubepods/pod-a/c: 40", "kubepods/burstable/pod-b/c: 41")
 	table := newTable()
-	tracker := trackerIn(t, root, table, m)
-	look := func() {
-		tracker.follower.mu.Lock()
-		for key, p := range tracker.follower.pods {
-			p.listed = time.Time{}
-			tracker.follower.scan(key, p, time.Now())
-		}
-		tracker.follower.mu.Unlock()
-	}
+	tracker := trackerIn(t, root, table, nil)
+	go tracker.Run(t.Context())
 	tracker.SetPods(optOuts("-a", "-b"))
 	wantCookies(t, table, 1040, 1041)
 	tracker.SetPods(optOuts("-b"))
 	wantCookies(t, table, 1041)
 
 	// No process for a while, and then one in another namespace.
-	tree(t, root, "kubepods/burstable/pod-b/c:")
-	look()
+	podcgrouptest.Tree(t, root, "kubepods/burstable/pod-b/c:", "kubepods/burstable/pod-b/e:")
+	time.Sleep(50 * time.Millisecond)
 	wantCookies(t, table, 1041)
-	m.start(3, 42, 3)
-	tree(t, root, "kubepods/burstable/pod-b/d: 3")
-	look()
-	wantCookies(t, table, 1042)
+	podcgrouptest.Tree(t, root, "kubepods/burstable/pod-b/d: 42")
+	podcgrouptest.Eventually(t, "its other namespace is in the table", func() bool { return slices.Equal(table.cookies(), []uint64{1042}) })
 	if steps := strings.Join(table.steps, " "); !strings.HasSuffix(steps, "+1042 -1041") {
 		t.Errorf("the steps were %q, want the new namespace before the old one is removed", steps)
 	}
 	if err := os.RemoveAll(filepath.Join(root, "kubepods/burstable/pod-b")); err != nil {
 		t.Fatal(err)
 	}
-	look()
-	wantCookies(t, table)
+	podcgrouptest.Eventually(t, "the table is empty", func() bool { return len(table.cookies()) == 0 })
 	if s := tracker.Status(); s.Pods[0].Found || s.Pods[0].Problem != "no cgroup has its UID in its name" {
 		t.Errorf("%+v", s.Pods[0])
 	}
@@ -116,11 +102,10 @@ func TestPodsComeAndGo(t *testing.T) {
 
 // A namespace of two pods is removed with the last one.
 func TestSharedNamespace(t *testing.T) {
-	root, m := t.TempDir(), newMachine()
-	m.start(1, 40, 1)
-	tree(t, root, "kubepods/pod-a/c: 1", "kubepods/pod-b/c: 1")
+	root := t.TempDir()
+	podcgrouptest.Tree(t, root, "kubepods/pod-a/c: 40", "kubepods/pod-b/c: 40")
 	table := newTable()
-	tracker := trackerIn(t, root, table, m)
+	tracker := trackerIn(t, root, table, nil)
 	tracker.SetPods(optOuts("-a", "-b"))
 	tracker.SetPods(optOuts("-b"))
 	wantCookies(t, table, 1040)
@@ -130,11 +115,10 @@ func TestSharedNamespace(t *testing.T) {
 
 // Errors of the table are reported, and the write is retried.
 func TestTableRefuses(t *testing.T) {
-	root, m := t.TempDir(), newMachine()
-	m.start(1, 40, 1)
-	tree(t, root, "kubepods/pod-a/c: 1")
+	root := t.TempDir()
+	podcgrouptest.Tree(t, root, "kubepods/pod-a/c: 40")
 	table := newTable()
-	tracker := trackerIn(t, root, table, m)
+	tracker := trackerIn(t, root, table, nil)
 	table.refuseAll(errors.New("table opted_out is full"))
 	tracker.SetPods(optOuts("-a"))
 	if s := tracker.Status(); s.Pods[0].Found || !strings.Contains(s.Pods[0].Problem, "is full") {
@@ -143,21 +127,20 @@ func TestTableRefuses(t *testing.T) {
 	table.refuseAll(nil)
 	go tracker.Run(t.Context())
 	tracker.SetPods(optOuts("-a"))
-	eventually(t, "in the table", func() bool { return len(table.cookies()) == 1 })
+	podcgrouptest.Eventually(t, "in the table", func() bool { return len(table.cookies()) == 1 })
 	table.refuseAll(errors.New("no"))
 	tracker.SetPods(nil)
 	wantCookies(t, table, 1040)
 	table.refuseAll(nil)
-	eventually(t, "out of the table", func() bool { return len(table.cookies()) == 0 })
+	podcgrouptest.Eventually(t, "out of the table", func() bool { return len(table.cookies()) == 0 })
 }
 
 // The audit restores the table after a change by another writer.
 func TestAuditRepairs(t *testing.T) {
-	root, m := t.TempDir(), newMachine()
-	m.start(1, 40, 1)
-	tree(t, root, "kubepods/pod-a/c: 1")
+	root := t.TempDir()
+	podcgrouptest.Tree(t, root, "kubepods/pod-a/c: 40")
 	table := newTable()
-	tracker := trackerIn(t, root, table, m)
+	tracker := trackerIn(t, root, table, nil)
 	tracker.SetPods(optOuts("-a"))
 	table.Delete(1040)
 	table.Put(7, 1)
@@ -167,78 +150,6 @@ func TestAuditRepairs(t *testing.T) {
 			t.Errorf("%d repairs (%v), want %d", repairs, err, want)
 		}
 		wantCookies(t, table, 1040)
-	}
-}
-
-// A pod is found as soon as it exists, starting from nothing: the kubelet's directory, that of its QoS class,
-// its own, a container's, a process.
-func TestPodsAreFollowed(t *testing.T) {
-	root, m := t.TempDir(), newMachine()
-	m.start(1, 40, 1)
-	m.start(2, 41, 2)
-	table := newTable()
-	tracker := trackerIn(t, root, table, m)
-	go tracker.Run(t.Context())
-	tracker.SetPods(optOuts("-a", "-b"))
-	for _, step := range []string{"kubepods", "kubepods/burstable", "kubepods/burstable/pod-a", "kubepods/burstable/pod-a/c:", "kubepods/burstable/pod-a/c: 1"} {
-		wantCookies(t, table)
-		tree(t, root, step)
-		time.Sleep(5 * time.Millisecond) // so that each is probably seen
-	}
-	eventually(t, "a is found", func() bool { return len(table.cookies()) == 1 })
-	wantCookies(t, table, 1040)
-	tree(t, root, "kubepods/burstable/pod-b/c: 2")
-	eventually(t, "b is found", func() bool { return len(table.cookies()) == 2 })
-	tree(t, root, "kubepods/burstable/pod-a/c:", "kubepods/burstable/pod-a/d: 1 2")
-	m.start(1, 43, 3) // an older one, of another namespace
-	eventually(t, "a has another namespace", func() bool { return table.cookies()[0] == 1041 })
-	if err := os.RemoveAll(filepath.Join(root, "kubepods/burstable")); err != nil {
-		t.Fatal(err)
-	}
-	eventually(t, "both are gone", func() bool { return len(table.cookies()) == 0 })
-}
-
-// Without notifications pods are still found, and the status says so.
-func TestWithoutNotifications(t *testing.T) {
-	root, m := t.TempDir(), newMachine()
-	m.start(1, 40, 1)
-	tree(t, root, "kubepods")
-	table := newTable()
-	tracker := trackerIn(t, root, table, m)
-	tracker.follower.notify = func() (*fsnotify.Watcher, error) { return nil, errors.New("too many open files") }
-	tracker.SetPods(optOuts("-a"))
-	go tracker.Run(t.Context())
-	eventually(t, "the status says so", func() bool {
-		s := tracker.Status()
-		return len(s.Problems) == 1 && strings.Contains(s.Problems[0].Remedy, "fs.inotify.max_user_instances")
-	})
-	tree(t, root, "kubepods/pod-a/c: 1")
-	eventually(t, "found", func() bool { return len(table.cookies()) == 1 })
-}
-
-// Nothing is done while no pod is missing and nothing changes.
-func TestIdle(t *testing.T) {
-	root, m := t.TempDir(), newMachine()
-	m.start(1, 40, 1)
-	tree(t, root, "kubepods/pod-a/c: 1")
-	tracker := trackerIn(t, root, newTable(), m)
-	begin := time.Now()
-	tracker.SetPods(optOuts("-a"))
-	f := tracker.follower
-	searched, now := f.search.at, time.Now()
-	f.searchAgain()
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.scanDue(now)
-	if m.asked != 1 || f.search.at != searched {
-		t.Errorf("read %d processes, searched at %v and %v", m.asked, searched, f.search.at)
-	}
-	if next := f.nextScan().Sub(begin); next < foundInterval {
-		t.Errorf("the next scan is %v after the first, want %v", next, foundInterval)
-	}
-	delete(f.pods, Key{UID: "-a"})
-	if next := f.nextScan(); !next.IsZero() {
-		t.Errorf("without pods the next scan is at %v, want never", next)
 	}
 }
 
@@ -259,4 +170,17 @@ func TestLate(t *testing.T) {
 			t.Errorf("%s: late %v", name, got.Late)
 		}
 	}
+}
+
+// Without notifications the status says so.
+func TestStatusWithoutNotifications(t *testing.T) {
+	root := t.TempDir()
+	podcgrouptest.Tree(t, root, "kubepods")
+	tracker := trackerIn(t, root, newTable(), func() (*fsnotify.Watcher, error) { return nil, errors.New("too many open files") })
+	tracker.SetPods(optOuts("-a"))
+	go tracker.Run(t.Context())
+	podcgrouptest.Eventually(t, "the status says so", func() bool {
+		s := tracker.Status()
+		return len(s.Problems) == 1 && strings.Contains(s.Problems[0].Remedy, "fs.inotify.max_user_instances")
+	})
 }
