@@ -16,6 +16,7 @@ import (
 	"github.com/fsnotify/fsnotify"
 
 	"beeline.io/beeline/internal/cluster/service"
+	"beeline.io/beeline/internal/node/podcgroup"
 )
 
 // fakeTable is a table that can return errors.
@@ -73,7 +74,7 @@ func (t *fakeTable) cookies() []uint64 {
 // its cgroup, or in one below.
 func trackerIn(t testing.TB, dir string, table *fakeTable, notify func() (*fsnotify.Watcher, error)) *Tracker {
 	t.Helper()
-	tracker, err := newTracker(table, FollowerConfig{
+	tracker, err := newTracker(table, podcgroup.FollowerConfig{
 		PodCgroups: []string{dir}, CookieOf: cookieOf, Notify: notify, Log: slog.New(slog.NewTextHandler(io.Discard, nil)),
 	})
 	if err != nil {
@@ -85,7 +86,7 @@ func trackerIn(t testing.TB, dir string, table *fakeTable, notify func() (*fsnot
 var errHiddenProcess = errors.New("hostPID")
 
 func cookieOf(cgroup string) (cookie uint64, err error) {
-	pids, err := Processes(cgroup)
+	pids, err := podcgroup.Processes(cgroup)
 	switch {
 	case err != nil || len(pids) == 0:
 		return 0, err

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
+// Package optout maintains the table of the network namespaces of pods that have opted out of the socket shortcut.
 package optout
 
 import (
@@ -13,6 +14,7 @@ import (
 	"time"
 
 	"beeline.io/beeline/internal/cluster/service"
+	"beeline.io/beeline/internal/node/podcgroup"
 )
 
 // Tracker keeps the table consistent with the pods that have opted out, as their namespaces appear, change and
@@ -20,7 +22,7 @@ import (
 type Tracker struct {
 	table    Table
 	log      *slog.Logger
-	follower *Follower
+	follower *podcgroup.Follower
 	where    string // the kubelet's directories are searched for
 
 	mu    sync.Mutex      // taken after the follower's
@@ -47,16 +49,16 @@ type pod struct {
 // New returns a Tracker without pods. byHand are the directories in which to search for the kubelet's; if
 // empty, New uses all cgroup hierarchies and the agent's cgroupRoot. Existing rows of the table stay until SetPods.
 func New(table Table, byHand []string, cgroupRoot string, log *slog.Logger) (*Tracker, error) {
-	return newTracker(table, FollowerConfig{PodCgroups: byHand, CgroupRoot: cgroupRoot, Log: log})
+	return newTracker(table, podcgroup.FollowerConfig{PodCgroups: byHand, CgroupRoot: cgroupRoot, Log: log})
 }
 
-func newTracker(table Table, c FollowerConfig) (*Tracker, error) {
+func newTracker(table Table, c podcgroup.FollowerConfig) (*Tracker, error) {
 	t := &Tracker{
 		table: table, log: c.Log, where: "in the cgroup hierarchies that the agent sees",
 		pods: map[string]*pod{}, held: map[uint64]int{}, leftover: map[uint64]bool{},
 	}
 	c.Scanned = t.scanned
-	t.follower = NewFollower(c)
+	t.follower = podcgroup.NewFollower(c)
 	if len(c.PodCgroups) > 0 {
 		t.where = "at or below " + strings.Join(c.PodCgroups, " or ") + " (--pod-cgroups)"
 	}
@@ -78,7 +80,7 @@ func (t *Tracker) SetPods(all []service.OptOut) {
 	t.follower.Set(slices.Collect(maps.Keys(wanted)))
 	t.mu.Lock()
 	for uid, p := range t.pods {
-		if !wanted[Key{UID: uid}] {
+		if !wanted[podcgroup.Key{UID: uid}] {
 			t.remove(p, "the pod is gone, or its annotation")
 			delete(t.pods, uid)
 		}
@@ -87,12 +89,12 @@ func (t *Tracker) SetPods(all []service.OptOut) {
 	t.removeLeftover()
 }
 
-func (t *Tracker) addPods(all []service.OptOut) (wanted map[Key]bool) {
+func (t *Tracker) addPods(all []service.OptOut) (wanted map[podcgroup.Key]bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.known, wanted = true, map[Key]bool{}
+	t.known, wanted = true, map[podcgroup.Key]bool{}
 	for _, o := range all {
-		wanted[Key{UID: o.UID}] = true
+		wanted[podcgroup.Key{UID: o.UID}] = true
 		if p := t.pods[o.UID]; p != nil {
 			p.OptOut = o
 		} else {
@@ -103,7 +105,7 @@ func (t *Tracker) addPods(all []service.OptOut) (wanted map[Key]bool) {
 }
 
 // scanned writes the namespace of a pod to the table after a scan.
-func (t *Tracker) scanned(key Key, l Location, _ bool) {
+func (t *Tracker) scanned(key podcgroup.Key, l podcgroup.Location, _ bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	p := t.pods[key.UID]
@@ -111,7 +113,7 @@ func (t *Tracker) scanned(key Key, l Location, _ bool) {
 		return
 	}
 	p.scanned, p.directory, p.err = true, l.Directory, l.Err
-	if errors.Is(l.Err, ErrOnNode) { // with hostNetwork there is no namespace to be found
+	if errors.Is(l.Err, podcgroup.ErrOnNode) { // with hostNetwork there is no namespace to be found
 		p.err = nil
 	}
 	switch {

@@ -12,7 +12,7 @@ import (
 
 	"beeline.io/beeline/internal/node/netdev"
 	"beeline.io/beeline/internal/node/netns"
-	"beeline.io/beeline/internal/part/optout"
+	"beeline.io/beeline/internal/node/podcgroup"
 	"beeline.io/beeline/internal/util/wakeup"
 )
 
@@ -38,7 +38,7 @@ func (s *Shortcut) devicesOf(p *Pod) podDevices {
 	if w != nil && w.names.equal(&p.interfaces) {
 		return w.latest()
 	}
-	namespace, err := optout.Namespace(p.Directory)
+	namespace, err := podcgroup.Namespace(p.Directory)
 	if namespace == nil || err != nil {
 		return p.facts.devices // it ends, or the next call succeeds
 	}

@@ -16,8 +16,8 @@ import (
 
 	"beeline.io/beeline/internal/node/netdev"
 	"beeline.io/beeline/internal/node/netns"
+	"beeline.io/beeline/internal/node/podcgroup"
 	"beeline.io/beeline/internal/node/sockdiag"
-	"beeline.io/beeline/internal/part/optout"
 )
 
 // facts are what the agent finds out about a running pod.
@@ -49,12 +49,12 @@ func (f *facts) equal(other *facts) bool {
 // learn returns what is found out about a pod whose network namespace is known. What cannot be read stays as it was.
 func (s *Shortcut) learn(p *Pod) (f facts, err error) {
 	f = p.facts
-	namespace, err := optout.Namespace(p.Directory)
+	namespace, err := podcgroup.Namespace(p.Directory)
 	if namespace == nil || err != nil {
 		return f, err
 	}
 	defer namespace.Close()
-	pids, err := optout.Processes(p.Directory)
+	pids, err := podcgroup.Processes(p.Directory)
 	if err != nil {
 		return f, err
 	}
@@ -173,7 +173,7 @@ type recognizer struct {
 func (i *Identity) recognizer() recognizer {
 	r := recognizer{i, map[string]bool{}}
 	if i.Cgroup != "" {
-		pids, _ := optout.Processes(i.Cgroup) // none: the container has ended
+		pids, _ := podcgroup.Processes(i.Cgroup) // none: the container has ended
 		for _, pid := range pids {
 			r.container[pid] = true
 		}

@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"beeline.io/beeline/internal/node/netns"
-	"beeline.io/beeline/internal/part/optout"
+	"beeline.io/beeline/internal/node/podcgroup"
 )
 
 // adopt adds the proxy's sockets that listened before the programs were attached. The programs add the others.
@@ -45,7 +45,7 @@ func (p *Pod) eachListener(namespace *netns.Namespace, f func(fd int, id uint64,
 	if len(inodes) == 0 {
 		return nil
 	}
-	pids, err := optout.Processes(p.Directory)
+	pids, err := podcgroup.Processes(p.Directory)
 	if err != nil {
 		return err
 	}

@@ -15,7 +15,7 @@ import (
 	"strings"
 	"sync"
 
-	"beeline.io/beeline/internal/part/optout"
+	"beeline.io/beeline/internal/node/podcgroup"
 	"beeline.io/beeline/internal/report/condition"
 	"beeline.io/beeline/internal/util/wakeup"
 )
@@ -39,7 +39,7 @@ type Config struct {
 type Shortcut struct {
 	datapath *Datapath
 	config   Config
-	follower *optout.Follower
+	follower *podcgroup.Follower
 	located  wakeup.Signal // pods have started, or their cgroups or network namespaces have changed
 	moved    wakeup.Signal // devices or routes of pods have changed
 
@@ -72,9 +72,9 @@ func newShortcut(d *Datapath, c Config) (*Shortcut, error) {
 		return nil, err
 	}
 	s := &Shortcut{datapath: d, config: c, located: wakeup.NewSignal(), moved: wakeup.NewSignal(), watches: map[uint64]*deviceWatch{}}
-	s.follower = optout.NewFollower(optout.FollowerConfig{
+	s.follower = podcgroup.NewFollower(podcgroup.FollowerConfig{
 		PodCgroups: c.PodCgroups, CgroupRoot: c.Root, Unified: true, Log: c.Log,
-		Scanned: func(_ optout.Key, _ optout.Location, changed bool) {
+		Scanned: func(_ podcgroup.Key, _ podcgroup.Location, changed bool) {
 			if changed {
 				s.located.Send()
 			}
@@ -87,7 +87,7 @@ func newShortcut(d *Datapath, c Config) (*Shortcut, error) {
 		if err == nil && (real == root || strings.HasPrefix(root, real+"/")) {
 			return nil, fmt.Errorf("--mesh-cgroups %s is or contains the cgroup %s of the Service programs, which would run first: name the cgroups of pods below it", directory, root)
 		}
-		p := Pod{Directory: directory, key: optout.Key{Directory: directory}, policy: c.Defaults.policy(), mapped: true, interfaces: interfaces{c.Defaults.ExcludeInterfaces, c.Defaults.RerouteInterfaces}}
+		p := Pod{Directory: directory, key: podcgroup.Key{Directory: directory}, policy: c.Defaults.policy(), mapped: true, interfaces: interfaces{c.Defaults.ExcludeInterfaces, c.Defaults.RerouteInterfaces}}
 		p.identify()
 		s.pods = append(s.pods, p)
 	}
@@ -120,7 +120,7 @@ func (s *Shortcut) SetPods(sidecars *Sidecars) {
 
 // find follows the pods. When it returns, those that run are found.
 func (s *Shortcut) find() {
-	var keys []optout.Key
+	var keys []podcgroup.Key
 	for _, p := range s.Pods() {
 		keys = append(keys, p.key)
 	}
@@ -134,7 +134,7 @@ func (s *Shortcut) podOf(sidecar *Sidecar, before []Pod) Pod {
 		p = before[i]
 	}
 	p.Name, p.UID, p.Native = sidecar.Pod.Namespace+"/"+sidecar.Pod.Name, sidecar.UID, sidecar.Native
-	p.key = optout.Key{UID: sidecar.UID}
+	p.key = podcgroup.Key{UID: sidecar.UID}
 	if p.policy == nil || !reflect.DeepEqual(&p.sidecar, sidecar) {
 		p.sidecar, p.policy = *sidecar, s.config.Defaults.policyOf(&sidecar.Rules)
 	}
@@ -231,7 +231,7 @@ func (s *Shortcut) writePolicies(pods []Pod) {
 
 // locate returns the pod with its cgroup, and its network namespace once a process shows that. A new cgroup has nothing
 // attached.
-func (p Pod) locate(at optout.Location) (Pod, error) {
+func (p Pod) locate(at podcgroup.Location) (Pod, error) {
 	if p.UID != "" {
 		p.Directory = at.Directory
 	}
@@ -247,7 +247,7 @@ func (p Pod) locate(at optout.Location) (Pod, error) {
 	switch p.Namespace = at.Namespace; {
 	case p.Namespace != 0:
 		return p, nil
-	case errors.Is(at.Err, optout.ErrOnNode):
+	case errors.Is(at.Err, podcgroup.ErrOnNode):
 		return p, fmt.Errorf("the pod of %s is in the node's network namespace: all connections to the node would go to its proxy", p.Directory)
 	}
 	return p, at.Err
@@ -305,7 +305,7 @@ func (s *Shortcut) attach(p *Pod, again bool) error {
 
 // attachInbound attaches the program for connections from other hosts, which go to sockets that listen already.
 func (s *Shortcut) attachInbound(p *Pod) error {
-	namespace, err := optout.Namespace(p.Directory)
+	namespace, err := podcgroup.Namespace(p.Directory)
 	if namespace == nil || err != nil {
 		return err
 	}

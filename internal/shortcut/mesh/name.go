@@ -8,7 +8,7 @@ import (
 	"slices"
 	"strings"
 
-	"beeline.io/beeline/internal/part/optout"
+	"beeline.io/beeline/internal/node/podcgroup"
 	"beeline.io/beeline/internal/util/suggest"
 )
 
@@ -29,7 +29,7 @@ func (s *Shortcut) SetNames(sidecars *Sidecars) {
 
 // nameOf returns the name of the pod of a cgroup, or why it is not known.
 func nameOf(directory string, sidecars *Sidecars) (name, unnamed string) {
-	uid := optout.UIDIn(directory)
+	uid := podcgroup.UIDIn(directory)
 	if uid == "" {
 		return "", "no directory in its path has the UID of a pod in its name, as the kubelet's have (kubepods.slice/…-podUID.slice, kubepods/…/podUID)"
 	}

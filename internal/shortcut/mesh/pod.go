@@ -10,7 +10,7 @@ import (
 	"strings"
 	"time"
 
-	"beeline.io/beeline/internal/part/optout"
+	"beeline.io/beeline/internal/node/podcgroup"
 	"beeline.io/beeline/internal/report/condition"
 )
 
@@ -35,8 +35,8 @@ type Pod struct {
 	// Failed is why connections do not go to the proxy; empty: they do.
 	Failed string `json:"failed,omitempty"`
 
-	key        optout.Key // by which it is followed
-	sidecar    Sidecar    // of which policy is made; zero for one of Config.Cgroups
+	key        podcgroup.Key // by which it is followed
+	sidecar    Sidecar       // of which policy is made; zero for one of Config.Cgroups
 	policy     *Policy
 	interfaces interfaces
 	container  string // the id of the proxy's; empty: unknown

@@ -11,7 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"beeline.io/beeline/internal/part/optout"
+	"beeline.io/beeline/internal/node/podcgroup"
 	"beeline.io/beeline/internal/shortcut/mesh/hoststack"
 )
 
@@ -91,7 +91,7 @@ func (s *Shortcut) processes() (all []hoststack.Process) {
 		if pod.Cgroup == 0 {
 			continue
 		}
-		pids, _ := optout.Processes(pod.Directory) // as far as they could be read
+		pids, _ := podcgroup.Processes(pod.Directory) // as far as they could be read
 		for _, text := range pids {
 			if pid, err := strconv.Atoi(text); err == nil && pid > 0 {
 				all = append(all, hoststack.Process{PID: pid, Pod: pod.Label()})

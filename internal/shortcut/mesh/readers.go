@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"beeline.io/beeline/internal/bpf"
+	"beeline.io/beeline/internal/node/podcgroup"
 	"beeline.io/beeline/internal/node/sockdiag"
-	"beeline.io/beeline/internal/part/optout"
 	"beeline.io/beeline/internal/report/condition"
 )
 
@@ -61,7 +61,7 @@ func (s *Shortcut) abort(stuck *StuckSocket) {
 
 // abortIn aborts the connection of a socket in the network namespace of a pod.
 func abortIn(directory string, cookie uint64) (aborted bool, err error) {
-	namespace, err := optout.Namespace(directory)
+	namespace, err := podcgroup.Namespace(directory)
 	if namespace == nil || err != nil {
 		return false, err
 	}

@@ -10,7 +10,7 @@ import (
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
-	"beeline.io/beeline/internal/part/optout"
+	"beeline.io/beeline/internal/node/podcgroup"
 )
 
 // reroute has what virtual machines send to devices of a pod go to its proxy.
@@ -28,7 +28,7 @@ func (s *Shortcut) reroute(p *Pod) error {
 }
 
 func (s *Shortcut) attachReroute(p *Pod, devices []int) error {
-	namespace, err := optout.Namespace(p.Directory)
+	namespace, err := podcgroup.Namespace(p.Directory)
 	if namespace == nil || err != nil {
 		return err
 	}
@@ -50,7 +50,7 @@ func (s *Shortcut) makeTransparent(p *Pod) error {
 	if slices.Equal(listeners, p.transparent) {
 		return nil
 	}
-	namespace, err := optout.Namespace(p.Directory)
+	namespace, err := podcgroup.Namespace(p.Directory)
 	if namespace == nil || err != nil {
 		return err
 	}

@@ -20,8 +20,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"beeline.io/beeline/internal/node/netns"
+	"beeline.io/beeline/internal/node/podcgroup"
 	"beeline.io/beeline/internal/node/sockdiag"
-	"beeline.io/beeline/internal/part/optout"
 )
 
 // The ways that a connection takes.
@@ -64,7 +64,7 @@ var ConnectArguments = []string{"mesh", "connect"}
 // Verify connects as an application of the pod, as its proxy and from this host, and asks the kernel which way each
 // connection took.
 func Verify(ctx context.Context, status *Status, p *Pod, o VerifyOptions) (all []Finding, err error) {
-	namespace, err := optout.Namespace(p.Directory)
+	namespace, err := podcgroup.Namespace(p.Directory)
 	if err != nil {
 		return nil, err
 	}
@@ -186,7 +186,7 @@ func connectIn(ctx context.Context, namespace *netns.Namespace, as connector, to
 
 // populated returns the first cgroup at or below a directory, and not at or below another one, that has a process.
 func populated(directory, not string) (found string, err error) {
-	err = optout.WalkCgroups(directory, func(path string, pids []string) error {
+	err = podcgroup.WalkCgroups(directory, func(path string, pids []string) error {
 		switch {
 		case path == not:
 			return fs.SkipDir
@@ -349,7 +349,7 @@ func (p *Pod) isOfProxy(s *sockdiag.Socket) bool {
 		return true
 	}
 	proxy := p.Proxy.recognizer()
-	pids, err := optout.Processes(p.Directory)
+	pids, err := podcgroup.Processes(p.Directory)
 	return err == nil && slices.ContainsFunc(descriptorsOf(pids, s.Inode), func(d descriptor) bool {
 		user, group, name := credentialsOf(d.pid)
 		return name != "" && proxy.is(d.pid, user, group)
@@ -358,7 +358,7 @@ func (p *Pod) isOfProxy(s *sockdiag.Socket) bool {
 
 // ownerOf returns the name of a process of the pod that has a socket; empty: none is found.
 func (p *Pod) ownerOf(s *sockdiag.Socket) (name string) {
-	pids, _ := optout.Processes(p.Directory)
+	pids, _ := podcgroup.Processes(p.Directory)
 	for _, d := range descriptorsOf(pids, s.Inode) {
 		_, _, name = credentialsOf(d.pid)
 	}

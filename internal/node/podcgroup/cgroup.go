@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package optout finds the network namespaces of a node's pods by the cgroups into which the kubelet puts their
-// processes. It maintains the table of namespaces that have opted out of the socket shortcut.
+// Package podcgroup finds the cgroups into which the kubelet puts the processes of a node's pods, and by these the
+// network namespaces of pods.
 //
 // The kubelet names a pod's cgroup after the pod's UID. It creates the cgroup below its own directory in all
 // hierarchies that it uses (cgroup v1: one for each controller; v2: only one), at
@@ -12,7 +12,7 @@
 // where pods of QoS class Guaranteed are directly in the first directory (pkg/kubelet/cm of Kubernetes,
 // KEP-2254). With the kubelet's --cgroup-root the path is deeper, and the systemd driver adds the names above
 // as prefixes: kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-pod1234_ab.slice.
-package optout
+package podcgroup
 
 import (
 	"os"
