@@ -12,7 +12,6 @@ import (
 	"strings"
 	"syscall"
 
-	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"beeline.io/beeline/internal/node/netdev"
@@ -40,13 +39,13 @@ type EncapRoute struct{ Device, MTU uint32 }
 
 // ReadRouting reads the routes and the routing rules of this network namespace.
 func ReadRouting() (r Routing, _ error) {
-	links, err := netdev.Dump(netlink.LinkList)
+	devices, err := netdev.Devices()
 	if err != nil {
-		return r, fmt.Errorf("list devices: %w", err)
+		return r, err
 	}
 	mtus := map[int]int{}
-	for _, l := range links {
-		mtus[l.Attrs().Index] = l.Attrs().MTU
+	for _, d := range devices {
+		mtus[d.Index] = d.MTU
 	}
 	routes, err := Routes()
 	if err != nil {

@@ -12,25 +12,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A Device is a network device of this network namespace.
-type Device struct {
-	Index int
-	Name  string
-	Kind  string // as `ip -details link` names it; "device" for hardware
-	Up    bool
-	// Ethernet: frames begin with MAC addresses; frames to the node have MAC as destination.
-	Ethernet, Loopback bool
-	// L3: packets begin with the IP header.
-	L3  bool
-	MAC [6]byte
-	// Enslaved to a bridge, bond or team, which gets its packets. Master is the index of that, or of the VRF;
-	// 0 for none.
+// DeviceRoutes is a device, its addresses, and the routes that lead there.
+type DeviceRoutes struct {
+	Device
+	// Enslaved to a bridge, bond or team, which gets its packets. A VRF only chooses the routes of what its devices
+	// receive.
 	Enslaved bool
-	Master   int
-	// PeerElsewhere: its other end is in another network namespace.
-	PeerElsewhere bool
-	// Group is its device group (ip link set group), by which rules may decide.
-	Group uint32
 	// TakesTags: the driver strips VLAN tags before XDP sees the frames, and there are VLAN devices
 	// above, whose frames XDP would take for the device's own.
 	TakesTags bool
@@ -42,15 +29,12 @@ type Device struct {
 	NextHops []NextHop
 	// Direct are the networks on the device itself, without a gateway.
 	Direct []netip.Prefix
-	// XDP is the id of its XDP program, 0 for none.
-	XDP uint32
 	// Addresses are reachable by others, in the kernel's order of preference.
 	Addresses []netip.Addr
 	// Leads are the device's routes to the destinations that Read was asked for. Sources are the source addresses
-	// that these routes prescribe. MTU is the maximum length of packets sent here, in octets from the IP header on.
+	// that these routes prescribe.
 	Leads   []Route
 	Sources []netip.Addr
-	MTU     int
 }
 
 // A Route is a route by a device to some destinations. MTU is the route's, 0 for the device's.
@@ -60,93 +44,26 @@ type Route struct {
 }
 
 // Read reads the devices of this network namespace. Destinations are sorted.
-func Read(destinations []netip.Addr) ([]Device, error) {
-	links, err := Dump(netlink.LinkList)
+func Read(destinations []netip.Addr) ([]DeviceRoutes, error) {
+	devices, err := Devices()
 	if err != nil {
-		return nil, fmt.Errorf("list devices: %w", err)
+		return nil, err
 	}
-	masters := map[int]string{}
-	for _, l := range links {
-		masters[l.Attrs().Index] = l.Type()
+	kinds, at := map[int]string{}, map[int]int{} // kind and place in all by index
+	all := make([]DeviceRoutes, len(devices))
+	for i, d := range devices {
+		all[i].Device, kinds[d.Index], at[d.Index] = d, d.Kind, i
 	}
-	var all []Device
-	at := map[int]int{} // place in all by index
-	for _, l := range links {
-		a := l.Attrs()
-		at[a.Index] = len(all)
-		d := Device{
-			Index: a.Index, Name: a.Name, Kind: l.Type(),
-			MTU:      a.MTU,
-			Up:       a.RawFlags&unix.IFF_UP != 0,
-			Ethernet: a.EncapType == "ether", Loopback: a.RawFlags&unix.IFF_LOOPBACK != 0,
-			L3: BeginsWithIP(a.EncapType), Group: a.Group,
-			// A VRF only chooses the routes of what its devices receive.
-			Enslaved: a.MasterIndex != 0 && masters[a.MasterIndex] != "vrf", Master: a.MasterIndex,
-			PeerElsewhere: a.NetNsID >= 0,
+	for i, d := range devices {
+		all[i].Enslaved = d.Master != 0 && kinds[d.Master] != "vrf"
+		if parent, known := at[d.Parent]; d.Kind == "vlan" && known && !d.PeerElsewhere {
+			all[parent].TakesTags = takesTags(all[parent].Name)
 		}
-		copy(d.MAC[:], a.HardwareAddr)
-		if a.Xdp != nil && a.Xdp.Attached {
-			d.XDP = a.Xdp.ProgId
-		}
-		all = append(all, d)
 	}
 	if err := readAddresses(all, at); err != nil {
 		return nil, err
 	}
-	readTags(all, at, links)
 	return all, readRoutes(all, at, destinations)
-}
-
-// l3Types are the types of devices whose packets have no link-layer header in the kernel, as netlink.LinkAttrs
-// names them: tun and WireGuard (ARPHRD_NONE), IPIP, IP over IPv6, IPv6 over IPv4. Not GRE: if it has no fixed remote
-// end, packets leave with the outer header before them.
-var l3Types = []string{"none", "ipip", "tunnel6", "sit"}
-
-// BeginsWithIP reports whether the packets of devices of a type begin with the IP header.
-func BeginsWithIP(encapType string) bool { return slices.Contains(l3Types, encapType) }
-
-// IsL3 reports whether the packets of a device begin with the IP header; false if there is no such device.
-func IsL3(index int) bool {
-	link, err := netlink.LinkByIndex(index)
-	return err == nil && BeginsWithIP(link.Attrs().EncapType)
-}
-
-// IsExternalTunnel reports whether a device is a tunnel in external mode; false if there is no such device.
-func IsExternalTunnel(index int) bool {
-	link, err := netlink.LinkByIndex(index)
-	return err == nil && IsExternal(link)
-}
-
-// IsExternal reports whether a device is a tunnel in external mode (IFLA_*_COLLECT_METADATA): its outer addresses and
-// key come with each packet, from routes or programs.
-func IsExternal(link netlink.Link) bool {
-	switch l := link.(type) {
-	case *netlink.Vxlan:
-		return l.FlowBased
-	case *netlink.Geneve:
-		return l.FlowBased
-	case *netlink.Gretap:
-		return l.FlowBased
-	case *netlink.Gretun:
-		return l.FlowBased
-	case *netlink.Iptun:
-		return l.FlowBased
-	case *netlink.Ip6tnl:
-		return l.FlowBased
-	case *netlink.BareUDP:
-		return true
-	}
-	return false
-}
-
-// readTags finds the devices that have VLAN devices above them and strip the tags themselves.
-func readTags(all []Device, at map[int]int, links []netlink.Link) {
-	for _, l := range links {
-		i, known := at[l.Attrs().ParentIndex]
-		if l.Type() == "vlan" && known && l.Attrs().NetNsID < 0 {
-			all[i].TakesTags = takesTags(all[i].Name)
-		}
-	}
 }
 
 // takesTags reports whether a driver strips VLAN tags. A driver that does not tell counts as one that does
@@ -160,7 +77,7 @@ func takesTags(device string) bool {
 // unusable are flags of addresses that the node must not send from.
 const unusable = unix.IFA_F_TENTATIVE | unix.IFA_F_DADFAILED | unix.IFA_F_DEPRECATED
 
-func readAddresses(all []Device, at map[int]int) error {
+func readAddresses(all []DeviceRoutes, at map[int]int) error {
 	list, err := Dump(func() ([]netlink.Addr, error) { return netlink.AddrList(nil, netlink.FAMILY_ALL) })
 	if err != nil {
 		return fmt.Errorf("list addresses: %w", err)
@@ -191,7 +108,7 @@ func readAddresses(all []Device, at map[int]int) error {
 // refusing are the types of routes that drop or reject packets.
 var refusing = []int{unix.RTN_UNREACHABLE, unix.RTN_BLACKHOLE, unix.RTN_PROHIBIT}
 
-func readRoutes(all []Device, at map[int]int, destinations []netip.Addr) error {
+func readRoutes(all []DeviceRoutes, at map[int]int, destinations []netip.Addr) error {
 	list, err := Dump(func() ([]netlink.Route, error) {
 		return netlink.RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{Table: unix.RT_TABLE_UNSPEC}, netlink.RT_FILTER_TABLE)
 	})
@@ -238,7 +155,7 @@ func readRoutes(all []Device, at map[int]int, destinations []netip.Addr) error {
 	return nil
 }
 
-func readNextHops(all []Device, at map[int]int, list []netlink.Route) {
+func readNextHops(all []DeviceRoutes, at map[int]int, list []netlink.Route) {
 	var routes []route
 	for i := range list {
 		if route, ok := routeOf(&list[i]); ok && route.to.Addr().Is4() {

@@ -17,7 +17,7 @@ import (
 
 // A Device is a network device of the node, and what is behind it.
 type Device struct {
-	netdev.Device
+	netdev.DeviceRoutes
 	// Backends: the route to backends on other nodes leads here.
 	Backends bool
 	// Pods behind the device need the edge there (Edge.SetPods).
@@ -39,7 +39,7 @@ func readDevices(backends []netip.Addr) (all []Device, err error) {
 	}
 	rpFilters, err := node.RPFilters()
 	for _, d := range found {
-		all = append(all, Device{Device: d, Backends: len(d.Leads) > 0, RPFilter: rpFilters[d.Index]})
+		all = append(all, Device{DeviceRoutes: d, Backends: len(d.Leads) > 0, RPFilter: rpFilters[d.Index]})
 	}
 	return all, err
 }
@@ -189,10 +189,7 @@ func ownAddresses(devices []Device, chosen []Device, node []netip.Addr) map[uint
 		if d.Loopback || !d.Routed && at < 0 {
 			continue
 		}
-		var e bpf.EdgeDevice
-		if d.Ethernet { // other links' addresses cannot be in a frame
-			e.Mac = d.MAC
-		}
+		e := bpf.EdgeDevice{Mac: d.MAC()}
 		if at >= 0 && chosen[at].onlyPods() {
 			e.Pods = 1
 		}

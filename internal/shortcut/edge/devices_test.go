@@ -14,7 +14,7 @@ import (
 )
 
 func device(index int, name string, change func(*Device)) Device {
-	d := Device{Device: netdev.Device{Index: index, Name: name, Kind: "device", Up: true, Ethernet: true, Routed: true}}
+	d := Device{DeviceRoutes: netdev.DeviceRoutes{Device: netdev.Device{Index: index, Name: name, Kind: "device", Up: true, Ethernet: true}, Routed: true}}
 	if change != nil {
 		change(&d)
 	}
@@ -100,12 +100,12 @@ func TestOwnAddresses(t *testing.T) {
 		}
 	}
 	// Frames to the node are recognised by the device's MAC address.
-	mac := device(3, "eth1", func(d *Device) { d.MAC = [6]byte{2, 0, 0, 0, 0, 7} })
-	if got := ownAddresses([]Device{mac}, []Device{mac}, nil)[3].Mac; got != mac.MAC {
-		t.Errorf("frames for eth1 have %x, want %x", got, mac.MAC)
+	mac := device(3, "eth1", func(d *Device) { d.Address = "\x02\x00\x00\x00\x00\x07" })
+	if got := ownAddresses([]Device{mac}, []Device{mac}, nil)[3].Mac; got != mac.MAC() {
+		t.Errorf("frames for eth1 have %x, want %x", got, mac.MAC())
 	}
 	// The address of a tunnel cannot be in a frame.
-	tunnel := device(3, "tunl0", func(d *Device) { d.MAC, d.Ethernet, d.Routed = [6]byte{192, 168, 101, 1}, false, true })
+	tunnel := device(3, "tunl0", func(d *Device) { d.Address, d.Ethernet, d.Routed = "\xc0\xa8\x65\x01", false, true })
 	if got := ownAddresses([]Device{tunnel}, nil, nodeAddresses)[3].Mac; got != [6]byte{} {
 		t.Errorf("frames for a tunnel have %x, want none", got)
 	}

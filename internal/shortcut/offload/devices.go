@@ -32,8 +32,8 @@ func (c *config) find() ([]Device, error) {
 	found := make([]Device, len(chosen))
 	for i, d := range chosen {
 		found[i] = Device{
-			Index: d.Index, Name: d.Name, Group: d.Group, Bridge: d.Kind == "bridge",
-			Master: d.Master.Name, MasterIndex: d.Master.Index, MasterBridge: d.Master.Kind == "bridge",
+			Index: d.Index, Name: d.Name, Group: d.Group, Bridge: d.IsBridge(),
+			Master: d.Above.Name, MasterIndex: d.Above.Index, MasterBridge: d.Above.IsBridge(),
 		}
 	}
 	return found, nil

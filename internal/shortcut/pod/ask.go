@@ -68,7 +68,7 @@ func (s *surroundings) bridgesOf(noted map[bpf.Address]uint32) (all []bridgedAdd
 	for address, device := range noted {
 		addr := address.Addr()
 		_, known := s.at[addr]
-		bridge := s.network.link(int(device)).master
+		bridge := s.network.device(int(device)).Master
 		if !known && s.isOfPods(addr) && !s.network.own[addr] && bridge != 0 && s.network.deviceTo(addr) == bridge && asked[device] < mostAsked {
 			asked[device]++
 			all = append(all, bridgedAddress{addr, bridge})

@@ -12,7 +12,7 @@ import (
 func (f *finder) bridgePorts(s surroundings) ([]filter, error) {
 	some := false
 	for device := range s.behind {
-		some = some || s.network.link(s.network.link(device).master).kind == "bridge"
+		some = some || s.network.device(s.network.device(device).Master).IsBridge()
 	}
 	if !some {
 		return nil, nil
@@ -33,7 +33,7 @@ func (s *surroundings) portFilters(ports map[int]node.BridgePort) (all []filter)
 			continue
 		}
 		if p.Stopped != "" {
-			all = append(all, filter{device: device, what: fmt.Sprintf("port of bridge %s: %s", s.network.link(p.Bridge).name, p.Stopped)})
+			all = append(all, filter{device: device, what: fmt.Sprintf("port of bridge %s: %s", s.network.device(p.Bridge).Name, p.Stopped)})
 		}
 		if p.Isolated {
 			isolated[p.Bridge] = append(isolated[p.Bridge], device)
@@ -44,7 +44,7 @@ func (s *surroundings) portFilters(ports map[int]node.BridgePort) (all []filter)
 			continue
 		}
 		for _, device := range devices {
-			all = append(all, filter{device: device, what: fmt.Sprintf("port of bridge %s: isolated", s.network.link(bridge).name)})
+			all = append(all, filter{device: device, what: fmt.Sprintf("port of bridge %s: isolated", s.network.device(bridge).Name)})
 		}
 	}
 	return all

@@ -8,11 +8,12 @@ import (
 	"testing"
 
 	"beeline.io/beeline/internal/node"
+	"beeline.io/beeline/internal/node/netdev"
 )
 
 // Pods at stopped ports stay on the stack, and those at isolated ports if another pod of the bridge is at one.
 func TestPortFilters(t *testing.T) {
-	n := &network{links: []link{{index: 1, name: "cni0", kind: "bridge"}, {index: 2, name: "cni1", kind: "bridge"}}}
+	n := &network{devices: []netdev.Device{{Index: 1, Name: "cni0", Kind: "bridge"}, {Index: 2, Name: "cni1", Kind: "bridge"}}}
 	n.prepare()
 	s := surroundings{network: n, behind: map[int][]int{1: {4, 5}, 2: {6}, 4: {4}, 5: {5}, 6: {6}}}
 	isolated := func(bridge int) node.BridgePort { return node.BridgePort{Bridge: bridge, Isolated: true} }

@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"beeline.io/beeline/internal/node/netdev"
 	"beeline.io/beeline/internal/node/netfilter"
 	"beeline.io/beeline/internal/node/tcfilter"
 )
@@ -30,7 +31,7 @@ type surroundings struct {
 	network  *network
 	networks []netip.Prefix // of pods
 	at       map[netip.Addr]place
-	uplinks  []link
+	uplinks  []netdev.Device
 	behind   map[int][]int // devices of pods by themselves, and by their bridge or VRF
 	unknown  []int         // ports of bridges that lead to pods, behind which no pod is known
 }
@@ -42,7 +43,7 @@ func newSurroundings(n *network, networks []netip.Prefix, at map[netip.Addr]plac
 			continue
 		}
 		s.behind[p.device] = []int{p.device}
-		if master := n.link(p.device).master; master != 0 {
+		if master := n.device(p.device).Master; master != 0 {
 			s.behind[master] = append(s.behind[master], p.device)
 		}
 	}
@@ -106,7 +107,7 @@ func (s *surroundings) subject() netfilter.Subject {
 		index := s.at[addr].device
 		if _, ok := at[index]; !ok {
 			at[index] = len(subject.Devices)
-			subject.Devices = append(subject.Devices, s.device(s.network.link(index)))
+			subject.Devices = append(subject.Devices, s.device(s.network.device(index)))
 		}
 		d := &subject.Devices[at[index]]
 		d.Pods = append(d.Pods, addr)
@@ -119,28 +120,28 @@ func (s *surroundings) subject() netfilter.Subject {
 	return subject
 }
 
-func (s *surroundings) device(l link) netfilter.Device {
-	d := netfilter.Device{Index: l.index, Name: l.name}
-	if m := s.network.link(l.master); m.index != 0 {
-		d.Master = &netfilter.Master{Index: m.index, Name: m.name, Bridge: m.kind == "bridge"}
+func (s *surroundings) device(l netdev.Device) netfilter.Device {
+	d := netfilter.Device{Index: l.Index, Name: l.Name}
+	if m := s.network.device(l.Master); m.Index != 0 {
+		d.Master = &netfilter.Master{Index: m.Index, Name: m.Name, Bridge: m.IsBridge()}
 	}
 	return d
 }
 
 // isUplink reports whether a device leads to other nodes.
 func (s *surroundings) isUplink(device int) bool {
-	return slices.ContainsFunc(s.uplinks, func(l link) bool { return l.index == device })
+	return slices.ContainsFunc(s.uplinks, func(l netdev.Device) bool { return l.Index == device })
 }
 
 // filtersAt returns a filter at a device, for each device of pods that it concerns.
 func (s *surroundings) filtersAt(device int, what string) (all []filter) {
 	if s.isUplink(device) {
-		return []filter{{what: fmt.Sprintf("%s of %s", what, s.network.link(device).name)}}
+		return []filter{{what: fmt.Sprintf("%s of %s", what, s.network.device(device).Name)}}
 	}
 	for _, d := range s.behind[device] {
 		one := filter{device: d, what: what}
 		if d != device {
-			one.what = fmt.Sprintf("%s of %s", what, s.network.link(device).name)
+			one.what = fmt.Sprintf("%s of %s", what, s.network.device(device).Name)
 		}
 		all = append(all, one)
 	}

@@ -10,34 +10,8 @@ import (
 	"slices"
 
 	"beeline.io/beeline/internal/node"
+	"beeline.io/beeline/internal/node/netdev"
 )
-
-// A link is a device of this network namespace.
-type link struct {
-	index     int
-	name      string
-	kind      string // as `ip -details link` names it
-	up        bool
-	ethernet  bool
-	l3        bool // packets begin with the IP header
-	loopback  bool
-	mac       [6]byte
-	mtu       int  // in octets, from the IP header on
-	master    int  // index of the bridge, bond or VRF; 0: none
-	otherPeer bool // its peer is in another network namespace
-	// peer is the index of its other end, in the network namespace with the ID peerNamespace if otherPeer is true.
-	peer, peerNamespace int
-	netkit              netkit
-}
-
-// netkit is what is known of a netkit device; zero for all others.
-type netkit struct {
-	// primary: programs can be attached to both ends here. The other end has no control over them.
-	primary bool
-	l3      bool // no MAC addresses: those of its frames are zeros
-	// blackhole and peerBlackhole: without a program packets into the pod, or from it, are dropped.
-	blackhole, peerBlackhole bool
-}
 
 // A route is a unicast route. It is direct if it has no gateway.
 type route struct {
@@ -57,7 +31,7 @@ type neighbour struct {
 
 // network is what the kernel tells about this network namespace.
 type network struct {
-	links      []link
+	devices    []netdev.Device
 	routes     []route
 	neighbours []neighbour
 	// ports are the ports of bridges by the bridge and the MAC addresses behind them.
@@ -82,8 +56,8 @@ type network struct {
 // prepare makes look-ups fast. The network does not change afterwards.
 func (n *network) prepare() {
 	n.index, n.single, n.wide = map[int]int{}, map[netip.Addr]route{}, nil
-	for i, l := range n.links {
-		n.index[l.index] = i
+	for i, l := range n.devices {
+		n.index[l.Index] = i
 	}
 	for _, r := range n.routes {
 		if !r.to.IsSingleIP() {
@@ -118,15 +92,17 @@ func (w wish) has(name string) bool {
 }
 
 // hasTwoEnds reports whether a device is the node's end of a pair.
-func (l *link) hasTwoEnds() bool { return l.kind == "veth" || l.kind == "netkit" && l.netkit.primary }
+func hasTwoEnds(d *netdev.Device) bool {
+	return d.Kind == "veth" || d.Kind == "netkit" && d.Netkit.Primary
+}
 
 // podLinks returns the devices that may lead to a pod: those whose other end is in another network namespace, and by
 // which the node does not reach everything else. A virtual machine's uplink may be such a device.
-func (n *network) podLinks(wanted wish) map[int]*link {
-	found := map[int]*link{}
-	for i := range n.links {
-		if l := &n.links[i]; l.up && l.otherPeer && l.hasTwoEnds() && wanted.has(l.name) {
-			found[l.index] = l
+func (n *network) podLinks(wanted wish) map[int]*netdev.Device {
+	found := map[int]*netdev.Device{}
+	for i := range n.devices {
+		if l := &n.devices[i]; l.Up && l.PeerElsewhere && hasTwoEnds(l) && wanted.has(l.Name) {
+			found[l.Index] = l
 		}
 	}
 	for _, r := range n.routes {
@@ -158,7 +134,7 @@ func (n *network) find(networks []netip.Prefix, wanted wish) map[netip.Addr]plac
 		case known && p.device == b.device:
 			at[b.addr] = place{device: b.device, mac: b.mac}
 		case !known && inNetworks(b.addr) && n.deviceTo(b.addr) == b.device:
-			if port := n.ports[portKey{b.device, b.mac}]; links[port] != nil && links[port].master == b.device {
+			if port := n.ports[portKey{b.device, b.mac}]; links[port] != nil && links[port].Master == b.device {
 				at[b.addr] = place{port, b.mac, true}
 			}
 		}
@@ -170,12 +146,12 @@ func (n *network) find(networks []netip.Prefix, wanted wish) map[netip.Addr]plac
 func (s *surroundings) ports(wanted wish) (all []int) {
 	bridges := map[int]bool{}
 	for _, r := range s.network.routes {
-		if r.direct && slices.ContainsFunc(s.networks, r.to.Overlaps) && s.network.link(r.device).kind == "bridge" {
+		if r.direct && slices.ContainsFunc(s.networks, r.to.Overlaps) && s.network.device(r.device).IsBridge() {
 			bridges[r.device] = true
 		}
 	}
 	for index, l := range s.network.podLinks(wanted) {
-		if bridges[l.master] && s.behind[index] == nil {
+		if bridges[l.Master] && s.behind[index] == nil {
 			all = append(all, index)
 		}
 	}
@@ -185,8 +161,8 @@ func (s *surroundings) ports(wanted wish) (all []int) {
 
 // mtuTo returns the length up to which packets to a pod need no answer of the stack: that of the pod's device, or of a
 // route to the pod.
-func (n *network) mtuTo(a netip.Addr, device link) uint16 {
-	mtu := min(device.mtu, 0xffff)
+func (n *network) mtuTo(a netip.Addr, device netdev.Device) uint16 {
+	mtu := min(device.MTU, 0xffff)
 	if of := int(n.routeMTUs.To(a)); of != 0 && of < mtu {
 		mtu = of
 	}
@@ -213,11 +189,11 @@ func (n *network) deviceTo(a netip.Addr) int {
 // uplinks returns the devices by which packets leave for pods of other nodes, or arrive from there: those with a
 // route to a part of the pod networks, or with a default route. Devices of pods, served or not, and bridges of such
 // are none.
-func (n *network) uplinks(networks []netip.Prefix) []link {
+func (n *network) uplinks(networks []netip.Prefix) []netdev.Device {
 	pods, podSide := n.podLinks(nil), map[int]bool{}
 	for _, l := range pods {
-		if l.master != 0 {
-			podSide[l.index], podSide[l.master] = true, true
+		if l.Master != 0 {
+			podSide[l.Index], podSide[l.Master] = true, true
 		}
 	}
 	routed := map[int]bool{}
@@ -229,33 +205,31 @@ func (n *network) uplinks(networks []netip.Prefix) []link {
 			routed[r.device] = true
 		}
 	}
-	var found []link
-	for _, l := range n.links {
-		if routed[l.index] && !podSide[l.index] && l.up && (l.ethernet || l.l3) && !l.loopback && (l.master == 0 || n.link(l.master).kind == "vrf") {
+	var found []netdev.Device
+	for _, l := range n.devices {
+		if routed[l.Index] && !podSide[l.Index] && l.Up && (l.Ethernet || l.L3) && !l.Loopback && (l.Master == 0 || n.device(l.Master).Kind == "vrf") {
 			found = append(found, l)
 		}
 	}
 	return found
 }
 
-// link returns a device; the zero link if there is none.
-func (n *network) link(index int) link {
+// device returns a device; the zero one if there is none.
+func (n *network) device(index int) netdev.Device {
 	if i, ok := n.index[index]; ok {
-		return n.links[i]
+		return n.devices[i]
 	}
-	return link{}
+	return netdev.Device{}
 }
 
 // gateway is the MAC address to which the pods behind a device send what is routed: the device's, or that of the bridge
 // above.
-func (n *network) gateway(l link) [6]byte {
-	if n.isBridge(l.master) {
-		return n.link(l.master).mac
+func (n *network) gateway(l netdev.Device) [6]byte {
+	if n.device(l.Master).IsBridge() {
+		return n.device(l.Master).MAC()
 	}
-	return l.mac
+	return l.MAC()
 }
-
-func (n *network) isBridge(index int) bool { return n.link(index).kind == "bridge" }
 
 // sortedAddresses returns the addresses in order.
 func sortedAddresses(at map[netip.Addr]place) []netip.Addr {

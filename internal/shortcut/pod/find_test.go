@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"beeline.io/beeline/internal/node"
+	"beeline.io/beeline/internal/node/netdev"
 )
 
 // A pod is behind the device of the longest route to it, or behind the port of a bridge at which its MAC address was
@@ -17,8 +18,8 @@ import (
 // reaches everything else.
 func TestFind(t *testing.T) {
 	mac := func(n byte) [6]byte { return [6]byte{2, 0, 0, 0, 0, n} }
-	pod := func(index, master int) link {
-		return link{index: index, kind: "veth", up: true, otherPeer: true, master: master}
+	pod := func(index, master int) netdev.Device {
+		return netdev.Device{Index: index, Kind: "veth", Up: true, PeerElsewhere: true, Master: master}
 	}
 	to := func(network string, device int, direct bool) route {
 		return route{to: netip.MustParsePrefix(network), device: device, direct: direct}
@@ -30,7 +31,7 @@ func TestFind(t *testing.T) {
 	gone := at(bridge, "10.10.2.8", mac(7))
 	gone.gone = true
 	n := &network{
-		links: []link{{index: bridge, kind: "bridge", up: true}, pod(port, bridge), pod(routed, 0), pod(uplink, 0), {index: ethernet, up: true}},
+		devices: []netdev.Device{{Index: bridge, Kind: "bridge", Up: true}, pod(port, bridge), pod(routed, 0), pod(uplink, 0), {Index: ethernet, Up: true}},
 		routes: []route{
 			to("10.10.1.3/32", routed, true), to("10.10.1.4/32", uplink, true), to("0.0.0.0/0", uplink, false),
 			to("10.10.2.0/24", bridge, true), to("10.10.0.0/16", ethernet, true), to("10.20.0.1/32", routed, true),
@@ -77,11 +78,11 @@ func (p place) String() string {
 func TestMTUToPods(t *testing.T) {
 	n := &network{routeMTUs: node.DestinationMTUs{netip.MustParsePrefix("10.10.1.0/24"): 1400, netip.MustParsePrefix("10.10.2.0/24"): 9000}}
 	for addr, want := range map[string]uint16{"10.10.1.3": 1400, "10.10.2.3": 1500, "10.10.3.3": 1500} {
-		if got := n.mtuTo(netip.MustParseAddr(addr), link{mtu: 1500}); got != want {
+		if got := n.mtuTo(netip.MustParseAddr(addr), netdev.Device{MTU: 1500}); got != want {
 			t.Errorf("the MTU to %s behind a device of MTU 1500 is %d, want %d; MTUs of routes: %v", addr, got, want, n.routeMTUs)
 		}
 	}
-	if got := n.mtuTo(netip.MustParseAddr("10.10.3.3"), link{mtu: 1 << 17}); got != 0xffff {
+	if got := n.mtuTo(netip.MustParseAddr("10.10.3.3"), netdev.Device{MTU: 1 << 17}); got != 0xffff {
 		t.Errorf("the MTU of a device without a limit is %d, want 65535", got)
 	}
 }

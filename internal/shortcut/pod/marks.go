@@ -65,7 +65,7 @@ func (f *finder) markReaders(s surroundings) ([]markReader, error) {
 	}
 	uplinks := map[int]string{}
 	for _, l := range s.uplinks {
-		uplinks[l.index] = l.name
+		uplinks[l.Index] = l.Name
 	}
 	at, err := f.tc.At(uplinks)
 	if err != nil {

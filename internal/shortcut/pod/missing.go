@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 
+	"beeline.io/beeline/internal/node/netdev"
 	"beeline.io/beeline/internal/report/condition"
 	"beeline.io/beeline/internal/util/suggest"
 )
@@ -33,9 +34,9 @@ func (s *surroundings) missing(wanted wish) (all condition.List) {
 	return all
 }
 
-func (n *network) missing(pattern string, pods map[int]*link) string {
-	matches := func(l *link) bool {
-		ok, _ := path.Match(pattern, l.name)
+func (n *network) missing(pattern string, pods map[int]*netdev.Device) string {
+	matches := func(l *netdev.Device) bool {
+		ok, _ := path.Match(pattern, l.Name)
 		return ok
 	}
 	for _, l := range pods {
@@ -44,11 +45,11 @@ func (n *network) missing(pattern string, pods map[int]*link) string {
 		}
 	}
 	var names []string
-	for i := range n.links {
-		if matches(&n.links[i]) {
-			return fmt.Sprintf("%s is not the node's end of a pod's device, or is down", n.links[i].name)
+	for i := range n.devices {
+		if matches(&n.devices[i]) {
+			return fmt.Sprintf("%s is not the node's end of a pod's device, or is down", n.devices[i].Name)
 		}
-		names = append(names, n.links[i].name)
+		names = append(names, n.devices[i].Name)
 	}
 	if strings.ContainsAny(pattern, `*?[\`) {
 		if len(pods) == 0 {
@@ -67,7 +68,7 @@ func (s *surroundings) outside(wanted wish) (all []string) {
 	}
 	for _, r := range s.network.routes {
 		if links[r.device] != nil && r.direct && r.to.IsSingleIP() && !r.to.Addr().IsLinkLocalUnicast() && !in(r.to.Addr()) {
-			all = append(all, fmt.Sprintf("%s (%s)", r.to.Addr(), links[r.device].name))
+			all = append(all, fmt.Sprintf("%s (%s)", r.to.Addr(), links[r.device].Name))
 		}
 	}
 	return all

@@ -41,11 +41,11 @@ var (
 func (f *finder) hooks(s surroundings) (all []filter, err error) {
 	devices := slices.Collect(maps.Keys(s.behind))
 	for _, l := range s.uplinks {
-		devices = append(devices, l.index)
+		devices = append(devices, l.Index)
 	}
 	for _, device := range devices {
 		hooks := tcxHooks
-		if l := s.network.link(device); l.kind == "netkit" && l.netkit.primary {
+		if l := s.network.device(device); l.Kind == "netkit" && l.Netkit.Primary {
 			hooks = slices.Concat(tcxHooks, netkitHooks)
 		}
 		found, err := f.hooksAt(s, device, hooks)
@@ -53,7 +53,7 @@ func (f *finder) hooks(s surroundings) (all []filter, err error) {
 			return nil, nil
 		}
 		if err != nil {
-			return nil, fmt.Errorf("query the programs at %s: %w", s.network.link(device).name, err)
+			return nil, fmt.Errorf("query the programs at %s: %w", s.network.device(device).Name, err)
 		}
 		all = append(all, found...)
 	}
@@ -64,11 +64,11 @@ func (f *finder) hooks(s surroundings) (all []filter, err error) {
 // the shortcut is none.
 func (f *finder) policies(s surroundings) (all []filter, err error) {
 	for device := range s.behind {
-		l := s.network.link(device)
-		if l.netkit.blackhole {
+		l := s.network.device(device)
+		if l.Netkit.Blackhole {
 			all = append(all, s.filtersAt(device, "netkit policy blackhole")...)
 		}
-		if l.netkit.peerBlackhole {
+		if l.Netkit.PeerBlackhole {
 			all = append(all, s.filtersAt(device, "netkit peer policy blackhole")...)
 		}
 	}
@@ -78,11 +78,11 @@ func (f *finder) policies(s surroundings) (all []filter, err error) {
 // peers finds native XDP programs at the pods' own ends of veth pairs: bpf_redirect_peer delivers past them.
 func (f *finder) peers(s surroundings) (all []filter, err error) {
 	for device := range s.behind {
-		l := s.network.link(device)
-		if l.kind != "veth" || !l.otherPeer {
+		l := s.network.device(device)
+		if l.Kind != "veth" || !l.PeerElsewhere {
 			continue
 		}
-		id, err := node.PeerXDP(l.peerNamespace, l.peer)
+		id, err := node.PeerXDP(l.PeerNamespace, l.Parent)
 		if err != nil {
 			return nil, err
 		}

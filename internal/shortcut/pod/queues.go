@@ -51,7 +51,7 @@ func (f *finder) classifiers(s surroundings, device int, kind string) (all []fil
 		}
 		found, err := f.tc.Classifiers(device, direction)
 		if err != nil {
-			return nil, fmt.Errorf("list the filters of tc at %s: %w", s.network.link(device).name, err)
+			return nil, fmt.Errorf("list the filters of tc at %s: %w", s.network.device(device).Name, err)
 		}
 		for _, what := range found {
 			all = append(all, s.filtersAt(device, what)...)

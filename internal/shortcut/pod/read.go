@@ -16,7 +16,7 @@ import (
 // readNetwork reads the devices, routes, neighbours, bridge ports and addresses of this network namespace.
 func readNetwork() (*network, error) {
 	n := &network{ports: map[portKey]int{}, own: map[netip.Addr]bool{}}
-	for _, read := range []func(*network) error{readLinks, readRoutes, readNeighbours, readPorts, readAddresses, readReversePaths, readRuleMarks} {
+	for _, read := range []func(*network) error{readDevices, readRoutes, readNeighbours, readPorts, readAddresses, readReversePaths, readRuleMarks} {
 		if err := read(n); err != nil {
 			return nil, err
 		}
@@ -25,30 +25,9 @@ func readNetwork() (*network, error) {
 	return n, nil
 }
 
-func readLinks(n *network) error {
-	links, err := netdev.Dump(netlink.LinkList)
-	if err != nil {
-		return fmt.Errorf("list devices: %w", err)
-	}
-	for _, l := range links {
-		a := l.Attrs()
-		d := link{
-			index: a.Index, name: a.Name, kind: l.Type(), mtu: a.MTU, master: a.MasterIndex,
-			up: a.RawFlags&unix.IFF_UP != 0, ethernet: a.EncapType == "ether", l3: netdev.BeginsWithIP(a.EncapType), loopback: a.RawFlags&unix.IFF_LOOPBACK != 0,
-			otherPeer: a.NetNsID >= 0, peer: a.ParentIndex, peerNamespace: a.NetNsID,
-		}
-		if d.ethernet { // other links' addresses cannot be in a frame
-			copy(d.mac[:], a.HardwareAddr)
-		}
-		if k, ok := l.(*netlink.Netkit); ok {
-			d.netkit = netkit{
-				primary: k.IsPrimary(), l3: k.Mode == netlink.NETKIT_MODE_L3,
-				blackhole: k.Policy != netlink.NETKIT_POLICY_FORWARD, peerBlackhole: k.PeerPolicy != netlink.NETKIT_POLICY_FORWARD,
-			}
-		}
-		n.links = append(n.links, d)
-	}
-	return nil
+func readDevices(n *network) (err error) {
+	n.devices, err = netdev.Devices()
+	return err
 }
 
 func readRoutes(n *network) error {

@@ -16,15 +16,15 @@ import (
 // would have only one direction of its flows on the stack, so such pods stay there.
 func (s *surroundings) reversePaths() (all []filter) {
 	for _, l := range s.uplinks {
-		filtering := s.network.rpFilters[l.index]
+		filtering := s.network.rpFilters[l.Index]
 		for _, r := range s.network.routes {
-			if filtering == node.RPFilterStrict && r.multipath && r.device == l.index && r.to.Addr().Is4() && slices.ContainsFunc(s.networks, r.to.Overlaps) {
-				all = append(all, s.filtersAt(l.index, fmt.Sprintf("rp_filter=1 and several next hops to %s", r.to))...)
+			if filtering == node.RPFilterStrict && r.multipath && r.device == l.Index && r.to.Addr().Is4() && slices.ContainsFunc(s.networks, r.to.Overlaps) {
+				all = append(all, s.filtersAt(l.Index, fmt.Sprintf("rp_filter=1 and several next hops to %s", r.to))...)
 			}
 		}
 		for _, input := range s.network.ruleInputs {
 			if filtering != 0 {
-				all = append(all, s.filtersAt(l.index, fmt.Sprintf("a routing rule for input by %s, and rp_filter=%d", input, filtering))...)
+				all = append(all, s.filtersAt(l.Index, fmt.Sprintf("a routing rule for input by %s, and rp_filter=%d", input, filtering))...)
 			}
 		}
 	}

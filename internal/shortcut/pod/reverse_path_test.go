@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"beeline.io/beeline/internal/node"
+	"beeline.io/beeline/internal/node/netdev"
 )
 
 // With rp_filter=1 pods stay on the stack for several next hops to pods of IPv4 by the device, and with 1 or 2 for
@@ -38,12 +39,12 @@ func TestReversePaths(t *testing.T) {
 		}},
 	} {
 		n := &network{
-			links:     []link{{index: eth0, name: "eth0"}, {index: eth1, name: "eth1"}, {index: eth2, name: "eth2"}},
+			devices:   []netdev.Device{{Index: eth0, Name: "eth0"}, {Index: eth1, Name: "eth1"}, {Index: eth2, Name: "eth2"}},
 			routes:    c.routes,
 			rpFilters: map[int]uint8{eth0: node.RPFilterStrict, eth1: 2}, ruleInputs: c.inputs,
 		}
 		n.prepare()
-		s := surroundings{network: n, networks: []netip.Prefix{netip.MustParsePrefix("10.10.0.0/16"), netip.MustParsePrefix("fd00:10::/32")}, uplinks: n.links}
+		s := surroundings{network: n, networks: []netip.Prefix{netip.MustParsePrefix("10.10.0.0/16"), netip.MustParsePrefix("fd00:10::/32")}, uplinks: n.devices}
 		if got := s.reversePaths(); !reflect.DeepEqual(got, c.want) {
 			t.Errorf("%s: filters %+v, want %+v", c.name, got, c.want)
 		}

@@ -14,8 +14,8 @@ func (s *surroundings) routeMarks(taken bool) (all []filter) {
 		return nil
 	}
 	for _, l := range s.uplinks {
-		if slices.Contains(tunnels, l.kind) {
-			all = append(all, s.filtersAt(l.index, "a routing rule by mark, before Linux 6.10, for packets")...)
+		if slices.Contains(tunnels, l.Kind) {
+			all = append(all, s.filtersAt(l.Index, "a routing rule by mark, before Linux 6.10, for packets")...)
 		}
 	}
 	return all

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"time"
 
+	"beeline.io/beeline/internal/node/netdev"
 	"beeline.io/beeline/internal/report/condition"
 )
 
@@ -164,7 +165,7 @@ func (s *search) isOutdated(now *surroundings) bool {
 			return true
 		}
 	}
-	return slices.ContainsFunc(now.uplinks, func(l link) bool { return !s.hasUplink(now, l) })
+	return slices.ContainsFunc(now.uplinks, func(l netdev.Device) bool { return !s.hasUplink(now, l) })
 }
 
 // hasPod reports whether the search has found the filters of a pod.
@@ -175,8 +176,8 @@ func (s *search) hasPod(now *surroundings, addr netip.Addr) bool {
 }
 
 // hasUplink reports whether the search has found the filters at a device that leads to other nodes.
-func (s *search) hasUplink(now *surroundings, l link) bool {
-	return s.around.isUplink(l.index) && sameDevice(s.around.network, now.network, l.index)
+func (s *search) hasUplink(now *surroundings, l netdev.Device) bool {
+	return s.around.isUplink(l.Index) && sameDevice(s.around.network, now.network, l.Index)
 }
 
 // sameDevice reports whether filters see a device of two readings of the network as the same.
@@ -184,12 +185,12 @@ func sameDevice(a, b *network, index int) bool {
 	type seen struct {
 		name, master, masterKind string
 		masterIndex              int
-		netkit                   netkit
+		netkit                   netdev.Netkit
 	}
 	of := func(n *network) seen {
-		l := n.link(index)
-		master := n.link(l.master)
-		return seen{l.name, master.name, master.kind, l.master, l.netkit}
+		l := n.device(index)
+		master := n.device(l.Master)
+		return seen{l.Name, master.Name, master.Kind, l.Master, l.Netkit}
 	}
 	return of(a) == of(b)
 }

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"beeline.io/beeline/internal/bpf"
+	"beeline.io/beeline/internal/node/netdev"
 	"beeline.io/beeline/internal/report/condition"
 	"beeline.io/beeline/internal/util/wakeup"
 )
@@ -77,11 +78,11 @@ func newBench(t *testing.T) *bench {
 func (b *bench) set(pods []int, uplinks ...int) {
 	n := &network{}
 	for _, i := range pods {
-		n.links = append(n.links, link{index: i, name: fmt.Sprintf("veth%d", i), kind: "veth", up: true, ethernet: true, otherPeer: true})
+		n.devices = append(n.devices, netdev.Device{Index: i, Name: fmt.Sprintf("veth%d", i), Kind: "veth", Up: true, Ethernet: true, PeerElsewhere: true})
 		n.routes = append(n.routes, route{to: netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 10, 1, byte(i)}), 32), device: i, direct: true})
 	}
 	for _, i := range uplinks {
-		n.links = append(n.links, link{index: i, name: fmt.Sprintf("eth%d", i), up: true, ethernet: true})
+		n.devices = append(n.devices, netdev.Device{Index: i, Name: fmt.Sprintf("eth%d", i), Up: true, Ethernet: true})
 		n.routes = append(n.routes, route{to: netip.MustParsePrefix("10.10.0.0/16"), device: i})
 	}
 	n.prepare()
@@ -204,8 +205,8 @@ func TestMovedPodsWait(t *testing.T) {
 	b.set([]int{1, 2})
 	b.start()
 	for what, change := range map[string]func(n *network){
-		"its device has another name":           func(n *network) { n.links[0].name = "renamed" },
-		"its device has another bridge":         func(n *network) { n.links[0].master = 2 },
+		"its device has another name":           func(n *network) { n.devices[0].Name = "renamed" },
+		"its device has another bridge":         func(n *network) { n.devices[0].Master = 2 },
 		"the route to it leads to the device 2": func(n *network) { n.routes[0].device = 2 },
 	} {
 		b.set([]int{1, 2})
@@ -220,7 +221,7 @@ func TestMovedPodsWait(t *testing.T) {
 // A device behind another bridge of the same name is another one: the bridge was made again, without its filters.
 func TestBridgeMadeAgain(t *testing.T) {
 	behind := func(bridge int) *network {
-		n := &network{links: []link{{index: 1, name: "veth1", master: bridge}, {index: bridge, name: "cni0", kind: "bridge"}}}
+		n := &network{devices: []netdev.Device{{Index: 1, Name: "veth1", Master: bridge}, {Index: bridge, Name: "cni0", Kind: "bridge"}}}
 		n.prepare()
 		return n
 	}
@@ -331,9 +332,9 @@ func TestAddressLimit(t *testing.T) {
 	}
 	b := newBench(t)
 	n := &network{ports: map[portKey]int{{1, [6]byte{2}}: 2, {1, [6]byte{3}}: 3}}
-	n.links = []link{{index: 1, name: "cni0", kind: "bridge", up: true}}
+	n.devices = []netdev.Device{{Index: 1, Name: "cni0", Kind: "bridge", Up: true}}
 	for i := 2; i <= 4; i++ {
-		n.links = append(n.links, link{index: i, name: fmt.Sprintf("veth%d", i), kind: "veth", up: true, ethernet: true, otherPeer: true, master: 1})
+		n.devices = append(n.devices, netdev.Device{Index: i, Name: fmt.Sprintf("veth%d", i), Kind: "veth", Up: true, Ethernet: true, PeerElsewhere: true, Master: 1})
 	}
 	n.routes = []route{{to: netip.MustParsePrefix("10.10.0.0/16"), device: 1, direct: true}}
 	learn := func(device byte, a netip.Addr) {

@@ -314,7 +314,7 @@ func (s *Shortcut) wanted() *rows {
 		found = append(found, filter{what: "packet filters that change faster than they can be searched"})
 	}
 	at, status := s.choose(found)
-	uplinks := slices.DeleteFunc(slices.Clone(s.around.uplinks), func(l link) bool {
+	uplinks := slices.DeleteFunc(slices.Clone(s.around.uplinks), func(l netdev.Device) bool {
 		return !s.config.IgnoreFilters && !s.searched.hasUplink(s.around, l)
 	})
 	pods, devices := n.rows(at, uplinks)
@@ -322,8 +322,8 @@ func (s *Shortcut) wanted() *rows {
 		devices = map[uint32]bpf.PodDevice{}
 	}
 	for _, l := range s.around.unknown {
-		if l := n.link(l); devices[uint32(l.index)].Role == 0 {
-			devices[uint32(l.index)] = bpf.PodDevice{Mac: n.gateway(l), Role: bpf.RolePods}
+		if l := n.device(l); devices[uint32(l.Index)].Role == 0 {
+			devices[uint32(l.Index)] = bpf.PodDevice{Mac: n.gateway(l), Role: bpf.RolePods}
 		}
 	}
 	return &rows{n, pods, devices, n.places(devices, found), status}
@@ -334,7 +334,7 @@ func (n *network) places(devices map[uint32]bpf.PodDevice, found []filter) map[s
 	at := map[string][]int{bpf.PodNetkitComponent: n.peers(devices, found)}
 	for index := range devices {
 		component := bpf.PodComponent
-		if l := n.link(int(index)); l.l3 {
+		if l := n.device(int(index)); l.L3 {
 			component = bpf.PodL3Component
 		}
 		at[component] = append(at[component], int(index))
@@ -346,9 +346,9 @@ func (n *network) places(devices map[uint32]bpf.PodDevice, found []filter) map[s
 // no longer counts, so it must be to forward. Programs of others stay alone: which of two comes first matters there.
 func (n *network) peers(devices map[uint32]bpf.PodDevice, found []filter) (peers []int) {
 	for index := range devices {
-		l := n.link(int(index))
-		if l.kind == "netkit" && !l.netkit.peerBlackhole && !slices.ContainsFunc(found, func(f filter) bool { return f.atPeer && f.device == l.index }) {
-			peers = append(peers, l.index)
+		l := n.device(int(index))
+		if l.Kind == "netkit" && !l.Netkit.PeerBlackhole && !slices.ContainsFunc(found, func(f filter) bool { return f.atPeer && f.device == l.Index }) {
+			peers = append(peers, l.Index)
 		}
 	}
 	return peers
@@ -367,8 +367,8 @@ func (s *Shortcut) remember(n *network, found map[netip.Addr]place) map[netip.Ad
 		_, known := found[addr]
 		l := links[p.device]
 		switch {
-		case known || gone[addr] || l == nil || l.master == 0 || n.deviceTo(addr) != l.master:
-		case n.ports[portKey{l.master, p.mac}] != 0 && n.ports[portKey{l.master, p.mac}] != p.device:
+		case known || gone[addr] || l == nil || l.Master == 0 || n.deviceTo(addr) != l.Master:
+		case n.ports[portKey{l.Master, p.mac}] != 0 && n.ports[portKey{l.Master, p.mac}] != p.device:
 		default:
 			found[addr] = p
 		}
@@ -379,34 +379,34 @@ func (s *Shortcut) remember(n *network, found map[netip.Addr]place) map[netip.Ad
 }
 
 // rows are the entries of the tables.
-func (n *network) rows(at map[netip.Addr]place, uplinks []link) (map[bpf.Address]bpf.Pod, map[uint32]bpf.PodDevice) {
+func (n *network) rows(at map[netip.Addr]place, uplinks []netdev.Device) (map[bpf.Address]bpf.Pod, map[uint32]bpf.PodDevice) {
 	pods, devices := map[bpf.Address]bpf.Pod{}, map[uint32]bpf.PodDevice{}
 	for addr, p := range at {
-		l := n.link(p.device)
+		l := n.device(p.device)
 		gateway := n.gateway(l)
-		pods[bpf.AddressFrom(addr)] = bpf.Pod{Device: uint32(p.device), Mtu: n.mtuTo(addr, l), Mac: p.mac, Gateway: gateway, L3: asByte(l.netkit.l3)}
+		pods[bpf.AddressFrom(addr)] = bpf.Pod{Device: uint32(p.device), Mtu: n.mtuTo(addr, l), Mac: p.mac, Gateway: gateway, L3: asByte(l.Netkit.L3)}
 		devices[uint32(p.device)] = bpf.PodDevice{Mac: gateway, Role: bpf.RolePods, RpFilter: n.rpFilter(l)}
 	}
 	for _, l := range uplinks {
-		devices[uint32(l.index)] = bpf.PodDevice{Mac: l.mac, Role: bpf.RoleNodes, RpFilter: n.rpFilters[l.index]}
+		devices[uint32(l.Index)] = bpf.PodDevice{Mac: l.MAC(), Role: bpf.RoleNodes, RpFilter: n.rpFilters[l.Index]}
 	}
 	return pods, devices
 }
 
 // rpFilter is the value for what arrives by a device of pods, or is routed from its bridge.
-func (n *network) rpFilter(l link) uint8 {
-	if n.isBridge(l.master) {
-		return n.rpFilters[l.master]
+func (n *network) rpFilter(l netdev.Device) uint8 {
+	if n.device(l.Master).IsBridge() {
+		return n.rpFilters[l.Master]
 	}
-	return n.rpFilters[l.index]
+	return n.rpFilters[l.Index]
 }
 
 // bridges are the bridges above devices.
 func (n *network) bridges(devices map[uint32]uint32) map[uint32]uint32 {
 	above := map[uint32]uint32{}
 	for index := range devices {
-		if l := n.link(int(index)); n.isBridge(l.master) {
-			above[index] = uint32(l.master)
+		if l := n.device(int(index)); n.device(l.Master).IsBridge() {
+			above[index] = uint32(l.Master)
 		}
 	}
 	return above

@@ -24,7 +24,7 @@ func (s *Shortcut) choose(filters []filter) (map[netip.Addr]place, api.Pods) {
 			i, rows[p.device] = len(status.Devices), len(status.Devices)
 			found := concerning(filters, p.device, false)
 			status.Devices = append(status.Devices, api.PodDevice{
-				Name: s.around.network.link(p.device).name, Pods: []netip.Addr{}, Shortcut: len(found) == 0 || s.config.IgnoreFilters, Filters: found,
+				Name: s.around.network.device(p.device).Name, Pods: []netip.Addr{}, Shortcut: len(found) == 0 || s.config.IgnoreFilters, Filters: found,
 				Excess: s.excess[p.device], Invalid: concerning(filters, p.device, true),
 			})
 		}
@@ -39,10 +39,10 @@ func (s *Shortcut) choose(filters []filter) (map[netip.Addr]place, api.Pods) {
 		d.Pods = append(d.Pods, addr)
 	}
 	for _, index := range s.around.unknown {
-		status.Devices = append(status.Devices, api.PodDevice{Name: s.around.network.link(index).name, Pods: []netip.Addr{}, Unknown: true})
+		status.Devices = append(status.Devices, api.PodDevice{Name: s.around.network.device(index).Name, Pods: []netip.Addr{}, Unknown: true})
 	}
 	for _, l := range s.around.uplinks {
-		status.Uplinks = append(status.Uplinks, l.name)
+		status.Uplinks = append(status.Uplinks, l.Name)
 	}
 	slices.SortFunc(status.Devices, func(a, b api.PodDevice) int { return strings.Compare(a.Name, b.Name) })
 	return at, status

@@ -27,7 +27,7 @@ func (s *Shortcut) withhold(wanted *rows) (leaving map[netip.Addr]bool, err erro
 			leaving = map[netip.Addr]bool{}
 		}
 		// The flows of a pod that has ended have ended, too.
-		leaving[address.Addr()] = wanted.network.link(int(row.Device)).index != 0
+		leaving[address.Addr()] = wanted.network.device(int(row.Device)).Index != 0
 		row.Withheld = 1
 		if err := table.Put(address, row); err != nil {
 			return nil, err

@@ -9,6 +9,7 @@ import (
 
 	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/conntrack/kernelct"
+	"beeline.io/beeline/internal/node/netdev"
 )
 
 // trackingDatapath has flows, and notes which of them conntrack has.
@@ -54,7 +55,7 @@ func TestFlowsLeaveAndReturn(t *testing.T) {
 	late := kernelct.Flow{Source: netip.AddrPortFrom(a.Addr(), 9), Destination: b, Protocol: 6}
 	d := &trackingDatapath{fakeDatapath: newFakeDatapath(), t: t, flows: []kernelct.Flow{flow, ended}, beginning: []kernelct.Flow{late}}
 	s := newShortcut(d, Config{})
-	n := &network{links: []link{{index: 1}, {index: 2}}} // the device of c is gone
+	n := &network{devices: []netdev.Device{{Index: 1}, {Index: 2}}} // the device of c is gone
 	n.prepare()
 	podRows := func(ends ...netip.AddrPort) map[bpf.Address]bpf.Pod {
 		all := map[bpf.Address]bpf.Pod{}

@@ -6,8 +6,8 @@ package pod
 // the table of the VRF, and what others send to it only if their table leads there.
 func (s *surroundings) vrfs() (all []filter) {
 	for device := range s.behind {
-		if master := s.network.link(s.network.link(device).master); master.kind == "vrf" {
-			all = append(all, s.filtersAt(device, "VRF "+master.name)...)
+		if master := s.network.device(s.network.device(device).Master); master.Kind == "vrf" {
+			all = append(all, s.filtersAt(device, "VRF "+master.Name)...)
 		}
 	}
 	return all

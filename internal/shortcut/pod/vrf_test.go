@@ -6,14 +6,16 @@ import (
 	"reflect"
 	"slices"
 	"testing"
+
+	"beeline.io/beeline/internal/node/netdev"
 )
 
 // Pods in a VRF stay on the stack, also those behind a bridge in a VRF. A bridge alone is none.
 func TestVRFs(t *testing.T) {
-	n := &network{links: []link{
-		{index: 1, name: "red", kind: "vrf"}, {index: 2, name: "cni0", kind: "bridge", master: 1}, {index: 3, name: "cni1", kind: "bridge"},
-		{index: 4, name: "a1", kind: "veth", master: 1}, {index: 5, name: "a2", kind: "veth", master: 2},
-		{index: 6, name: "a3", kind: "veth", master: 3}, {index: 7, name: "a4", kind: "veth"},
+	n := &network{devices: []netdev.Device{
+		{Index: 1, Name: "red", Kind: "vrf"}, {Index: 2, Name: "cni0", Kind: "bridge", Master: 1}, {Index: 3, Name: "cni1", Kind: "bridge"},
+		{Index: 4, Name: "a1", Kind: "veth", Master: 1}, {Index: 5, Name: "a2", Kind: "veth", Master: 2},
+		{Index: 6, Name: "a3", Kind: "veth", Master: 3}, {Index: 7, Name: "a4", Kind: "veth"},
 	}}
 	n.prepare()
 	s := surroundings{network: n, behind: map[int][]int{2: {5}, 3: {6}, 4: {4}, 5: {5}, 6: {6}, 7: {7}}}

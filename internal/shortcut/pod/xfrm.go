@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"beeline.io/beeline/internal/node"
+	"beeline.io/beeline/internal/node/netdev"
 )
 
 // xfrm finds the XFRM policies that the stack would apply to packets between pods: those for packets that it forwards.
@@ -54,5 +55,5 @@ func (s *surroundings) isBetweenPods(p *node.XFRMPolicy) bool {
 }
 
 func (s *surroundings) hasXFRMUplink() bool {
-	return slices.ContainsFunc(s.uplinks, func(l link) bool { return l.kind == "xfrm" })
+	return slices.ContainsFunc(s.uplinks, func(l netdev.Device) bool { return l.Kind == "xfrm" })
 }

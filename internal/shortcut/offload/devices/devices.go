@@ -13,23 +13,13 @@ import (
 
 // A Device is a device of this network namespace, of flow offload or not.
 type Device struct {
-	Index int
-	Name  string
-	Kind  string // as `ip -details link` names it
-	MTU   int    // octets from the IP header on
-	Group uint32 // as rules see it
-	// Master is its bridge, bond, team or VRF; zero: none.
-	Master Master
+	netdev.Device
+	// Above is its bridge, bond, team or VRF; zero: none.
+	Above netdev.Device
 	// Pod: it leads to a pod alone.
 	Pod bool
 	// Unsuitable is why it cannot be a device of flow offload; empty: it can.
 	Unsuitable string
-}
-
-// Master is the device above another.
-type Master struct {
-	Index      int
-	Name, Kind string
 }
 
 // Read returns all devices of this network namespace, in the order of their indexes.
@@ -41,30 +31,27 @@ func Read() ([]Device, error) {
 	return describe(found), nil
 }
 
-func describe(found []netdev.Device) []Device {
-	byIndex := map[int]*netdev.Device{}
-	for i := range found {
-		byIndex[found[i].Index] = &found[i]
+func describe(found []netdev.DeviceRoutes) []Device {
+	byIndex := map[int]netdev.Device{}
+	for _, d := range found {
+		byIndex[d.Index] = d.Device
 	}
 	all := make([]Device, len(found))
 	for i, d := range found {
-		all[i] = Device{Index: d.Index, Name: d.Name, Kind: d.Kind, MTU: d.MTU, Group: d.Group, Pod: leadsToPod(&d)}
-		if m := byIndex[d.Master]; m != nil {
-			all[i].Master = Master{m.Index, m.Name, m.Kind}
-		}
-		all[i].Unsuitable = unsuitable(&d, all[i].Master)
+		above := byIndex[d.Master]
+		all[i] = Device{d.Device, above, leadsToPod(&d), unsuitable(&d, above)}
 	}
 	slices.SortFunc(all, func(a, b Device) int { return a.Index - b.Index })
 	return all
 }
 
 // unsuitable returns why packets of flows do not enter and leave by a device.
-func unsuitable(d *netdev.Device, master Master) string {
+func unsuitable(d *netdev.DeviceRoutes, above netdev.Device) string {
 	switch {
 	case d.Loopback:
 		return "it is the loopback device"
 	case d.Enslaved:
-		return fmt.Sprintf("it is a port of %s, which gets its packets: give %s instead", master.Name, master.Name)
+		return fmt.Sprintf("it is a port of %s, which gets its packets: give %s instead", above.Name, above.Name)
 	case d.Kind == "vrf":
 		return "a VRF only chooses routes: give its devices instead"
 	case d.Kind == "dummy" || d.Kind == "ifb":
@@ -82,7 +69,7 @@ var podKinds = []string{"veth", "netkit"}
 
 // leadsToPod reports whether a device leads to single addresses in another network namespace. A router in one is
 // reached by a network, or by a default route.
-func leadsToPod(d *netdev.Device) bool {
+func leadsToPod(d *netdev.DeviceRoutes) bool {
 	if !slices.Contains(podKinds, d.Kind) || !d.PeerElsewhere || d.DefaultRoute {
 		return false
 	}

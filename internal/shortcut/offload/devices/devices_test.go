@@ -103,7 +103,7 @@ func TestDevices(t *testing.T) {
 			}
 		}
 		for _, d := range all {
-			if d.Name == "eth1" && (d.MTU != 1400 || d.Kind != "veth" || d.Master != Master{}) {
+			if d.Name == "eth1" && (d.MTU != 1400 || d.Kind != "veth" || d.Above != netdev.Device{}) {
 				t.Errorf("eth1: %+v", d)
 			}
 		}
@@ -112,20 +112,24 @@ func TestDevices(t *testing.T) {
 
 // Kinds of devices that not every kernel for tests has.
 func TestKinds(t *testing.T) {
-	all := describe([]netdev.Device{
+	var found []netdev.DeviceRoutes
+	for _, d := range []netdev.Device{
 		{Index: 1, Name: "red", Kind: "vrf", Up: true, Ethernet: true},
 		{Index: 2, Name: "eth0", Kind: "device", Up: true, Ethernet: true, Master: 1},
 		{Index: 3, Name: "eth0.7", Kind: "vlan", Up: true, Ethernet: true},
 		{Index: 4, Name: "bond0", Kind: "bond", Up: true, Ethernet: true},
-		{Index: 5, Name: "eth1", Kind: "device", Up: true, Ethernet: true, Enslaved: true, Master: 4},
+		{Index: 5, Name: "eth1", Kind: "device", Up: true, Ethernet: true, Master: 4},
 		{Index: 6, Name: "wg0", Kind: "wireguard", Up: true, L3: true},
 		{Index: 7, Name: "gre1", Kind: "gre", Up: true},
 		{Index: 8, Name: "dummy0", Kind: "dummy", Up: true, Ethernet: true},
 		{Index: 9, Name: "nk0", Kind: "netkit", Up: true, Ethernet: true, PeerElsewhere: true},
-	})
+	} {
+		found = append(found, netdev.DeviceRoutes{Device: d, Enslaved: d.Master == 4})
+	}
+	all := describe(found)
 	var got []string
 	for _, d := range all {
-		got = append(got, strings.TrimSpace(fmt.Sprintf("%s %s %t %.30s", d.Name, d.Master.Name, d.Pod, d.Unsuitable)))
+		got = append(got, strings.TrimSpace(fmt.Sprintf("%s %s %t %.30s", d.Name, d.Above.Name, d.Pod, d.Unsuitable)))
 	}
 	want := "red  false a VRF only chooses routes: giv|eth0 red false|eth0.7  false|bond0  false|eth1 bond0 false it is a port of bond0, which g|" +
 		"wg0  false|gre1  false its packets begin neither with|dummy0  false no hosts are behind a device o|nk0  true"

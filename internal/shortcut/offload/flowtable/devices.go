@@ -44,10 +44,10 @@ func (f *Flowtable) choose(n *network, c Config, earlier Report) (Report, error)
 		return r, err
 	}
 	for _, name := range unique(c.Devices) {
-		switch _, l, ok := n.named(name); {
+		switch l, ok := n.named(name); {
 		case !ok:
 			r.Refused[name] = "there is no such device"
-		case l.external:
+		case l.External:
 			r.Refused[name] = refusedExternal
 		case others[name] != "":
 			r.Refused[name] = "it is in " + others[name]

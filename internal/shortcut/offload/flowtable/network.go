@@ -5,7 +5,6 @@ package flowtable
 import (
 	"encoding/binary"
 	"fmt"
-	"net"
 	"net/netip"
 
 	"github.com/google/nftables"
@@ -61,15 +60,6 @@ func (h hops) elements(ipv6 bool) (all []nftables.SetElement) {
 	return all
 }
 
-// A link is what of a device matters to flows that leave by it.
-type link struct {
-	name, kind, mac string
-	master, parent  int // indexes, 0 for none
-	mtu             int
-	up, noARP       bool
-	external        bool // packets carry the tunnel's key and addresses as metadata
-}
-
 // A port is where a bridge has learned a MAC address.
 type fdbKey struct {
 	bridge, vlan int
@@ -78,20 +68,20 @@ type fdbKey struct {
 
 // network is what the kernel knows of devices and neighbours.
 type network struct {
-	links map[int]link
+	links map[int]netdev.Device
 	valid map[hop]neighbour
 	fdb   map[fdbKey]int // index of the port; entries that expired are kept
 }
 
 // readNetwork reads it from the calling thread's namespace.
 func readNetwork() (*network, error) {
-	n := &network{links: map[int]link{}, valid: map[hop]neighbour{}, fdb: map[fdbKey]int{}}
-	links, err := netdev.Dump(netlink.LinkList)
+	n := &network{links: map[int]netdev.Device{}, valid: map[hop]neighbour{}, fdb: map[fdbKey]int{}}
+	devices, err := netdev.Devices()
 	if err != nil {
-		return nil, fmt.Errorf("list devices: %w", err)
+		return nil, err
 	}
-	for _, l := range links {
-		n.links[l.Attrs().Index] = linkOf(l)
+	for _, d := range devices {
+		n.links[d.Index] = ofFlows(d)
 	}
 	for _, family := range []int{unix.AF_INET, unix.AF_INET6, unix.AF_BRIDGE} {
 		all, err := netdev.Dump(func() ([]netlink.Neigh, error) { return netlink.NeighList(0, family) })
@@ -105,11 +95,11 @@ func readNetwork() (*network, error) {
 	return n, nil
 }
 
-func linkOf(l netlink.Link) link {
-	a := l.Attrs()
-	return link{
-		name: a.Name, kind: l.Type(), mac: string(a.HardwareAddr), master: a.MasterIndex, parent: a.ParentIndex, mtu: a.MTU,
-		up: a.Flags&net.FlagUp != 0, noARP: a.RawFlags&unix.IFF_NOARP != 0, external: netdev.IsExternal(l),
+// ofFlows returns what of a device matters to flows that leave by it.
+func ofFlows(d netdev.Device) netdev.Device {
+	return netdev.Device{
+		Index: d.Index, Name: d.Name, Kind: d.Kind, Address: d.Address, Master: d.Master, Parent: d.Parent, MTU: d.MTU,
+		Up: d.Up, NoARP: d.NoARP, External: d.External,
 	}
 }
 
@@ -172,10 +162,10 @@ func (n *network) fdbEntry(message uint16, neigh *netlink.Neigh) (c change) {
 }
 
 // link follows a message about a device. Only devices that matter change flows.
-func (n *network) link(message uint16, l netlink.Link, matters func(index int, l link) bool) (c change) {
+func (n *network) link(message uint16, l netlink.Link, matters func(netdev.Device) bool) (c change) {
 	index := l.Attrs().Index
 	before, was := n.links[index]
-	now := linkOf(l)
+	now := ofFlows(netdev.DeviceOf(l))
 	if message == unix.RTM_DELLINK {
 		delete(n.links, index)
 		n.forget(index)
@@ -183,8 +173,8 @@ func (n *network) link(message uint16, l netlink.Link, matters func(index int, l
 		n.links[index] = now
 	}
 	changed := !was || message == unix.RTM_DELLINK || before != now
-	if changed && (matters(index, now) || was && matters(index, before)) {
-		c.all = "device " + now.name
+	if changed && (matters(now) || was && matters(before)) {
+		c.all = "device " + now.Name
 	}
 	return c
 }
@@ -207,7 +197,7 @@ func (n *network) forget(index int) {
 func (n *network) hops(devices map[int]bool) hops {
 	h := hops{valid: map[hop]neighbour{}}
 	for index := range devices {
-		if n.links[index].noARP {
+		if n.links[index].NoARP {
 			h.direct = append(h.direct, index)
 		}
 	}
@@ -225,7 +215,7 @@ func (n *network) above(names []string) map[int]bool {
 	all := map[int]bool{}
 	for index, l := range n.links {
 		for _, name := range names {
-			if l.name == name {
+			if l.Name == name {
 				all[index] = true
 			}
 		}
@@ -233,10 +223,10 @@ func (n *network) above(names []string) map[int]bool {
 	for grown := true; grown; {
 		grown = false
 		for index, l := range n.links {
-			if all[index] && l.master != 0 && !all[l.master] {
-				all[l.master], grown = true, true
+			if all[index] && l.Master != 0 && !all[l.Master] {
+				all[l.Master], grown = true, true
 			}
-			if l.kind == "vlan" && all[l.parent] && !all[index] {
+			if l.Kind == "vlan" && all[l.Parent] && !all[index] {
 				all[index], grown = true, true
 			}
 		}
@@ -245,11 +235,11 @@ func (n *network) above(names []string) map[int]bool {
 }
 
 // named returns a device by its name.
-func (n *network) named(name string) (index int, l link, ok bool) {
-	for index, l = range n.links {
-		if l.name == name {
-			return index, l, true
+func (n *network) named(name string) (l netdev.Device, ok bool) {
+	for _, l = range n.links {
+		if l.Name == name {
+			return l, true
 		}
 	}
-	return 0, link{}, false
+	return netdev.Device{}, false
 }

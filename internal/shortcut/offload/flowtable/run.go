@@ -12,6 +12,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"beeline.io/beeline/internal/node/netdev"
 )
 
 const (
@@ -198,12 +200,12 @@ func routeMatters(message []byte) bool {
 }
 
 // matters reports whether flows use a device: those of the configuration and those above, and ports of these.
-func (f *Flowtable) matters(index int, l link) bool {
-	if f.devices[index] || f.devices[l.master] {
+func (f *Flowtable) matters(d netdev.Device) bool {
+	if f.devices[d.Index] || f.devices[d.Master] {
 		return true
 	}
 	for _, name := range f.config.Devices {
-		if name == l.name {
+		if name == d.Name {
 			return true
 		}
 	}

@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"beeline.io/beeline/internal/bpf"
+	"beeline.io/beeline/internal/node/netdev"
 )
 
 // Ranges of a set are sorted, and those that overlap or touch are one.
@@ -53,7 +54,7 @@ func TestSpans(t *testing.T) {
 
 // Which messages about neighbours and bridges concern flows.
 func TestNetwork(t *testing.T) {
-	n := &network{links: map[int]link{}, valid: map[hop]neighbour{}, fdb: map[fdbKey]int{}}
+	n := &network{links: map[int]netdev.Device{}, valid: map[hop]neighbour{}, fdb: map[fdbKey]int{}}
 	const bridge, portA, portB = 7, 8, 9
 	neigh := func(state int, mac byte) *netlink.Neigh {
 		return &netlink.Neigh{Family: unix.AF_INET, LinkIndex: bridge, State: state, IP: net.IPv4(10, 0, 0, 1), HardwareAddr: net.HardwareAddr{2, 0, 0, 0, 0, mac}}
@@ -154,7 +155,7 @@ func TestHardware(t *testing.T) {
 	k := &fakeKernel{refuses: "b", committed: map[string]string{}}
 	f := New(nil, slog.Default())
 	f.connect = func() (*nftables.Conn, error) { return nftables.New(nftables.WithTestDial(k.answer)) }
-	n := &network{links: map[int]link{1: {name: "a"}, 2: {name: "b"}, 3: {name: "c"}}}
+	n := &network{links: map[int]netdev.Device{1: {Name: "a"}, 2: {Name: "b"}, 3: {Name: "c"}}}
 	c := Config{Devices: []string{"c", "a", "b"}, Hardware: true}
 	report, err := f.choose(n, c, Report{})
 	must(t, err)
