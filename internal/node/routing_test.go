@@ -68,7 +68,7 @@ func smallestOf(all []tableMTU, a netip.Addr) (mtu uint32) {
 	return mtu
 }
 
-func route(table uint32, to string, mtu uint32, hops ...NextHop) Route {
+func newRoute(table uint32, to string, mtu uint32, hops ...NextHop) Route {
 	return Route{Table: table, To: netip.MustParsePrefix(to), MTU: mtu, Hops: hops}
 }
 
@@ -76,13 +76,13 @@ func route(table uint32, to string, mtu uint32, hops ...NextHop) Route {
 func TestRouteMTUs(t *testing.T) {
 	gateway, other := netip.MustParseAddr("192.0.2.254"), netip.MustParseAddr("192.0.2.253")
 	m := NewRouteMTUs([]Route{
-		route(254, "0.0.0.0/0", 1400, NextHop{Device: 1, Gateway: gateway}),
-		route(254, "10.1.0.0/16", 0, NextHop{Device: 1, Gateway: gateway}),
-		route(254, "10.2.0.0/16", 0, NextHop{Device: 1, Gateway: other}),
-		route(254, "10.3.0.0/16", 1500, NextHop{Device: 1, Gateway: other}),
-		route(254, "10.4.0.0/16", 1300, NextHop{Device: 1, Gateway: gateway}, NextHop{Device: 2}),
-		route(254, "10.5.0.0/16", 1200, NextHop{Device: 1, Gateway: gateway, Encap: EncapIP4}),
-		route(254, "2001:db8::/32", 1350, NextHop{Device: 1}),
+		newRoute(254, "0.0.0.0/0", 1400, NextHop{Device: 1, Gateway: gateway}),
+		newRoute(254, "10.1.0.0/16", 0, NextHop{Device: 1, Gateway: gateway}),
+		newRoute(254, "10.2.0.0/16", 0, NextHop{Device: 1, Gateway: other}),
+		newRoute(254, "10.3.0.0/16", 1500, NextHop{Device: 1, Gateway: other}),
+		newRoute(254, "10.4.0.0/16", 1300, NextHop{Device: 1, Gateway: gateway}, NextHop{Device: 2}),
+		newRoute(254, "10.5.0.0/16", 1200, NextHop{Device: 1, Gateway: gateway, Encap: EncapIP4}),
+		newRoute(254, "2001:db8::/32", 1350, NextHop{Device: 1}),
 	}, map[int]int{1: 1500, 2: 1250})
 	at := func(device int, gateway, to string) RoutedTo {
 		return RoutedTo{Device: device, Gateway: netip.MustParseAddr(gateway), To: netip.MustParsePrefix(to)}
@@ -101,10 +101,10 @@ func TestRouteMTUs(t *testing.T) {
 func TestEncapRoutes(t *testing.T) {
 	hop := func(device int, encap Encap) NextHop { return NextHop{Device: device, Encap: encap} }
 	routes := []Route{
-		route(254, "10.1.0.0/16", 1400, hop(1, EncapIP4), hop(1, EncapIP4)), route(254, "10.2.0.0/16", 0, hop(1, EncapIP4), hop(2, EncapIP4)),
-		route(254, "10.3.0.0/16", 0, hop(1, 1)), route(254, "10.4.0.0/16", 0, hop(1, EncapIP4)), route(77, "10.4.7.0/24", 0, hop(1, EncapIP4)),
-		route(254, "fd00::/64", 0, hop(1, EncapSeg6Local)), route(254, "fd01::/64", 0, hop(3, EncapIP6)),
-		route(254, "10.6.0.0/16", 0, hop(1, EncapIP4)), route(254, "10.6.0.0/16", 0, hop(1, EncapIP4)),
+		newRoute(254, "10.1.0.0/16", 1400, hop(1, EncapIP4), hop(1, EncapIP4)), newRoute(254, "10.2.0.0/16", 0, hop(1, EncapIP4), hop(2, EncapIP4)),
+		newRoute(254, "10.3.0.0/16", 0, hop(1, 1)), newRoute(254, "10.4.0.0/16", 0, hop(1, EncapIP4)), newRoute(77, "10.4.7.0/24", 0, hop(1, EncapIP4)),
+		newRoute(254, "fd00::/64", 0, hop(1, EncapSeg6Local)), newRoute(254, "fd01::/64", 0, hop(3, EncapIP6)),
+		newRoute(254, "10.6.0.0/16", 0, hop(1, EncapIP4)), newRoute(254, "10.6.0.0/16", 0, hop(1, EncapIP4)),
 	}
 	for i, more := range []Route{{TOS: 0x10}, {From: true}} {
 		more.Table, more.To, more.Hops = 254, netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(7 + i)}), 16), []NextHop{hop(1, EncapIP4)}

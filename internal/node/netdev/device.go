@@ -4,6 +4,7 @@ package netdev
 
 import (
 	"fmt"
+	"net/netip"
 	"slices"
 
 	"github.com/vishvananda/netlink"
@@ -134,4 +135,13 @@ func isExternal(link netlink.Link) bool {
 		return true
 	}
 	return false
+}
+
+// DeviceTo is the index of the device by which the kernel sends to an address.
+func DeviceTo(a netip.Addr) (device int, err error) {
+	routes, err := netlink.RouteGet(a.AsSlice())
+	if err != nil || len(routes) == 0 {
+		return 0, fmt.Errorf("the route to %s: %w", a, err)
+	}
+	return routes[0].LinkIndex, nil
 }

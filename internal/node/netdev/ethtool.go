@@ -92,3 +92,11 @@ func isXDPLoss(name string) bool {
 	}
 	return has("xdp_tx", "xdp_xmit", "tx_xdp") && has("err", "drop", "full")
 }
+
+// StripsTags reports whether a driver strips VLAN tags. A driver that does not tell counts as one that does
+// not.
+func StripsTags(device string) bool {
+	const ethtoolGFlags, rxVLAN = unix.ETHTOOL_GFLAGS, 1 << 8 // ETH_FLAG_RXVLAN
+	value := struct{ command, data uint32 }{command: ethtoolGFlags}
+	return ethtool(device, unsafe.Pointer(&value)) == nil && value.data&rxVLAN != 0
+}

@@ -11,13 +11,12 @@ import (
 
 	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/node"
-	"beeline.io/beeline/internal/node/netdev"
 	"beeline.io/beeline/internal/report/condition"
 )
 
 // A Device is a network device of the node, and what is behind it.
 type Device struct {
-	netdev.DeviceRoutes
+	node.DeviceRoutes
 	// Backends: the route to backends on other nodes leads here.
 	Backends bool
 	// Pods behind the device need the edge there (Edge.SetPods).
@@ -33,7 +32,7 @@ type Device struct {
 
 // readDevices reads the devices of this network namespace. backends are those on other nodes, sorted.
 func readDevices(backends []netip.Addr) (all []Device, err error) {
-	found, err := netdev.Read(backends)
+	found, err := node.ReadDevices(backends)
 	if err != nil {
 		return nil, err
 	}

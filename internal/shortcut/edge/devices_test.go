@@ -10,11 +10,12 @@ import (
 	"testing"
 
 	"beeline.io/beeline/internal/bpf"
+	"beeline.io/beeline/internal/node"
 	"beeline.io/beeline/internal/node/netdev"
 )
 
 func device(index int, name string, change func(*Device)) Device {
-	d := Device{DeviceRoutes: netdev.DeviceRoutes{Device: netdev.Device{Index: index, Name: name, Kind: "device", Up: true, Ethernet: true}, Routed: true}}
+	d := Device{DeviceRoutes: node.DeviceRoutes{Device: netdev.Device{Index: index, Name: name, Kind: "device", Up: true, Ethernet: true}, Routed: true}}
 	if change != nil {
 		change(&d)
 	}

@@ -9,17 +9,17 @@ import (
 	"testing"
 
 	"beeline.io/beeline/internal/cluster/service"
-	"beeline.io/beeline/internal/node/netdev"
+	"beeline.io/beeline/internal/node"
 )
 
 // with returns a device with an MTU and routes.
-func (d Device) with(mtu int, routes ...netdev.Route) Device {
+func (d Device) with(mtu int, routes ...node.Lead) Device {
 	d.MTU, d.Leads = mtu, routes
 	return d
 }
 
-func way(network string, mtu int) netdev.Route {
-	return netdev.Route{To: netip.MustParsePrefix(network), MTU: mtu}
+func way(network string, mtu int) node.Lead {
+	return node.Lead{To: netip.MustParsePrefix(network), MTU: mtu}
 }
 
 // The packets that fit depend on the narrowest route to a backend; status does not suggest more than what

@@ -8,6 +8,7 @@ import (
 	"path"
 	"slices"
 
+	"beeline.io/beeline/internal/node"
 	"beeline.io/beeline/internal/node/netdev"
 )
 
@@ -24,14 +25,14 @@ type Device struct {
 
 // Read returns all devices of this network namespace, in the order of their indexes.
 func Read() ([]Device, error) {
-	found, err := netdev.Read(nil)
+	found, err := node.ReadDevices(nil)
 	if err != nil {
 		return nil, err
 	}
 	return describe(found), nil
 }
 
-func describe(found []netdev.DeviceRoutes) []Device {
+func describe(found []node.DeviceRoutes) []Device {
 	byIndex := map[int]netdev.Device{}
 	for _, d := range found {
 		byIndex[d.Index] = d.Device
@@ -46,7 +47,7 @@ func describe(found []netdev.DeviceRoutes) []Device {
 }
 
 // unsuitable returns why packets of flows do not enter and leave by a device.
-func unsuitable(d *netdev.DeviceRoutes, above netdev.Device) string {
+func unsuitable(d *node.DeviceRoutes, above netdev.Device) string {
 	switch {
 	case d.Loopback:
 		return "it is the loopback device"
@@ -69,7 +70,7 @@ var podKinds = []string{"veth", "netkit"}
 
 // leadsToPod reports whether a device leads to single addresses in another network namespace. A router in one is
 // reached by a network, or by a default route.
-func leadsToPod(d *netdev.DeviceRoutes) bool {
+func leadsToPod(d *node.DeviceRoutes) bool {
 	if !slices.Contains(podKinds, d.Kind) || !d.PeerElsewhere || d.DefaultRoute {
 		return false
 	}

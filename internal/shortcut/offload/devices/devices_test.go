@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"beeline.io/beeline/internal/node"
 	"beeline.io/beeline/internal/node/netdev"
 )
 
@@ -112,7 +113,7 @@ func TestDevices(t *testing.T) {
 
 // Kinds of devices that not every kernel for tests has.
 func TestKinds(t *testing.T) {
-	var found []netdev.DeviceRoutes
+	var found []node.DeviceRoutes
 	for _, d := range []netdev.Device{
 		{Index: 1, Name: "red", Kind: "vrf", Up: true, Ethernet: true},
 		{Index: 2, Name: "eth0", Kind: "device", Up: true, Ethernet: true, Master: 1},
@@ -124,7 +125,7 @@ func TestKinds(t *testing.T) {
 		{Index: 8, Name: "dummy0", Kind: "dummy", Up: true, Ethernet: true},
 		{Index: 9, Name: "nk0", Kind: "netkit", Up: true, Ethernet: true, PeerElsewhere: true},
 	} {
-		found = append(found, netdev.DeviceRoutes{Device: d, Enslaved: d.Master == 4})
+		found = append(found, node.DeviceRoutes{Device: d, Enslaved: d.Master == 4})
 	}
 	all := describe(found)
 	var got []string

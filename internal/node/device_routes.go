@@ -1,20 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package netdev
+package node
 
 import (
 	"fmt"
 	"net/netip"
 	"slices"
-	"unsafe"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"beeline.io/beeline/internal/node/netdev"
 )
 
 // DeviceRoutes is a device, its addresses, and the routes that lead there.
 type DeviceRoutes struct {
-	Device
+	netdev.Device
 	// Enslaved to a bridge, bond or team, which gets its packets. A VRF only chooses the routes of what its devices
 	// receive.
 	Enslaved bool
@@ -26,26 +27,26 @@ type DeviceRoutes struct {
 	// DefaultRoute4: an IPv4 default route of the main table leads here.
 	DefaultRoute4 bool
 	// NextHops: to which addresses an IPv4 route has the device as one of several next hops; nil: to none.
-	NextHops []NextHop
+	NextHops []OneOfSeveral
 	// Direct are the networks on the device itself, without a gateway.
 	Direct []netip.Prefix
 	// Addresses are reachable by others, in the kernel's order of preference.
 	Addresses []netip.Addr
-	// Leads are the device's routes to the destinations that Read was asked for. Sources are the source addresses
-	// that these routes prescribe.
-	Leads   []Route
+	// Leads are the device's routes to the destinations that ReadDevices was asked for. Sources are the source
+	// addresses that these routes prescribe.
+	Leads   []Lead
 	Sources []netip.Addr
 }
 
-// A Route is a route by a device to some destinations. MTU is the route's, 0 for the device's.
-type Route struct {
+// A Lead is a route by a device to some destinations. MTU is the route's, 0 for the device's.
+type Lead struct {
 	To  netip.Prefix
 	MTU int
 }
 
-// Read reads the devices of this network namespace. Destinations are sorted.
-func Read(destinations []netip.Addr) ([]DeviceRoutes, error) {
-	devices, err := Devices()
+// ReadDevices reads the devices of this network namespace. Destinations are sorted.
+func ReadDevices(destinations []netip.Addr) ([]DeviceRoutes, error) {
+	devices, err := netdev.Devices()
 	if err != nil {
 		return nil, err
 	}
@@ -57,7 +58,7 @@ func Read(destinations []netip.Addr) ([]DeviceRoutes, error) {
 	for i, d := range devices {
 		all[i].Enslaved = d.Master != 0 && kinds[d.Master] != "vrf"
 		if parent, known := at[d.Parent]; d.Kind == "vlan" && known && !d.PeerElsewhere {
-			all[parent].TakesTags = takesTags(all[parent].Name)
+			all[parent].TakesTags = netdev.StripsTags(all[parent].Name)
 		}
 	}
 	if err := readAddresses(all, at); err != nil {
@@ -66,19 +67,11 @@ func Read(destinations []netip.Addr) ([]DeviceRoutes, error) {
 	return all, readRoutes(all, at, destinations)
 }
 
-// takesTags reports whether a driver strips VLAN tags. A driver that does not tell counts as one that does
-// not.
-func takesTags(device string) bool {
-	const ethtoolGFlags, rxVLAN = unix.ETHTOOL_GFLAGS, 1 << 8 // ETH_FLAG_RXVLAN
-	value := struct{ command, data uint32 }{command: ethtoolGFlags}
-	return ethtool(device, unsafe.Pointer(&value)) == nil && value.data&rxVLAN != 0
-}
-
 // unusable are flags of addresses that the node must not send from.
 const unusable = unix.IFA_F_TENTATIVE | unix.IFA_F_DADFAILED | unix.IFA_F_DEPRECATED
 
 func readAddresses(all []DeviceRoutes, at map[int]int) error {
-	list, err := Dump(func() ([]netlink.Addr, error) { return netlink.AddrList(nil, netlink.FAMILY_ALL) })
+	list, err := netdev.Dump(func() ([]netlink.Addr, error) { return netlink.AddrList(nil, netlink.FAMILY_ALL) })
 	if err != nil {
 		return fmt.Errorf("list addresses: %w", err)
 	}
@@ -109,7 +102,7 @@ func readAddresses(all []DeviceRoutes, at map[int]int) error {
 var refusing = []int{unix.RTN_UNREACHABLE, unix.RTN_BLACKHOLE, unix.RTN_PROHIBIT}
 
 func readRoutes(all []DeviceRoutes, at map[int]int, destinations []netip.Addr) error {
-	list, err := Dump(func() ([]netlink.Route, error) {
+	list, err := netdev.Dump(func() ([]netlink.Route, error) {
 		return netlink.RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{Table: unix.RT_TABLE_UNSPEC}, netlink.RT_FILTER_TABLE)
 	})
 	if err != nil {
@@ -146,7 +139,7 @@ func readRoutes(all []DeviceRoutes, at map[int]int, destinations []netip.Addr) e
 			if !known {
 				continue
 			}
-			all[i].Leads = append(all[i].Leads, Route{route.to, route.mtu})
+			all[i].Leads = append(all[i].Leads, Lead{route.to, route.mtu})
 			if route.source.IsValid() && !slices.Contains(all[i].Sources, route.source) {
 				all[i].Sources = append(all[i].Sources, route.source)
 			}
@@ -194,13 +187,4 @@ func routeOf(r *netlink.Route) (route route, ok bool) {
 	ones, _ := r.Dst.Mask.Size()
 	route.to = netip.PrefixFrom(addr.Unmap(), ones)
 	return route, ok && route.to.IsValid()
-}
-
-// DeviceTo is the index of the device by which the kernel sends to an address.
-func DeviceTo(a netip.Addr) (device int, err error) {
-	routes, err := netlink.RouteGet(a.AsSlice())
-	if err != nil || len(routes) == 0 {
-		return 0, fmt.Errorf("the route to %s: %w", a, err)
-	}
-	return routes[0].LinkIndex, nil
 }

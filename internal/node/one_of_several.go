@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package netdev
+package node
 
 import (
 	"cmp"
@@ -8,8 +8,8 @@ import (
 	"slices"
 )
 
-// A NextHop says whether a device is one of the next hops to a network.
-type NextHop struct {
+// OneOfSeveral says whether a device is one of the next hops to a network.
+type OneOfSeveral struct {
 	To netip.Prefix
 	Is bool
 }
@@ -17,13 +17,13 @@ type NextHop struct {
 // nextHops returns, for each device that is one of several next hops of a route, the networks by which it can be told
 // whether it is one of those to any address: the longest network that has the address decides. Which table applies
 // to a packet may depend on more than its destination, so a network has the next hops of all tables.
-func nextHops(all []route) map[int][]NextHop {
+func nextHops(all []route) map[int][]OneOfSeveral {
 	slices.SortFunc(all, func(a, b route) int { // a network before those inside
 		return cmp.Or(a.to.Addr().Compare(b.to.Addr()), cmp.Compare(a.to.Bits(), b.to.Bits()), cmp.Compare(a.table, b.table), cmp.Compare(a.metric, b.metric))
 	})
-	several := map[int][]NextHop{}
-	around := map[int][]NextHop{} // those of several that are around the present network
-	var known []int               // devices
+	several := map[int][]OneOfSeveral{}
+	around := map[int][]OneOfSeveral{} // those of several that are around the present network
+	var known []int                    // devices
 	for len(all) > 0 {
 		to := all[0].to
 		n := slices.IndexFunc(all, func(r route) bool { return r.to != to })
@@ -44,7 +44,7 @@ func nextHops(all []route) map[int][]NextHop {
 			}
 			is := slices.Contains(devices, d)
 			if len(stack) == 0 && len(devices) > 1 && is || len(stack) > 0 && stack[len(stack)-1].Is != is {
-				hop := NextHop{to, is}
+				hop := OneOfSeveral{to, is}
 				several[d], stack = append(several[d], hop), append(stack, hop)
 			}
 			around[d] = stack
