@@ -98,93 +98,54 @@ func readAddresses(all []DeviceRoutes, at map[int]int) error {
 	return nil
 }
 
-// refusing are the types of routes that drop or reject packets.
-var refusing = []int{unix.RTN_UNREACHABLE, unix.RTN_BLACKHOLE, unix.RTN_PROHIBIT}
-
 func readRoutes(all []DeviceRoutes, at map[int]int, destinations []netip.Addr) error {
-	list, err := netdev.Dump(func() ([]netlink.Route, error) {
-		return netlink.RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{Table: unix.RT_TABLE_UNSPEC}, netlink.RT_FILTER_TABLE)
-	})
+	list, err := allRoutes()
 	if err != nil {
-		return fmt.Errorf("list routes: %w", err)
+		return err
 	}
 	routes, several := routes{destinations: destinations}, false
-	for _, r := range list {
-		route, ok := routeOf(&r)
-		if !ok {
-			continue
-		}
-		routes.add(route)
-		several = several || len(route.devices) > 2 && route.to.Addr().Is4()
-		if a := route.to.Addr(); a.IsLinkLocalUnicast() && route.to.Bits() > 0 {
+	for i := range list {
+		route := &list[i]
+		routes.add(*route)
+		several = several || len(route.Hops) > 1 && route.To.Addr().Is4()
+		if route.To.Addr().IsLinkLocalUnicast() && route.To.Bits() > 0 {
 			continue // every device has it
 		}
-		if i, known := at[r.LinkIndex]; known && r.Type == unix.RTN_UNICAST && route.to.Bits() > 0 && r.Gw == nil && r.Via == nil {
-			all[i].Direct = append(all[i].Direct, route.to)
-		}
-		for _, index := range route.devices {
-			if i, known := at[index]; known {
-				all[i].Routed = true
-				all[i].DefaultRoute = all[i].DefaultRoute || route.to.Bits() == 0
-				all[i].DefaultRoute4 = all[i].DefaultRoute4 || route.to.Bits() == 0 && route.to.Addr().Is4() && route.table == unix.RT_TABLE_MAIN
+		for _, hop := range route.Hops {
+			if i, known := at[hop.Device]; known {
+				all[i].note(route, len(route.Hops) == 1 && !hop.Gateway.IsValid())
 			}
 		}
 	}
 	if several {
-		readNextHops(all, at, list)
+		for index, hops := range nextHops(slices.DeleteFunc(list, func(r Route) bool { return r.To.Addr().Is6() })) {
+			if i, known := at[index]; known {
+				all[i].NextHops = hops
+			}
+		}
 	}
-	routes.leads(func(route route) {
-		for _, index := range route.devices {
-			i, known := at[index]
+	routes.leads(func(route *Route) {
+		for _, hop := range route.Hops {
+			i, known := at[hop.Device]
 			if !known {
 				continue
 			}
-			all[i].Leads = append(all[i].Leads, Lead{route.to, route.mtu})
-			if route.source.IsValid() && !slices.Contains(all[i].Sources, route.source) {
-				all[i].Sources = append(all[i].Sources, route.source)
+			all[i].Leads = append(all[i].Leads, Lead{route.To, int(route.MTU)})
+			if route.Source.IsValid() && !slices.Contains(all[i].Sources, route.Source) {
+				all[i].Sources = append(all[i].Sources, route.Source)
 			}
 		}
 	})
 	return nil
 }
 
-func readNextHops(all []DeviceRoutes, at map[int]int, list []netlink.Route) {
-	var routes []route
-	for i := range list {
-		if route, ok := routeOf(&list[i]); ok && route.to.Addr().Is4() {
-			routes = append(routes, route)
-		}
+// note notes a route by the device. direct: without a gateway.
+func (d *DeviceRoutes) note(route *Route, direct bool) {
+	isDefault := route.To.Bits() == 0
+	d.Routed = true
+	d.DefaultRoute = d.DefaultRoute || isDefault
+	d.DefaultRoute4 = d.DefaultRoute4 || isDefault && route.To.Addr().Is4() && route.Table == unix.RT_TABLE_MAIN
+	if direct && !isDefault {
+		d.Direct = append(d.Direct, route.To)
 	}
-	for index, hops := range nextHops(routes) {
-		if i, known := at[index]; known {
-			all[i].NextHops = hops
-		}
-	}
-}
-
-// routeOf ignores routes that do not forward packets: to the node itself, broadcast and multicast.
-func routeOf(r *netlink.Route) (route route, ok bool) {
-	route.table, route.metric, route.mtu = r.Table, r.Priority, r.MTU
-	switch {
-	case r.Type == unix.RTN_UNICAST:
-		route.devices = append(route.devices, r.LinkIndex)
-		for _, hop := range r.MultiPath {
-			route.devices = append(route.devices, hop.LinkIndex)
-		}
-	case !slices.Contains(refusing, r.Type):
-		return route, false
-	}
-	route.source, _ = netip.AddrFromSlice(r.Src)
-	route.source = route.source.Unmap()
-	if r.Dst == nil {
-		route.to = netip.PrefixFrom(netip.IPv4Unspecified(), 0)
-		if r.Family == netlink.FAMILY_V6 {
-			route.to = netip.PrefixFrom(netip.IPv6Unspecified(), 0)
-		}
-		return route, true
-	}
-	addr, ok := netip.AddrFromSlice(r.Dst.IP)
-	ones, _ := r.Dst.Mask.Size()
-	route.to = netip.PrefixFrom(addr.Unmap(), ones)
-	return route, ok && route.to.IsValid()
 }

@@ -19,9 +19,9 @@ func ways(t *testing.T, destinations []netip.Addr, texts ...string) *routes {
 		if _, err := fmt.Sscan(text, &table, &network, &device); err != nil {
 			t.Fatal(err)
 		}
-		route := route{table: table, to: netip.MustParsePrefix(network)}
+		route := Route{Table: uint32(table), To: netip.MustParsePrefix(network)}
 		if device > 0 {
-			route.devices = []int{device}
+			route.Hops = []NextHop{{Device: device}}
 		}
 		r.add(route)
 	}
@@ -52,7 +52,11 @@ func TestRoutesToDestinations(t *testing.T) {
 		{"families are independent", []string{"254 ::/0 2", "254 0.0.0.0/0 3"}, []int{2, 3}},
 	} {
 		var got []int
-		ways(t, destinations, c.routes...).leads(func(r route) { got = append(got, r.devices...) })
+		ways(t, destinations, c.routes...).leads(func(r *Route) {
+			for _, hop := range r.Hops {
+				got = append(got, hop.Device)
+			}
+		})
 		slices.Sort(got)
 		if !slices.Equal(got, c.want) {
 			t.Errorf("%s: %v leads to destinations by %v, want %v", c.name, c.routes, got, c.want)

@@ -17,16 +17,16 @@ type OneOfSeveral struct {
 // nextHops returns, for each device that is one of several next hops of a route, the networks by which it can be told
 // whether it is one of those to any address: the longest network that has the address decides. Which table applies
 // to a packet may depend on more than its destination, so a network has the next hops of all tables.
-func nextHops(all []route) map[int][]OneOfSeveral {
-	slices.SortFunc(all, func(a, b route) int { // a network before those inside
-		return cmp.Or(a.to.Addr().Compare(b.to.Addr()), cmp.Compare(a.to.Bits(), b.to.Bits()), cmp.Compare(a.table, b.table), cmp.Compare(a.metric, b.metric))
+func nextHops(all []Route) map[int][]OneOfSeveral {
+	slices.SortFunc(all, func(a, b Route) int { // a network before those inside
+		return cmp.Or(a.To.Addr().Compare(b.To.Addr()), cmp.Compare(a.To.Bits(), b.To.Bits()), cmp.Compare(a.Table, b.Table), cmp.Compare(a.Metric, b.Metric))
 	})
 	several := map[int][]OneOfSeveral{}
 	around := map[int][]OneOfSeveral{} // those of several that are around the present network
 	var known []int                    // devices
 	for len(all) > 0 {
-		to := all[0].to
-		n := slices.IndexFunc(all, func(r route) bool { return r.to != to })
+		to := all[0].To
+		n := slices.IndexFunc(all, func(r Route) bool { return r.To != to })
 		if n < 0 {
 			n = len(all)
 		}
@@ -55,14 +55,15 @@ func nextHops(all []route) map[int][]OneOfSeveral {
 
 // devicesOf returns the next hops of routes to one network, in the order of tables and metrics: in each table the
 // lowest metric decides.
-func devicesOf(routes []route) (devices []int) {
-	table, lowest := -1, 0
-	for _, r := range routes {
-		if r.table != table {
-			table, lowest = r.table, r.metric
+func devicesOf(routes []Route) (devices []int) {
+	for i, lowest := 0, 0; i < len(routes); i++ {
+		if routes[i].Table != routes[lowest].Table {
+			lowest = i
 		}
-		if r.metric == lowest {
-			devices = append(devices, r.devices...)
+		if routes[i].Metric == routes[lowest].Metric {
+			for _, hop := range routes[i].Hops {
+				devices = append(devices, hop.Device)
+			}
 		}
 	}
 	slices.Sort(devices)

@@ -30,20 +30,20 @@ func TestNextHops(t *testing.T) {
 		{"the lowest metric", "254 10.0.0.0/8 200 1,2;254 10.0.0.0/8 100 1,3;254 10.0.0.0/8 200 2", "[{10.0.0.0/8 true}] []"},
 		{"of each table", "254 10.0.0.0/8 200 1,3;100 10.0.0.0/8 100 2", "[{10.0.0.0/8 true}] [{10.0.0.0/8 true}]"},
 	} {
-		var all []route
+		var all []Route
 		for _, text := range strings.Split(c.routes, ";") {
-			var r route
+			var r Route
 			var network, devices string
-			if _, err := fmt.Sscan(text, &r.table, &network, &r.metric, &devices); err != nil {
+			if _, err := fmt.Sscan(text, &r.Table, &network, &r.Metric, &devices); err != nil {
 				t.Fatal(err)
 			}
-			r.to = netip.MustParsePrefix(network)
+			r.To = netip.MustParsePrefix(network)
 			for _, name := range strings.Split(devices, ",") {
 				var d int
 				if _, err := fmt.Sscan(name, &d); err != nil {
 					t.Fatal(err)
 				}
-				r.devices = append(r.devices, d)
+				r.Hops = append(r.Hops, NextHop{Device: d})
 			}
 			all = append(all, r)
 		}

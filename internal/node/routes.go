@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
@@ -14,7 +15,7 @@ import (
 	"beeline.io/beeline/internal/node/netdev"
 )
 
-// A Route is a unicast route of some table.
+// A Route is a unicast route of some table, or one that rejects packets.
 type Route struct {
 	Table  uint32
 	To     netip.Prefix
@@ -22,8 +23,11 @@ type Route struct {
 	TOS    uint8 // IPv4: it is for packets with these bits of the traffic class; 0: for all
 	From   bool  // IPv6: it is for packets of some sources
 	MTU    uint32
-	Hops   []NextHop
-	object uint32 // the nexthop object that has them, if the route itself does not tell
+	Source netip.Addr // of the node's own packets; invalid: not prescribed
+	// Rejects: it drops or rejects packets, and has no next hop.
+	Rejects bool
+	Hops    []NextHop
+	object  uint32 // the nexthop object that has them, if the route itself does not tell
 }
 
 // A NextHop is one of those of a route.
@@ -71,7 +75,13 @@ func (r *Route) String() string {
 }
 
 // Routes returns the unicast routes of all tables.
-func Routes() (all []Route, _ error) {
+func Routes() ([]Route, error) {
+	all, err := allRoutes()
+	return slices.DeleteFunc(all, func(r Route) bool { return r.Rejects }), err
+}
+
+// allRoutes returns those that reject packets, too.
+func allRoutes() (all []Route, _ error) {
 	all, err := netdev.Dump(func() (all []Route, _ error) {
 		var failed error
 		err := dumpRoutes(func(m []byte) bool {
@@ -88,7 +98,7 @@ func Routes() (all []Route, _ error) {
 	}
 	var objects map[uint32][]NextHop
 	for i := range all {
-		if all[i].Hops != nil {
+		if all[i].Hops != nil || all[i].Rejects {
 			continue
 		}
 		if objects == nil {
@@ -107,7 +117,7 @@ func dumpRoutes(visit func([]byte) bool) error {
 	return r.ExecuteIter(unix.NETLINK_ROUTE, unix.RTM_NEWROUTE, visit)
 }
 
-// parseRoute ignores routes that do not forward packets.
+// parseRoute ignores routes to the node itself, broadcast and multicast.
 func parseRoute(m []byte) (r Route, ok bool, err error) {
 	if len(m) < unix.SizeofRtMsg {
 		return r, false, fmt.Errorf("a message of %d bytes", len(m))
@@ -121,7 +131,14 @@ func parseRoute(m []byte) (r Route, ok bool, err error) {
 	default:
 		return r, false, nil
 	}
-	if h.Type != unix.RTN_UNICAST || h.Flags&unix.RTM_F_CLONED != 0 {
+	switch h.Type {
+	case unix.RTN_UNICAST:
+	case unix.RTN_UNREACHABLE, unix.RTN_BLACKHOLE, unix.RTN_PROHIBIT:
+		r.Rejects = true
+	default:
+		return r, false, nil
+	}
+	if h.Flags&unix.RTM_F_CLONED != 0 {
 		return r, false, nil
 	}
 	attributes, err := nl.ParseRouteAttr(m[unix.SizeofRtMsg:])
@@ -139,6 +156,8 @@ func parseRoute(m []byte) (r Route, ok bool, err error) {
 			r.Table = attributeUint32(a.Value)
 		case unix.RTA_PRIORITY:
 			r.Metric = attributeUint32(a.Value)
+		case unix.RTA_PREFSRC:
+			r.Source, _ = netip.AddrFromSlice(a.Value)
 		case unix.RTA_OIF:
 			one.Device = int(attributeUint32(a.Value))
 		case unix.RTA_METRICS:
@@ -154,7 +173,10 @@ func parseRoute(m []byte) (r Route, ok bool, err error) {
 			return r, false, err
 		}
 	}
-	if r.Hops == nil && (one.Device != 0 || r.object == 0) {
+	switch {
+	case r.Rejects:
+		r.Hops = nil // IPv6: at lo
+	case r.Hops == nil && (one.Device != 0 || r.object == 0):
 		r.Hops = []NextHop{one}
 	}
 	r.To = netip.PrefixFrom(to, int(h.Dst_len))
