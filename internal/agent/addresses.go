@@ -3,10 +3,7 @@
 package agent
 
 import (
-	"fmt"
 	"net/netip"
-
-	"github.com/vishvananda/netlink"
 
 	"beeline.io/beeline/internal/node/netdev"
 )
@@ -27,18 +24,12 @@ func (a *Agent) updateAddresses() {
 // localAddresses returns the addresses of this node's interfaces that other hosts can reach:
 // neither loopback nor link-local.
 func localAddresses() ([]netip.Addr, error) {
-	list, err := netdev.Dump(func() ([]netlink.Addr, error) { return netlink.AddrList(nil, netlink.FAMILY_ALL) })
-	if err != nil {
-		return nil, fmt.Errorf("list addresses: %w", err)
-	}
+	list, err := netdev.Addresses()
 	var all []netip.Addr
 	for _, a := range list {
-		addr, ok := netip.AddrFromSlice(a.IP)
-		addr = addr.Unmap()
-		if !ok || addr.IsLoopback() || addr.IsLinkLocalUnicast() || addr.IsMulticast() {
-			continue
+		if !a.IsLoopback() && !a.IsLinkLocalUnicast() && !a.IsMulticast() {
+			all = append(all, a.Addr)
 		}
-		all = append(all, addr)
 	}
-	return all, nil
+	return all, err
 }

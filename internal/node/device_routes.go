@@ -3,11 +3,9 @@
 package node
 
 import (
-	"fmt"
 	"net/netip"
 	"slices"
 
-	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"beeline.io/beeline/internal/node/netdev"
@@ -71,29 +69,17 @@ func ReadDevices(destinations []netip.Addr) ([]DeviceRoutes, error) {
 const unusable = unix.IFA_F_TENTATIVE | unix.IFA_F_DADFAILED | unix.IFA_F_DEPRECATED
 
 func readAddresses(all []DeviceRoutes, at map[int]int) error {
-	list, err := netdev.Dump(func() ([]netlink.Addr, error) { return netlink.AddrList(nil, netlink.FAMILY_ALL) })
+	list, err := netdev.Addresses()
 	if err != nil {
-		return fmt.Errorf("list addresses: %w", err)
+		return err
 	}
-	var secondary []netlink.Addr
-	add := func(a netlink.Addr) {
-		addr, ok := netip.AddrFromSlice(a.IP)
-		i, known := at[a.LinkIndex]
-		if addr = addr.Unmap(); ok && known && addr.IsGlobalUnicast() {
-			all[i].Addresses = append(all[i].Addresses, addr)
+	for _, secondary := range []bool{false, true} { // IPv6: of privacy extensions
+		for _, a := range list {
+			i, known := at[a.Device]
+			if known && a.Flags&unusable == 0 && (a.Flags&unix.IFA_F_SECONDARY != 0) == secondary && a.IsGlobalUnicast() {
+				all[i].Addresses = append(all[i].Addresses, a.Addr)
+			}
 		}
-	}
-	for _, a := range list {
-		switch {
-		case a.Flags&unusable != 0:
-		case a.Flags&unix.IFA_F_SECONDARY != 0: // IPv6: of privacy extensions
-			secondary = append(secondary, a)
-		default:
-			add(a)
-		}
-	}
-	for _, a := range secondary {
-		add(a)
 	}
 	return nil
 }

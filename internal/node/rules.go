@@ -3,6 +3,7 @@
 package node
 
 import (
+	"bytes"
 	"fmt"
 	"net/netip"
 	"strings"
@@ -17,8 +18,10 @@ import (
 type Rule struct {
 	Priority uint32
 	IPv6     bool
-	// To is the network to which it applies; invalid: all.
-	To netip.Prefix
+	// To is the network to which it applies; invalid: all. Input is the device by which packets arrive; empty: any;
+	// lo: what the node itself sends.
+	To    netip.Prefix
+	Input string
 	// Source, Ports, TOS and Users: by the source address; by protocol or ports; by the traffic class or flow
 	// label; by the user of the socket.
 	Source, Ports, TOS, Users bool
@@ -32,6 +35,7 @@ type Rule struct {
 // Of linux/fib_rules.h, in Linux 6.14.
 const (
 	fraTo        = 1 // FRA_DST
+	fraInput     = 3 // FRA_IIFNAME
 	fraPriority  = 6
 	fraMark      = 10
 	fraTunnel    = 12
@@ -89,6 +93,8 @@ func parseRule(m []byte) (r Rule, err error) {
 			if to, ok := netip.AddrFromSlice(a.Value); ok {
 				r.To = netip.PrefixFrom(to, int(h.Dst_len)).Masked()
 			}
+		case fraInput:
+			r.Input = string(bytes.TrimRight(a.Value, "\x00"))
 		case fraUsers:
 			r.Users = true
 		case fraTunnel:

@@ -32,3 +32,18 @@ func TestRuleMarks(t *testing.T) {
 		return nil
 	})
 }
+
+// Rules have the device by which packets arrive.
+func TestRuleInput(t *testing.T) {
+	inNamespace(t, func() error {
+		if err := ip("rule add pref 100 iif d0 lookup main"); err != nil {
+			return err
+		}
+		rules, err := Rules()
+		i := slices.IndexFunc(rules, func(r Rule) bool { return r.Priority == 100 })
+		if err != nil || i < 0 || rules[i].Input != "d0" {
+			return fmt.Errorf("%+v, %w, want one for input by d0", rules, err)
+		}
+		return nil
+	})
+}

@@ -11,7 +11,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"beeline.io/beeline/internal/node/netdev"
@@ -91,10 +90,10 @@ func (s *Shortcut) learn(p *Pod) (f facts, err error) {
 // ownAddresses lists the addresses of a network namespace, except those of loopback networks.
 func ownAddresses(namespace *netns.Namespace) (all []netip.Addr, err error) {
 	err = namespace.Do(func() error {
-		list, err := netdev.Dump(func() ([]netlink.Addr, error) { return netlink.AddrList(nil, netlink.FAMILY_ALL) })
+		list, err := netdev.Addresses()
 		for _, a := range list {
-			if own, ok := netip.AddrFromSlice(a.IP); ok && !own.Unmap().IsLoopback() {
-				all = append(all, own.Unmap())
+			if !a.IsLoopback() {
+				all = append(all, a.Addr)
 			}
 		}
 		return err

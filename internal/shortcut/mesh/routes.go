@@ -64,16 +64,16 @@ func matches(names []string, device string) bool {
 // their names, and the networks to which packets leave by the former. Which route a packet takes may depend on its
 // source and on rules, so the kernel is asked for an address of each network.
 func readDevices(names interfaces) (d podDevices, err error) {
-	links, err := netdev.Dump(netlink.LinkList)
+	devices, err := netdev.Devices()
 	if err != nil {
-		return d, fmt.Errorf("list devices: %w", err)
+		return d, err
 	}
-	for _, l := range links {
-		switch a := l.Attrs(); {
-		case matches(names.virtual, a.Name): // first, as by Istio's rules
-			d.virtual = append(d.virtual, a.Index)
-		case matches(names.excluded, a.Name):
-			d.excluded = append(d.excluded, uint32(a.Index))
+	for _, one := range devices {
+		switch {
+		case matches(names.virtual, one.Name): // first, as by Istio's rules
+			d.virtual = append(d.virtual, one.Index)
+		case matches(names.excluded, one.Name):
+			d.excluded = append(d.excluded, uint32(one.Index))
 		}
 	}
 	slices.Sort(d.virtual)
@@ -215,13 +215,13 @@ func (r *routeReader) listRules(found map[netip.Prefix]bool) error {
 }
 
 func (r *routeReader) listSources() error {
-	list, err := netdev.Dump(func() ([]netlink.Addr, error) { return netlink.AddrList(nil, netlink.FAMILY_ALL) })
+	list, err := netdev.Addresses()
 	if err != nil {
-		return fmt.Errorf("list addresses: %w", err)
+		return err
 	}
 	for _, a := range list {
-		if own, ok := netip.AddrFromSlice(a.IP); ok && !own.Unmap().IsLoopback() && !own.IsLinkLocalUnicast() {
-			r.sources = append(r.sources, own.Unmap())
+		if !a.IsLoopback() && !a.IsLinkLocalUnicast() {
+			r.sources = append(r.sources, a.Addr)
 		}
 	}
 	slices.SortFunc(r.sources, netip.Addr.Compare)

@@ -16,7 +16,7 @@ import (
 // readNetwork reads the devices, routes, neighbours, bridge ports and addresses of this network namespace.
 func readNetwork() (*network, error) {
 	n := &network{ports: map[portKey]int{}, own: map[netip.Addr]bool{}}
-	for _, read := range []func(*network) error{readDevices, readRoutes, readNeighbours, readPorts, readAddresses, readReversePaths, readRuleMarks} {
+	for _, read := range []func(*network) error{readDevices, readRoutes, readNeighbours, readPorts, readAddresses, readReversePaths, readRules} {
 		if err := read(n); err != nil {
 			return nil, err
 		}
@@ -80,36 +80,25 @@ func readPorts(n *network) error {
 }
 
 func readAddresses(n *network) error {
-	list, err := netdev.Dump(func() ([]netlink.Addr, error) { return netlink.AddrList(nil, netlink.FAMILY_ALL) })
-	if err != nil {
-		return fmt.Errorf("list addresses: %w", err)
-	}
+	list, err := netdev.Addresses()
 	for _, a := range list {
-		if addr, ok := netip.AddrFromSlice(a.IP); ok {
-			n.own[addr.Unmap()] = true
-		}
+		n.own[a.Addr] = true
 	}
-	return nil
+	return err
 }
 
 func readReversePaths(n *network) (err error) {
-	if n.rpFilters, err = node.RPFilters(); err != nil {
-		return err
-	}
-	rules, err := netdev.Dump(func() ([]netlink.Rule, error) { return netlink.RuleList(netlink.FAMILY_V4) })
-	if err != nil {
-		return fmt.Errorf("list routing rules: %w", err)
-	}
-	for _, r := range rules {
-		if r.IifName != "" && r.IifName != "lo" { // lo: what the node itself sends
-			n.ruleInputs = append(n.ruleInputs, r.IifName)
-		}
-	}
-	return nil
+	n.rpFilters, err = node.RPFilters()
+	return err
 }
 
-func readRuleMarks(n *network) error {
-	marks, err := node.RuleMarks()
-	n.ruleMarks = len(marks) > 0
+func readRules(n *network) error {
+	rules, err := node.Rules()
+	for _, r := range rules {
+		if !r.IPv6 && r.Input != "" && r.Input != "lo" {
+			n.ruleInputs = append(n.ruleInputs, r.Input)
+		}
+		n.ruleMarks = n.ruleMarks || r.MarkMask != 0
+	}
 	return err
 }

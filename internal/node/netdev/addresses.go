@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package netdev
+
+import (
+	"fmt"
+	"net/netip"
+
+	"github.com/vishvananda/netlink"
+)
+
+// An Address is an address of a device of this network namespace.
+type Address struct {
+	netip.Addr
+	Device int // its index
+	Flags  int // IFA_F_*
+}
+
+// Addresses returns the addresses of all devices in the kernel's order of preference.
+func Addresses() ([]Address, error) {
+	list, err := Dump(func() ([]netlink.Addr, error) { return netlink.AddrList(nil, netlink.FAMILY_ALL) })
+	if err != nil {
+		return nil, fmt.Errorf("list addresses: %w", err)
+	}
+	var all []Address
+	for _, a := range list {
+		if addr, ok := netip.AddrFromSlice(a.IP); ok {
+			all = append(all, Address{addr.Unmap(), a.LinkIndex, a.Flags})
+		}
+	}
+	return all, nil
+}
