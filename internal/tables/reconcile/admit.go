@@ -46,7 +46,7 @@ func (a *account) served() bool { return a.held != cost{} }
 type admission struct {
 	limits     cost // the sizes of the tables
 	frontends  *frontends
-	changed    func(...service.FrontendKey) // is told which frontends are wanted otherwise than before
+	changed    func(service.FrontendKey) // is called for each frontend that is wanted otherwise than before
 	shares     Shares
 	accounts   map[service.Ref]*account
 	wanted     map[service.FrontendKey]want // of what is admitted
@@ -56,7 +56,7 @@ type admission struct {
 	roomier    bool              // something has been freed since leftOut was last tried
 }
 
-func newAdmission(limits cost, frontends *frontends, changed func(...service.FrontendKey)) *admission {
+func newAdmission(limits cost, frontends *frontends, changed func(service.FrontendKey)) *admission {
 	return &admission{limits: limits, frontends: frontends, changed: changed, accounts: map[service.Ref]*account{},
 		wanted: map[service.FrontendKey]want{}, namespaces: map[string]cost{}, leftOut: map[*account]bool{}}
 }

@@ -80,7 +80,7 @@ func (s *sets) fill(bs service.BackendSet, size uint32, isNew bool) ([]*backend,
 	if size > 0 {
 		return members, &table{size: size, weights: weights}, nil
 	}
-	var slots []*backend
+	slots := make([]*backend, 0, len(members))
 	for i, b := range members {
 		for range weights[i] {
 			slots = append(slots, b)
@@ -95,6 +95,7 @@ func (s *sets) members(bs service.BackendSet, isNew bool) (members []*backend, w
 	for _, b := range bs.Backends {
 		divisor = gcd(divisor, max(b.Weight, 1))
 	}
+	members, weights = make([]*backend, 0, len(bs.Backends)), make([]uint8, 0, len(bs.Backends))
 	for _, b := range bs.Backends {
 		known, err := s.alloc.ensureBackend(codec.NewBackend(b, bs.Key.Port.Protocol), isNew)
 		if err != nil {

@@ -82,7 +82,7 @@ func NewAt(tables *bpf.Tables, seconds func() uint32) (*Syncer, error) {
 	}
 	s.sets = newSets(tables, s.alloc, seconds)
 	s.frontends = &frontends{tables: tables, alloc: s.alloc, sets: s.sets, applied: map[service.FrontendKey]*entry{}}
-	s.admission = newAdmission(limitsOf(tables), s.frontends, s.mark)
+	s.admission = newAdmission(limitsOf(tables), s.frontends, func(key service.FrontendKey) { s.dirty[key] = true })
 	if err := errors.Join(s.frontends.restore(), s.networks.restore(tables)); err != nil {
 		return nil, fmt.Errorf("read the tables of the earlier agent: %w", err)
 	}
