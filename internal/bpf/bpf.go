@@ -24,8 +24,6 @@ type Options struct {
 	Edge *EdgeOptions
 	// SocketStats configures the statistics of connections at sockets; nil: none are kept.
 	SocketStats *SocketStatsOptions
-	// Pods configures the pod shortcut; nil: packets between pods take the stack. It needs Edge.
-	Pods *PodOptions
 	// Components are all components, enabled or not; default: those of the product. A component may use the
 	// tables of those before it.
 	Components []*Component

@@ -9,9 +9,9 @@ import (
 )
 
 // Product returns the components of the product whose programs are here, in the order of Options.Components. Those of
-// flow offload and the sidecar shortcut come after them.
+// the other shortcuts come after them.
 func Product() componentList {
-	return componentList{Socket(), Edge(), SocketStats(), PodShortcut(), PodNetkit(), PodL3()}
+	return componentList{Socket(), Edge(), SocketStats()}
 }
 
 // Socket is the socket shortcut, which is always enabled. All objects share its tables.

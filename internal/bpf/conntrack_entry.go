@@ -45,10 +45,10 @@ func HasEdge(bpffs string) bool {
 }
 
 // From returns the source of a tuple.
-func (t EdgeTCTuple) From() netip.AddrPort { return addrPort(t.Source.Bytes, t.SourcePort) }
+func (t EdgeTCTuple) From() netip.AddrPort { return AddrPortFrom(t.Source.Bytes, t.SourcePort) }
 
 // To returns the destination of a tuple.
-func (t EdgeTCTuple) To() netip.AddrPort { return addrPort(t.Destination.Bytes, t.DestinationPort) }
+func (t EdgeTCTuple) To() netip.AddrPort { return AddrPortFrom(t.Destination.Bytes, t.DestinationPort) }
 
 // String is a tuple as users see it, such as TCP 192.0.2.1:1234 to 10.96.0.1:80.
 func (t EdgeTCTuple) String() string {

@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
 )
 
 // A DeviceHook is a program and its attach point at a device. It is attached by a link: tcx (Linux 6.6), XDP or netkit
@@ -19,6 +20,9 @@ type DeviceHook struct {
 	Name    string // suffix of the name of its pinned link
 	Program string
 	Attach  ebpf.AttachType // AttachTCXIngress, AttachTCXEgress, AttachXDP or AttachNetkitPeer
+	// Before is a component whose program at the same place runs after this one, if it is there; empty: this one is
+	// attached last. Only tcx has an order.
+	Before string
 	// ProgramAt returns another program for a device, by its index; empty: Program. Nil: the same for all.
 	ProgramAt func(device int) string
 }
@@ -206,11 +210,24 @@ func (d *Datapath) attachHook(c *Component, h *DeviceHook, to DeviceTarget) erro
 	if err != nil {
 		return err
 	}
+	to.Anchor = d.anchor(h, to.Index)
 	err = d.AttachLink(c.Name, uint64(to.Index), h.Name, program, to, h.Attach)
 	if errors.Is(err, ebpf.ErrNotSupported) && filterParents[h.Attach] != 0 {
 		return c.AttachFilter(d.options.BPFFS, to.Index, h.Attach, program)
 	}
 	return err
+}
+
+// anchor returns the place of a hook's program before that of the component that it precedes; nil: the end of the list.
+func (d *Datapath) anchor(h *DeviceHook, device int) link.Anchor {
+	if h.Before == "" {
+		return nil
+	}
+	l, err := readLink(LinkPath(d.options.BPFFS, h.Before, uint64(device), h.Name))
+	if err != nil || !(DeviceTarget{Index: device}).has(l) {
+		return nil
+	}
+	return link.BeforeLinkByID(l.ID)
 }
 
 // replaceAtDevices replaces the programs of an earlier agent at devices. It removes links to devices that

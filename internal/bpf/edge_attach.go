@@ -8,7 +8,6 @@ import (
 	"slices"
 
 	"github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/link"
 
 	"beeline.io/beeline/internal/bpf/xdpdispatch"
 	"beeline.io/beeline/internal/node/netdev"
@@ -26,7 +25,9 @@ const (
 
 var edgeHooks = []DeviceHook{
 	{Name: string(EdgeEgress), Program: EdgeTCProgBeelineEdgeEgress, Attach: ebpf.AttachTCXEgress, ProgramAt: atL3(EdgeL3ProgBeelineL3Egress)},
-	{Name: string(EdgeIngress), Program: EdgeTCProgBeelineEdgeIngress, Attach: ebpf.AttachTCXIngress, ProgramAt: atL3(EdgeL3ProgBeelineL3Ingress)},
+	// The pod shortcut handles what the edge has rewritten. After it the edge is correct, too: the kernel's
+	// conntrack then has these flows.
+	{Name: string(EdgeIngress), Program: EdgeTCProgBeelineEdgeIngress, Attach: ebpf.AttachTCXIngress, Before: "pod", ProgramAt: atL3(EdgeL3ProgBeelineL3Ingress)},
 	{Name: string(EdgeXDP), Program: EdgeXDPProgBeelineEdgeXdp, Attach: ebpf.AttachXDP},
 }
 
@@ -99,26 +100,8 @@ func (d *Datapath) AttachEdgeTC(device int) error {
 		if err := d.refuseForeignEdge(device, hook); err != nil {
 			return err
 		}
-		if err := d.attachHook(Edge(), hook.declared(), DeviceTarget{Index: device, Anchor: d.beforePods(device, hook)}); err != nil {
+		if err := d.attachHook(Edge(), hook.declared(), DeviceTarget{Index: device}); err != nil {
 			return fmt.Errorf("attach to tc %s: %w", hook, err)
-		}
-	}
-	return nil
-}
-
-// beforePods returns the place of the edge's ingress program before that of the pod shortcut, which handles what the
-// edge has rewritten; nil, the end of the list, if the shortcut is not at the device.
-func (d *Datapath) beforePods(device int, hook EdgeHook) link.Anchor {
-	if hook != EdgeIngress {
-		return nil
-	}
-	links, err := PodShortcut().deviceLinks(d.options.BPFFS)
-	if err != nil {
-		return nil // attaching to the end is correct, too: the kernel's conntrack then has these flows
-	}
-	for _, l := range links {
-		if l.Device() == device && !l.Detached {
-			return link.BeforeLinkByID(l.ID)
 		}
 	}
 	return nil

@@ -9,10 +9,12 @@ import (
 )
 
 // From returns the source of a tuple.
-func (t *OffloadTuple) From() netip.AddrPort { return addrPort(t.Source.Bytes, t.SourcePort) }
+func (t *OffloadTuple) From() netip.AddrPort { return AddrPortFrom(t.Source.Bytes, t.SourcePort) }
 
 // To returns the destination of a tuple.
-func (t *OffloadTuple) To() netip.AddrPort { return addrPort(t.Destination.Bytes, t.DestinationPort) }
+func (t *OffloadTuple) To() netip.AddrPort {
+	return AddrPortFrom(t.Destination.Bytes, t.DestinationPort)
+}
 
 // offloadKeyMix is OFFLOAD_KEY_MIX of bpf/offload/cache.h.
 const offloadKeyMix = uint64(0xd6e8feb86659fd93)

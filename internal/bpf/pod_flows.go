@@ -26,15 +26,23 @@ type podRecords struct {
 
 func newPodRecords(maps map[string]*ebpf.Map) podRecords {
 	return podRecords{
-		hashOf[PodTuple, PodRecord](maps, PodMapPodEstablished),
-		hashOf[PodTuple, PodRecord](maps, PodMapPodOpening),
+		NewHash[PodTuple, PodRecord](Declared(podTables, PodMapPodEstablished), maps[PodMapPodEstablished]),
+		NewHash[PodTuple, PodRecord](Declared(podTables, PodMapPodOpening), maps[PodMapPodOpening]),
 		[]*ConntrackSets{NewConntrackSets(maps, EdgeTCMapUnreplied), NewConntrackSets(maps, EdgeTCMapConntrack)},
 	}
 }
 
-func (t *PodTuple) flow() kernelct.Flow {
+func (d PodKernel) podRecords() podRecords {
+	maps := d.ConntrackMaps()
+	for _, name := range []string{PodMapPodEstablished, PodMapPodOpening} {
+		maps[name] = d.Map(name)
+	}
+	return newPodRecords(maps)
+}
+
+func podFlowOf(t *PodTuple) kernelct.Flow {
 	return kernelct.Flow{
-		Source: addrPort(t.Source.Bytes, t.SourcePort), Destination: addrPort(t.Destination.Bytes, t.DestinationPort),
+		Source: AddrPortFrom(t.Source.Bytes, t.SourcePort), Destination: AddrPortFrom(t.Destination.Bytes, t.DestinationPort),
 		Protocol: t.Protocol,
 	}
 }
@@ -52,8 +60,8 @@ const podReplyWait = 5
 // TrackPodFlows makes entries of the kernel's conntrack for the flows of the pod shortcut of which an end is one of
 // these addresses, or of all (nil), and returns them. Their packets then take the stack, in both directions, and are
 // of established flows there. Flows of an end whose value is false are only forgotten.
-func (d *Datapath) TrackPodFlows(ends map[netip.Addr]bool) ([]kernelct.Flow, error) {
-	return newPodRecords(d.maps).track(ends)
+func (d PodKernel) TrackPodFlows(ends map[netip.Addr]bool) ([]kernelct.Flow, error) {
+	return d.podRecords().track(ends)
 }
 
 func (r podRecords) track(ends map[netip.Addr]bool) (flows []kernelct.Flow, err error) {
@@ -71,7 +79,7 @@ func (r podRecords) track(ends map[netip.Addr]bool) (flows []kernelct.Flow, err 
 		var entries []kernelct.Entry
 		var keys []PodTuple // that end
 		for key, record := range all {
-			f, replied := key.flow(), record.Flags&uint32(PodPodRecordFlagPOD_REPLIED) != 0
+			f, replied := podFlowOf(&key), record.Flags&uint32(PodPodRecordFlagPOD_REPLIED) != 0
 			switch {
 			case !concerns(ends, f):
 				continue
@@ -137,7 +145,7 @@ func lives(ends map[netip.Addr]bool, a netip.Addr) bool {
 }
 
 // UntrackPodFlows has flows that were handed over take the shortcut again, unless they have ended.
-func (d *Datapath) UntrackPodFlows(flows []kernelct.Flow) error {
+func (d PodKernel) UntrackPodFlows(flows []kernelct.Flow) error {
 	kernel, err := kernelct.Open()
 	if err != nil {
 		return err
@@ -147,7 +155,7 @@ func (d *Datapath) UntrackPodFlows(flows []kernelct.Flow) error {
 	if err != nil {
 		return err
 	}
-	records, now := newPodRecords(d.maps), kernelclock.CoarseSeconds()
+	records, now := d.podRecords(), kernelclock.CoarseSeconds()
 	var back []kernelct.Flow
 	for i, f := range flows {
 		if !open[i] {
@@ -163,7 +171,7 @@ func (d *Datapath) UntrackPodFlows(flows []kernelct.Flow) error {
 }
 
 // HandedPodFlows returns the flows of the kernel's conntrack that TrackPodFlows may have made.
-func (d *Datapath) HandedPodFlows() ([]kernelct.Flow, error) { return kernelct.Handed() }
+func (d PodKernel) HandedPodFlows() ([]kernelct.Flow, error) { return kernelct.Handed() }
 
 // EndPodShortcut hands over all flows of the pod shortcut to the kernel's conntrack, before the programs are detached.
 func EndPodShortcut(bpffs string) error {

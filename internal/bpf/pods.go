@@ -15,9 +15,6 @@ import (
 	"beeline.io/beeline/internal/util/kernelclock"
 )
 
-// PodOptions configure the pod shortcut. It uses the edge's tables.
-type PodOptions struct{}
-
 // Names of the pod shortcut's structures.
 type (
 	// Pod is a pod of this node.
@@ -47,10 +44,10 @@ const (
 	PodL3Component     = "pod_l3"
 )
 
-// PodShortcut is the pod shortcut, enabled by Options.Pods.
-func PodShortcut() *Component {
+// PodShortcut is the pod shortcut. It uses the edge's tables.
+func PodShortcut(enabled func() bool) *Component {
 	return &Component{
-		Name: PodComponent, Objects: (*Datapath).podObjects, Tables: podTables, Release: EndPodShortcut,
+		Name: PodComponent, Objects: func(*Datapath) ([]*ebpf.CollectionSpec, error) { return podObjects(enabled()) }, Tables: podTables, Release: EndPodShortcut,
 		DeviceHooks: []DeviceHook{{Name: PodHook, Program: PodProgBeelinePod, Attach: ebpf.AttachTCXIngress}},
 	}
 }
@@ -59,7 +56,7 @@ func PodShortcut() *Component {
 // has netkit (Linux 6.7), and uses its tables.
 func PodNetkit() *Component {
 	return &Component{
-		Name: PodNetkitComponent, Objects: (*Datapath).podNetkitObjects, LoadLate: true,
+		Name: PodNetkitComponent, Objects: podNetkitObjects, LoadLate: true,
 		DeviceHooks: []DeviceHook{{Name: "peer", Program: PodNetkitProgBeelinePodNetkit, Attach: ebpf.AttachNetkitPeer}},
 	}
 }
@@ -68,7 +65,7 @@ func PodNetkit() *Component {
 // shortcut, and uses its tables.
 func PodL3() *Component {
 	return &Component{
-		Name: PodL3Component, Objects: (*Datapath).podL3Objects, LoadLate: true,
+		Name: PodL3Component, Objects: podL3Objects, LoadLate: true,
 		DeviceHooks: []DeviceHook{{Name: PodHook, Program: PodL3ProgBeelinePodL3, Attach: ebpf.AttachTCXIngress}},
 	}
 }
@@ -97,8 +94,8 @@ var podTables = []Table{
 }
 
 // podObjects returns the object of the pod shortcut.
-func (d *Datapath) podObjects() ([]*ebpf.CollectionSpec, error) {
-	if d.options.Pods == nil {
+func podObjects(enabled bool) ([]*ebpf.CollectionSpec, error) {
+	if !enabled {
 		return nil, nil
 	}
 	if lacks := lacksForPods(); lacks != "" {
@@ -110,7 +107,7 @@ func (d *Datapath) podObjects() ([]*ebpf.CollectionSpec, error) {
 
 // podL3Objects returns the object of PodL3, and podNetkitObjects that of PodNetkit. That of the pod shortcut comes
 // before.
-func (d *Datapath) podL3Objects() ([]*ebpf.CollectionSpec, error) {
+func podL3Objects(d *Datapath) ([]*ebpf.CollectionSpec, error) {
 	if !d.Enabled(PodComponent) {
 		return nil, nil
 	}
@@ -118,7 +115,7 @@ func (d *Datapath) podL3Objects() ([]*ebpf.CollectionSpec, error) {
 	return []*ebpf.CollectionSpec{l3}, err
 }
 
-func (d *Datapath) podNetkitObjects() ([]*ebpf.CollectionSpec, error) {
+func podNetkitObjects(d *Datapath) ([]*ebpf.CollectionSpec, error) {
 	if !d.Enabled(PodComponent) || !haveNetkit() {
 		return nil, nil
 	}
@@ -149,35 +146,42 @@ func lacksForPods() string {
 	return ""
 }
 
+// PodKernel is the datapath with the tables of the pod shortcut.
+type PodKernel struct{ *Datapath }
+
+func podTable[K comparable, V any](d PodKernel, name string) Hash[K, V] {
+	return NewHash[K, V](Declared(podTables, name), d.Map(name))
+}
+
 // Pods returns the table of pods by their address.
-func (d *Datapath) Pods() Hash[Address, Pod] {
-	return hashOf[Address, Pod](d.maps, PodMapPods)
+func (d PodKernel) Pods() Hash[Address, Pod] {
+	return podTable[Address, Pod](d, PodMapPods)
 }
 
 // PodDevices returns the table of devices by their index.
-func (d *Datapath) PodDevices() Hash[uint32, PodDevice] {
-	return hashOf[uint32, PodDevice](d.maps, PodMapPodDevices)
+func (d PodKernel) PodDevices() Hash[uint32, PodDevice] {
+	return podTable[uint32, PodDevice](d, PodMapPodDevices)
 }
 
 // PodLinks returns the table of the devices of pods: the value is the key. The kernel deletes the entry of a
 // device that is gone.
-func (d *Datapath) PodLinks() Hash[uint32, uint32] {
-	return hashOf[uint32, uint32](d.maps, PodMapPodLinks)
+func (d PodKernel) PodLinks() Hash[uint32, uint32] {
+	return podTable[uint32, uint32](d, PodMapPodLinks)
 }
 
 // UnknownPods returns the table of addresses that send from devices of pods and are not in Pods, with the device.
-func (d *Datapath) UnknownPods() Hash[Address, uint32] {
-	return hashOf[Address, uint32](d.maps, PodMapPodUnknown)
+func (d PodKernel) UnknownPods() Hash[Address, uint32] {
+	return podTable[Address, uint32](d, PodMapPodUnknown)
 }
 
 // PodBridges returns the table of the bridges above devices of pods, by the index of the device.
-func (d *Datapath) PodBridges() Hash[uint32, uint32] {
-	return hashOf[uint32, uint32](d.maps, PodMapPodBridges)
+func (d PodKernel) PodBridges() Hash[uint32, uint32] {
+	return podTable[uint32, uint32](d, PodMapPodBridges)
 }
 
 // PodLeases returns the table whose entry 0 is the lease.
-func (d *Datapath) PodLeases() Hash[uint32, PodLease] {
-	return hashOf[uint32, PodLease](d.maps, PodMapPodLeases)
+func (d PodKernel) PodLeases() Hash[uint32, PodLease] {
+	return podTable[uint32, PodLease](d, PodMapPodLeases)
 }
 
 // firstPodLease is the lease in a new table: after an upgrade from a version without it the shortcut goes on until the

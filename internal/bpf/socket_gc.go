@@ -260,14 +260,17 @@ type Connection struct {
 func (s *SockGCStaleSocket) Connection() Connection {
 	return Connection{
 		Protocol: s.Protocol,
-		Service:  addrPort(s.Service.Bytes, s.ServicePort),
-		Backend:  addrPort(s.Backend.Bytes, s.BackendPort),
+		Service:  AddrPortFrom(s.Service.Bytes, s.ServicePort),
+		Backend:  AddrPortFrom(s.Backend.Bytes, s.BackendPort),
 	}
 }
 
 // LocalAddr returns the socket's own address.
-func (s *SockGCStaleSocket) LocalAddr() netip.AddrPort { return addrPort(s.Local.Bytes, s.LocalPort) }
+func (s *SockGCStaleSocket) LocalAddr() netip.AddrPort {
+	return AddrPortFrom(s.Local.Bytes, s.LocalPort)
+}
 
-func addrPort(address [16]byte, port uint16) netip.AddrPort {
+// AddrPortFrom returns an address and a port as programs have them.
+func AddrPortFrom(address [16]byte, port uint16) netip.AddrPort {
 	return netip.AddrPortFrom(netip.AddrFrom16(address).Unmap(), NetworkOrder(port))
 }

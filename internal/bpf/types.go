@@ -111,7 +111,7 @@ func (a SockAddress) String() string { return a.Addr().String() }
 
 // String is a key as users see it, such as 10.96.0.1:80/TCP.
 func (k SockFrontendKey) String() string {
-	return addrPort(k.Address.Bytes, k.Port).String() + "/" + protocolName(k.Protocol)
+	return AddrPortFrom(k.Address.Bytes, k.Port).String() + "/" + protocolName(k.Protocol)
 }
 
 // protocolName is the name of an IP protocol, or its number.

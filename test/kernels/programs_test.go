@@ -42,13 +42,13 @@ func bpffsOf(node *lab.Host) string { return filepath.Join(node.BPFFS, "beeline"
 // openOn loads everything that an agent on a node loads. The node may have the tables of an earlier agent.
 func openOn(t *testing.T, node *lab.Host, limits bpf.Limits) (*bpf.Datapath, *mesh.Datapath) {
 	t.Helper()
+	enabled := func() bool { return true }
 	sidecars := &mesh.Datapath{Options: &mesh.Options{OutboundPort: 15001, InboundPort: 15006, Sockmap: true}}
 	d, err := bpf.Open(bpf.Options{
 		BPFFS: bpffsOf(node), CgroupRoot: node.CgroupRoot, BindProtection: true, Limits: limits,
 		Edge:        &bpf.EdgeOptions{SNATPorts: []bpf.PortRange{{First: 1024, Last: 29999}, {First: 61000, Last: 65535}}, AcceptDSR: true},
 		SocketStats: &bpf.SocketStatsOptions{PerBackend: true},
-		Pods:        &bpf.PodOptions{},
-		Components:  append(bpf.Product(), offload.Programs(func() bool { return true }), sidecars.Component()),
+		Components:  append(bpf.Product(), bpf.PodShortcut(enabled), bpf.PodNetkit(), bpf.PodL3(), offload.Programs(enabled), sidecars.Component()),
 	})
 	if refused := (*ebpf.VerifierError)(nil); errors.As(err, &refused) {
 		t.Fatalf("%v\n%-60v", err, refused)

@@ -30,8 +30,8 @@ type config struct {
 // New returns the pod shortcut. It is enabled by --pod-devices.
 func New() *component.Component {
 	c := &config{}
-	programs := bpf.PodShortcut()
-	return &component.Component{Name: programs.Name, BPF: programs, AddFlags: c.addFlags, Complete: c.complete, Options: c.options, New: c.run}
+	programs := bpf.PodShortcut(c.enabled)
+	return &component.Component{Name: programs.Name, BPF: programs, AddFlags: c.addFlags, Complete: c.complete, New: c.run}
 }
 
 // NewNetkit returns the part of the pod shortcut at netkit devices, and NewL3 that at devices without MAC addresses.
@@ -90,12 +90,6 @@ func (c *config) complete(services *service.Config) error {
 	return nil
 }
 
-func (c *config) options(o *bpf.Options) {
-	if c.enabled() {
-		o.Pods = &bpf.PodOptions{}
-	}
-}
-
 // running is a running pod shortcut.
 type running struct {
 	env      component.Env
@@ -113,7 +107,7 @@ func (c *config) run(env component.Env) (*component.Instance, error) {
 			Conditions: func() condition.List { return condition.List{condition.PodShortcutFailed.New("%s", reason)} },
 		}, nil
 	}
-	r := &running{env, newShortcut(env.Datapath, Config{Devices: c.patterns(), IgnoreFilters: c.ignoreFilters, Lease: c.filterAge, Log: env.Log})}
+	r := &running{env, newShortcut(bpf.PodKernel{Datapath: env.Datapath}, Config{Devices: c.patterns(), IgnoreFilters: c.ignoreFilters, Lease: c.filterAge, Log: env.Log})}
 	return &component.Instance{
 		Apply: r.apply, Start: r.shortcut.Start,
 		Run:    []component.Task{{Name: "pods", Run: r.shortcut.Run}},
