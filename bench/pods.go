@@ -17,7 +17,7 @@ import (
 	"beeline.io/beeline/bench/endpoint"
 	"beeline.io/beeline/bench/result"
 	"beeline.io/beeline/bench/stat"
-	"beeline.io/beeline/internal/bpf"
+	"beeline.io/beeline/internal/shortcut/pod"
 	"beeline.io/beeline/test/lab"
 	"beeline.io/beeline/test/node"
 )
@@ -124,7 +124,7 @@ func (rig *podsRig) prepare(program, host string) (*podsNode, error) {
 	if err := agent.Stop(); err != nil {
 		return nil, err
 	}
-	paths, err := filepath.Glob(filepath.Join(n.bpffs, "links", bpf.PodComponent+"-*"))
+	paths, err := filepath.Glob(filepath.Join(n.bpffs, "links", pod.PodComponent+"-*"))
 	if err != nil || len(paths) == 0 {
 		return nil, errors.Join(err, errors.New("the pod shortcut is at no device"))
 	}
@@ -180,7 +180,7 @@ func (n *podsNode) attach() (detach func() error, err error) {
 
 // shortcuts is how many packets took the shortcut.
 func (n *podsNode) shortcuts() (sum uint64, err error) {
-	counters, err := bpf.ReadPodCounters(n.bpffs)
+	counters, err := pod.ReadPodCounters(n.bpffs)
 	for path, packets := range counters {
 		if strings.HasPrefix(path, "path_") {
 			sum += packets

@@ -58,6 +58,9 @@ type DeviceTarget struct {
 	XDP       link.XDPAttachFlags // the mode of XDP; 0: the kernel's choice
 }
 
+// LoopbackIndex is the index of the device lo in each network namespace (LOOPBACK_IFINDEX).
+const LoopbackIndex = 1
+
 // has is true for a netkit device with any index: the link has that of the other end, in its namespace. A link to a
 // device that is gone is attached to none.
 func (t DeviceTarget) has(info *link.Info) bool {

@@ -14,7 +14,7 @@ import (
 	"github.com/gopacket/gopacket/layers"
 	"golang.org/x/sys/unix"
 
-	"beeline.io/beeline/internal/bpf"
+	shortcut "beeline.io/beeline/internal/shortcut/pod"
 	"beeline.io/beeline/test/lab"
 )
 
@@ -38,10 +38,10 @@ func (w *world) device(host, name string) device {
 
 // rowOf is the row that a pod of node-a should have. gateway is the device whose MAC address its packets to others are
 // for; empty: its own.
-func (w *world) rowOf(pod, gateway string) bpf.Pod {
+func (w *world) rowOf(pod, gateway string) shortcut.Pod {
 	w.t.Helper()
 	own := w.device("node-a", pod)
-	row := bpf.Pod{Device: own.Index, Mtu: uint16(own.MTU), Mac: w.device(pod, "eth0").MAC, Gateway: own.MAC}
+	row := shortcut.Pod{Device: own.Index, Mtu: uint16(own.MTU), Mac: w.device(pod, "eth0").MAC, Gateway: own.MAC}
 	if gateway != "" {
 		row.Gateway = w.device("node-a", gateway).MAC
 	}

@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"beeline.io/beeline/internal/bpf"
+	shortcut "beeline.io/beeline/internal/shortcut/pod"
 	"beeline.io/beeline/test/lab"
 )
 
@@ -102,7 +102,7 @@ func (w *world) wantNewFlows(want bool) {
 // packets are a node's counters, without its agent.
 func (w *world) packets(host string) map[string]uint64 {
 	w.t.Helper()
-	counters, err := bpf.ReadPodCounters(w.agents[host].BPFFS())
+	counters, err := shortcut.ReadPodCounters(w.agents[host].BPFFS())
 	w.must(err)
 	return counters
 }

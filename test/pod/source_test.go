@@ -13,6 +13,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"beeline.io/beeline/internal/bpf"
+	shortcut "beeline.io/beeline/internal/shortcut/pod"
 	"beeline.io/beeline/test/lab"
 )
 
@@ -106,10 +107,10 @@ func (w *world) strict() bool {
 	w.must(err)
 	defer m.Close()
 	var index uint32
-	var device bpf.PodDevice
+	var device shortcut.PodDevice
 	strict := 0
 	for all := m.Iterate(); all.Next(&index, &device); {
-		if device.Role == bpf.RoleNodes {
+		if device.Role == shortcut.RoleNodes {
 			if device.RpFilter != 1 {
 				return false
 			}

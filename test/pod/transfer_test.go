@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"beeline.io/beeline/internal/bpf"
+	shortcut "beeline.io/beeline/internal/shortcut/pod"
 	"beeline.io/beeline/test/lab"
 )
 
@@ -222,7 +223,7 @@ func (w *world) awaitMTU(pod string, mtu uint16) {
 	w.t.Helper()
 	bpffs, addr := w.agents["node-a"].BPFFS(), bpf.AddressFrom(w.Host(pod).Addr4)
 	w.eventually("the table has the MTU", func() bool {
-		return table[bpf.Address, bpf.Pod](w, bpffs, bpf.PodMapPods)[addr].Mtu == mtu
+		return table[bpf.Address, shortcut.Pod](w, bpffs, bpf.PodMapPods)[addr].Mtu == mtu
 	})
 }
 

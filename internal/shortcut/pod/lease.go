@@ -7,7 +7,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/report/condition"
 	"beeline.io/beeline/internal/util/kernelclock"
 )
@@ -27,7 +26,7 @@ func (s *Shortcut) extendLease(searchBegan time.Time) error {
 	if s.lease.until.Load() == until {
 		return nil
 	}
-	if err := s.datapath.PodLeases().Put(0, bpf.PodLease{Until: until}); err != nil {
+	if err := s.datapath.PodLeases().Put(0, PodLease{Until: until}); err != nil {
 		return err
 	}
 	s.lease.until.Store(until)

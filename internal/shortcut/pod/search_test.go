@@ -14,7 +14,6 @@ import (
 	"testing"
 	"time"
 
-	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/node/netdev"
 	"beeline.io/beeline/internal/report/condition"
 	"beeline.io/beeline/internal/util/wakeup"
@@ -141,7 +140,7 @@ func (b *bench) want(when string, pods []int, uplinks ...int) {
 			gotPods = append(gotPods, int(p.Device))
 		}
 		for index, d := range b.tables.devices {
-			if d.Role == bpf.RoleNodes {
+			if d.Role == RoleNodes {
 				gotUplinks = append(gotUplinks, int(index))
 			}
 		}

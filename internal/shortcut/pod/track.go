@@ -40,7 +40,7 @@ func (s *Shortcut) withhold(wanted *rows) (leaving map[netip.Addr]bool, err erro
 }
 
 // mostTracked is how many flows are remembered that may return to the shortcut: twice as many as it has.
-const mostTracked = 2 * bpf.PodFlowLimit
+const mostTracked = 2 * PodFlowLimit
 
 // A trackedFlow is a flow that the kernel's conntrack has because of its source, its destination or both.
 type trackedFlow struct {
@@ -82,7 +82,7 @@ func (s *Shortcut) adopt() error {
 }
 
 // untrack has the flows that were handed over take the shortcut again whose pods may.
-func (s *Shortcut) untrack(pods map[bpf.Address]bpf.Pod) error {
+func (s *Shortcut) untrack(pods map[bpf.Address]Pod) error {
 	has := func(end netip.AddrPort) bool {
 		_, ok := pods[bpf.AddressFrom(end.Addr())]
 		return ok

@@ -20,7 +20,7 @@ type trackingDatapath struct {
 	beginning       []kernelct.Flow // begin when others have been tracked
 }
 
-func (d *trackingDatapath) Pods() bpf.Hash[bpf.Address, bpf.Pod] { return d.pods }
+func (d *trackingDatapath) Pods() bpf.Hash[bpf.Address, Pod] { return d.pods }
 
 func (d *trackingDatapath) TrackPodFlows(ends map[netip.Addr]bool) (all []kernelct.Flow, err error) {
 	for _, f := range d.flows {
@@ -57,10 +57,10 @@ func TestFlowsLeaveAndReturn(t *testing.T) {
 	s := newShortcut(d, Config{})
 	n := &network{devices: []netdev.Device{{Index: 1}, {Index: 2}}} // the device of c is gone
 	n.prepare()
-	podRows := func(ends ...netip.AddrPort) map[bpf.Address]bpf.Pod {
-		all := map[bpf.Address]bpf.Pod{}
+	podRows := func(ends ...netip.AddrPort) map[bpf.Address]Pod {
+		all := map[bpf.Address]Pod{}
 		for _, end := range ends {
-			all[bpf.AddressFrom(end.Addr())] = bpf.Pod{Device: uint32(end.Port())}
+			all[bpf.AddressFrom(end.Addr())] = Pod{Device: uint32(end.Port())}
 		}
 		return all
 	}

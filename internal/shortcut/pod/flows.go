@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package bpf
+package pod
 
 import (
 	"errors"
@@ -11,45 +11,46 @@ import (
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
+	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/conntrack/kernelct"
 	"beeline.io/beeline/internal/util/kernelclock"
 )
 
 // PodRecord is what is remembered of a flow of the pod shortcut.
-type PodRecord = PodPodRecord
+type PodRecord = bpf.PodPodRecord
 
 // podRecords are the tables of bpf/pod/opener.h, and those of the edge.
 type podRecords struct {
-	established, opening Hash[PodTuple, PodRecord]
-	edge                 []*ConntrackSets
+	established, opening bpf.Hash[bpf.PodTuple, PodRecord]
+	edge                 []*bpf.ConntrackSets
 }
 
 func newPodRecords(maps map[string]*ebpf.Map) podRecords {
 	return podRecords{
-		NewHash[PodTuple, PodRecord](Declared(podTables, PodMapPodEstablished), maps[PodMapPodEstablished]),
-		NewHash[PodTuple, PodRecord](Declared(podTables, PodMapPodOpening), maps[PodMapPodOpening]),
-		[]*ConntrackSets{NewConntrackSets(maps, EdgeTCMapUnreplied), NewConntrackSets(maps, EdgeTCMapConntrack)},
+		bpf.NewHash[bpf.PodTuple, PodRecord](bpf.Declared(podTables, bpf.PodMapPodEstablished), maps[bpf.PodMapPodEstablished]),
+		bpf.NewHash[bpf.PodTuple, PodRecord](bpf.Declared(podTables, bpf.PodMapPodOpening), maps[bpf.PodMapPodOpening]),
+		[]*bpf.ConntrackSets{bpf.NewConntrackSets(maps, bpf.EdgeTCMapUnreplied), bpf.NewConntrackSets(maps, bpf.EdgeTCMapConntrack)},
 	}
 }
 
 func (d PodKernel) podRecords() podRecords {
 	maps := d.ConntrackMaps()
-	for _, name := range []string{PodMapPodEstablished, PodMapPodOpening} {
+	for _, name := range []string{bpf.PodMapPodEstablished, bpf.PodMapPodOpening} {
 		maps[name] = d.Map(name)
 	}
 	return newPodRecords(maps)
 }
 
-func podFlowOf(t *PodTuple) kernelct.Flow {
+func podFlowOf(t *bpf.PodTuple) kernelct.Flow {
 	return kernelct.Flow{
-		Source: AddrPortFrom(t.Source.Bytes, t.SourcePort), Destination: AddrPortFrom(t.Destination.Bytes, t.DestinationPort),
+		Source: bpf.AddrPortFrom(t.Source.Bytes, t.SourcePort), Destination: bpf.AddrPortFrom(t.Destination.Bytes, t.DestinationPort),
 		Protocol: t.Protocol,
 	}
 }
 
 // PodTupleOf returns the key of the record of a flow.
-func PodTupleOf(f kernelct.Flow) PodTuple {
-	t := PodTuple{SourcePort: NetworkOrder(f.Source.Port()), DestinationPort: NetworkOrder(f.Destination.Port()), Protocol: f.Protocol}
+func PodTupleOf(f kernelct.Flow) bpf.PodTuple {
+	t := bpf.PodTuple{SourcePort: bpf.NetworkOrder(f.Source.Port()), DestinationPort: bpf.NetworkOrder(f.Destination.Port()), Protocol: f.Protocol}
 	t.Source.Bytes, t.Destination.Bytes = f.Source.Addr().As16(), f.Destination.Addr().As16()
 	return t
 }
@@ -71,15 +72,15 @@ func (r podRecords) track(ends map[netip.Addr]bool) (flows []kernelct.Flow, err 
 	}
 	defer kernel.Close()
 	now := kernelclock.CoarseSeconds()
-	for _, table := range []Hash[PodTuple, PodRecord]{r.established, r.opening} {
+	for _, table := range []bpf.Hash[bpf.PodTuple, PodRecord]{r.established, r.opening} {
 		all, err := table.All()
 		if err != nil {
 			return flows, err
 		}
 		var entries []kernelct.Entry
-		var keys []PodTuple // that end
+		var keys []bpf.PodTuple // that end
 		for key, record := range all {
-			f, replied := podFlowOf(&key), record.Flags&uint32(PodPodRecordFlagPOD_REPLIED) != 0
+			f, replied := podFlowOf(&key), record.Flags&uint32(bpf.PodPodRecordFlagPOD_REPLIED) != 0
 			switch {
 			case !concerns(ends, f):
 				continue
@@ -114,13 +115,13 @@ func (r podRecords) track(ends map[netip.Addr]bool) (flows []kernelct.Flow, err 
 // edgeFlows returns the flows of the edge that the shortcut may have (is_local_reply in bpf/conntrack/conntrack.h), as
 // conntrack sees them: from the client to the pod.
 func (r podRecords) edgeFlows(ends map[netip.Addr]bool) (flows []kernelct.Flow, err error) {
-	const others = uint8(ConntrackFIN | ConntrackDSR | ConntrackStream)
+	const others = uint8(bpf.ConntrackFIN | bpf.ConntrackDSR | bpf.ConntrackStream)
 	for _, table := range r.edge {
-		err := table.Walk(func(e *ConntrackSlot) bool {
+		err := table.Walk(func(e *bpf.ConntrackSlot) bool {
 			f := kernelct.Flow{Source: e.Key.To(), Destination: e.Key.From(), Protocol: e.Key.Protocol}
-			state := ConntrackState(e.Ct.State)
-			if e.Ct.Flags&^others == uint8(ConntrackReply|ConntrackLocal) && e.Ct.Device != 0 && f.Protocol != unix.IPPROTO_SCTP &&
-				state != ConntrackNew && state != ConntrackClosed &&
+			state := bpf.ConntrackState(e.Ct.State)
+			if e.Ct.Flags&^others == uint8(bpf.ConntrackReply|bpf.ConntrackLocal) && e.Ct.Device != 0 && f.Protocol != unix.IPPROTO_SCTP &&
+				state != bpf.ConntrackNew && state != bpf.ConntrackClosed &&
 				concerns(ends, f) && lives(ends, f.Source.Addr()) && lives(ends, f.Destination.Addr()) {
 				flows = append(flows, f)
 			}
@@ -161,7 +162,7 @@ func (d PodKernel) UntrackPodFlows(flows []kernelct.Flow) error {
 		if !open[i] {
 			continue
 		}
-		err = records.established.Put(PodTupleOf(f), PodRecord{Since: now, Seen: now, Flags: uint32(PodPodRecordFlagPOD_REPLIED)})
+		err = records.established.Put(PodTupleOf(f), PodRecord{Since: now, Seen: now, Flags: uint32(bpf.PodPodRecordFlagPOD_REPLIED)})
 		if err != nil {
 			return err
 		}
@@ -175,7 +176,7 @@ func (d PodKernel) HandedPodFlows() ([]kernelct.Flow, error) { return kernelct.H
 
 // EndPodShortcut hands over all flows of the pod shortcut to the kernel's conntrack, before the programs are detached.
 func EndPodShortcut(bpffs string) error {
-	leases, err := ebpf.LoadPinnedMap(TablePath(bpffs, PodMapPodLeases), nil)
+	leases, err := ebpf.LoadPinnedMap(bpf.TablePath(bpffs, bpf.PodMapPodLeases), nil)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil // never enabled
 	}
@@ -187,8 +188,8 @@ func EndPodShortcut(bpffs string) error {
 		return fmt.Errorf("end the lease of the pod shortcut: %w", err)
 	}
 	maps := map[string]*ebpf.Map{}
-	for _, name := range append(ConntrackTableNames(), PodMapPodEstablished, PodMapPodOpening) {
-		m, err := ebpf.LoadPinnedMap(TablePath(bpffs, name), nil)
+	for _, name := range append(bpf.ConntrackTableNames(), bpf.PodMapPodEstablished, bpf.PodMapPodOpening) {
+		m, err := ebpf.LoadPinnedMap(bpf.TablePath(bpffs, name), nil)
 		if errors.Is(err, os.ErrNotExist) {
 			return nil
 		}
