@@ -124,7 +124,7 @@ func (rig *podsRig) prepare(program, host string) (*podsNode, error) {
 	if err := agent.Stop(); err != nil {
 		return nil, err
 	}
-	paths, err := filepath.Glob(filepath.Join(n.bpffs, "links", pod.PodComponent+"-*"))
+	paths, err := filepath.Glob(filepath.Join(n.bpffs, "links", pod.ComponentName+"-*"))
 	if err != nil || len(paths) == 0 {
 		return nil, errors.Join(err, errors.New("the pod shortcut is at no device"))
 	}
@@ -180,7 +180,7 @@ func (n *podsNode) attach() (detach func() error, err error) {
 
 // shortcuts is how many packets took the shortcut.
 func (n *podsNode) shortcuts() (sum uint64, err error) {
-	counters, err := pod.ReadPodCounters(n.bpffs)
+	counters, err := pod.ReadCounters(n.bpffs)
 	for path, packets := range counters {
 		if strings.HasPrefix(path, "path_") {
 			sum += packets

@@ -49,7 +49,7 @@ func openOn(t *testing.T, node *lab.Host, limits bpf.Limits) (*bpf.Datapath, *me
 		BPFFS: bpffsOf(node), CgroupRoot: node.CgroupRoot, BindProtection: true, Limits: limits,
 		Edge:        &bpf.EdgeOptions{SNATPorts: []bpf.PortRange{{First: 1024, Last: 29999}, {First: 61000, Last: 65535}}, AcceptDSR: true},
 		SocketStats: &bpf.SocketStatsOptions{PerBackend: true},
-		Components:  append(bpf.Product(), pod.PodShortcut(enabled), pod.PodNetkit(), pod.PodL3(), offload.Programs(enabled), sidecars.Component()),
+		Components:  append(bpf.Product(), pod.Programs(enabled), pod.NetkitPrograms(), pod.L3Programs(), offload.Programs(enabled), sidecars.Component()),
 	})
 	if refused := (*ebpf.VerifierError)(nil); errors.As(err, &refused) {
 		t.Fatalf("%v\n%-60v", err, refused)
@@ -76,10 +76,10 @@ func TestProgramsLoad(t *testing.T) {
 		d, sidecars := openOn(t, node, bpf.Limits{Flows: 20000})
 		device := tun(t)
 		must(t, d.AttachEdgeTC(device)) // loads the programs for such devices
-		must(t, d.SetDevices(pod.PodL3Component, device))
+		must(t, d.SetDevices(pod.L3ComponentName, device))
 		attachMesh(t, sidecars, node.Pods()[0]) // loads the program for namespaces
 		wantLoaded(t, d, sidecars, bpffs)
-		must(t, d.SetDevices(pod.PodL3Component))
+		must(t, d.SetDevices(pod.L3ComponentName))
 		must(t, d.DetachEdge(device))
 		must(t, d.Attach())
 		wantExplained(t, bpffs)

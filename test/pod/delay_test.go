@@ -243,7 +243,7 @@ func (w *world) wantShortcutMeanwhile(names ...string) {
 	const settled, lasting, step = time.Second, 4 * time.Second, 20 * time.Millisecond
 	bpffs := w.agents["node-a"].BPFFS()
 	on := func() bool {
-		rows := table[bpf.Address, shortcut.Pod](w, bpffs, bpf.PodMapPods)
+		rows := table[bpf.Address, shortcut.Row](w, bpffs, bpf.PodMapPods)
 		return !slices.ContainsFunc(names, func(name string) bool {
 			row, ok := rows[bpf.AddressFrom(w.Host(name).Addr4)]
 			return !ok || row.Withheld != 0
@@ -342,7 +342,7 @@ func TestAddressFlood(t *testing.T) {
 		return strings.Contains(text, "PodAddressLimit: a1")
 	})
 	w.policyDelays(policyChanges(0)[0], "node-a", "a2", "b2", 3) // pods of a bridge do not pass these rules
-	if rows := len(table[bpf.Address, shortcut.Pod](w, w.agents["node-a"].BPFFS(), bpf.PodMapPods)); rows > 64+4 {
+	if rows := len(table[bpf.Address, shortcut.Row](w, w.agents["node-a"].BPFFS(), bpf.PodMapPods)); rows > 64+4 {
 		t.Errorf("the table has %d rows", rows)
 	}
 	w.must(w.Unplug(w.Host("node-a"), w.Host("a3")))

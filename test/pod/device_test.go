@@ -38,10 +38,10 @@ func (w *world) device(host, name string) device {
 
 // rowOf is the row that a pod of node-a should have. gateway is the device whose MAC address its packets to others are
 // for; empty: its own.
-func (w *world) rowOf(pod, gateway string) shortcut.Pod {
+func (w *world) rowOf(pod, gateway string) shortcut.Row {
 	w.t.Helper()
 	own := w.device("node-a", pod)
-	row := shortcut.Pod{Device: own.Index, Mtu: uint16(own.MTU), Mac: w.device(pod, "eth0").MAC, Gateway: own.MAC}
+	row := shortcut.Row{Device: own.Index, Mtu: uint16(own.MTU), Mac: w.device(pod, "eth0").MAC, Gateway: own.MAC}
 	if gateway != "" {
 		row.Gateway = w.device("node-a", gateway).MAC
 	}

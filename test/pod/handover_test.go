@@ -132,7 +132,7 @@ func TestPolicyKeepsServiceFlows(t *testing.T) {
 
 // endLease does what cleanup does before it detaches the programs: afterwards the edge would serve nobody.
 func (w *world) endLease() error {
-	return w.Host("node-a").Do(func() error { return shortcut.EndPodShortcut(w.agents["node-a"].BPFFS()) })
+	return w.Host("node-a").Do(func() error { return shortcut.End(w.agents["node-a"].BPFFS()) })
 }
 
 // openToService opens connections to a Service at node-a.

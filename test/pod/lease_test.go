@@ -102,7 +102,7 @@ func (w *world) wantNewFlows(want bool) {
 // packets are a node's counters, without its agent.
 func (w *world) packets(host string) map[string]uint64 {
 	w.t.Helper()
-	counters, err := shortcut.ReadPodCounters(w.agents[host].BPFFS())
+	counters, err := shortcut.ReadCounters(w.agents[host].BPFFS())
 	w.must(err)
 	return counters
 }

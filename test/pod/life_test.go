@@ -169,7 +169,7 @@ func (w *world) hundredPods() {
 	}
 	w.run("node-a", "sh", "-c", "ip -batch - <<'E'\n"+batch.String()+"E\n")
 	w.eventually("the table has all pods", func() bool {
-		return len(table[bpf.Address, shortcut.Pod](w, w.agents["node-a"].BPFFS(), bpf.PodMapPods)) == 100+4
+		return len(table[bpf.Address, shortcut.Row](w, w.agents["node-a"].BPFFS(), bpf.PodMapPods)) == 100+4
 	})
 	w.run("node-a", "ip", "link", "del", "group", "77") // one by one each takes as long as an RCU grace period
 }
@@ -177,7 +177,7 @@ func (w *world) hundredPods() {
 // wantTables waits until the tables of node-a have the pods a1 and a2, as the kernel has them, and nothing else.
 func (w *world) wantTables() {
 	w.t.Helper()
-	want := map[bpf.Address]shortcut.Pod{}
+	want := map[bpf.Address]shortcut.Row{}
 	devices, links := map[uint32]bool{}, map[uint32]bool{}
 	w.meet("node-a", "a1", "a2")
 	gateway := ""
@@ -199,8 +199,8 @@ func (w *world) wantTables() {
 		}
 	}()
 	w.eventually("the tables have just a1 and a2", func() bool {
-		pods := table[bpf.Address, shortcut.Pod](w, bpffs, bpf.PodMapPods)
-		atDevices := keys(table[uint32, shortcut.PodDevice](w, bpffs, bpf.PodMapPodDevices))
+		pods := table[bpf.Address, shortcut.Row](w, bpffs, bpf.PodMapPods)
+		atDevices := keys(table[uint32, shortcut.DeviceRow](w, bpffs, bpf.PodMapPodDevices))
 		atLinks := keys(table[uint32, uint32](w, bpffs, bpf.PodMapPodLinks))
 		got = fmt.Sprint(pods, atDevices, atLinks)
 		return maps.Equal(pods, want) && maps.Equal(atDevices, devices) && maps.Equal(atLinks, links)

@@ -114,7 +114,7 @@ func (w *world) wantPastTheQueue() {
 func (w *world) keepsItsLink() {
 	w.t.Helper()
 	a := w.agents["node-a"]
-	path := fmt.Sprintf("%s/links/%s-%d-peer", a.BPFFS(), shortcut.PodNetkitComponent, w.device("node-a", "a1").Index)
+	path := fmt.Sprintf("%s/links/%s-%d-peer", a.BPFFS(), shortcut.NetkitComponentName, w.device("node-a", "a1").Index)
 	before := w.linkAt(path)
 	w.must(a.Kill())
 	w.reach("a1", "a2")

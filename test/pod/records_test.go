@@ -24,7 +24,7 @@ func TestRecordsOfFlows(t *testing.T) {
 	w := startWorld(t, lab.Shape{})
 	bpffs := w.agents["node-a"].BPFFS()
 	count := func(name string, protocol uint8) (n int) {
-		for key := range table[bpf.PodTuple, shortcut.PodRecord](w, bpffs, name) {
+		for key := range table[bpf.PodTuple, shortcut.FlowRecord](w, bpffs, name) {
 			if key.Protocol == protocol {
 				n++
 			}
@@ -74,16 +74,16 @@ func TestRecordsOfFlows(t *testing.T) {
 func TestRecordsOfReusedPorts(t *testing.T) {
 	w := startWorld(t, lab.Shape{})
 	bpffs := w.agents["node-a"].BPFFS()
-	records := func(name string) map[bpf.PodTuple]shortcut.PodRecord {
-		return table[bpf.PodTuple, shortcut.PodRecord](w, bpffs, name)
+	records := func(name string) map[bpf.PodTuple]shortcut.FlowRecord {
+		return table[bpf.PodTuple, shortcut.FlowRecord](w, bpffs, name)
 	}
-	put := func(name string, key bpf.PodTuple, record shortcut.PodRecord) {
+	put := func(name string, key bpf.PodTuple, record shortcut.FlowRecord) {
 		m, err := ebpf.LoadPinnedMap(bpf.TablePath(bpffs, name), nil)
 		w.must(err)
 		defer m.Close()
 		w.must(m.Put(key, record))
 	}
-	var record shortcut.PodRecord
+	var record shortcut.FlowRecord
 	for _, name := range []string{bpf.PodMapPodOpening, bpf.PodMapPodEstablished} {
 		far, err := w.Host("a2").ListenPacket("udp", netip.AddrPortFrom(w.Host("a2").Addr4, 0).String())
 		w.must(err)
@@ -134,5 +134,5 @@ func TestRecordsOfReusedPorts(t *testing.T) {
 // recordKeys returns the keys of the records of a flow from one end, and from the other.
 func recordKeys(protocol uint8, from, to net.Addr) (flow, reply bpf.PodTuple) {
 	a, b := addrPortOf(from), addrPortOf(to)
-	return shortcut.PodTupleOf(kernelct.Flow{Source: a, Destination: b, Protocol: protocol}), shortcut.PodTupleOf(kernelct.Flow{Source: b, Destination: a, Protocol: protocol})
+	return shortcut.TupleOf(kernelct.Flow{Source: a, Destination: b, Protocol: protocol}), shortcut.TupleOf(kernelct.Flow{Source: b, Destination: a, Protocol: protocol})
 }

@@ -107,7 +107,7 @@ func (w *world) strict() bool {
 	w.must(err)
 	defer m.Close()
 	var index uint32
-	var device shortcut.PodDevice
+	var device shortcut.DeviceRow
 	strict := 0
 	for all := m.Iterate(); all.Next(&index, &device); {
 		if device.Role == shortcut.RoleNodes {

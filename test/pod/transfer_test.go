@@ -223,7 +223,7 @@ func (w *world) awaitMTU(pod string, mtu uint16) {
 	w.t.Helper()
 	bpffs, addr := w.agents["node-a"].BPFFS(), bpf.AddressFrom(w.Host(pod).Addr4)
 	w.eventually("the table has the MTU", func() bool {
-		return table[bpf.Address, shortcut.Pod](w, bpffs, bpf.PodMapPods)[addr].Mtu == mtu
+		return table[bpf.Address, shortcut.Row](w, bpffs, bpf.PodMapPods)[addr].Mtu == mtu
 	})
 }
 

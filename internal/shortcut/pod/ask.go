@@ -37,7 +37,7 @@ func (s *Shortcut) followUnknown(ctx context.Context) {
 			return
 		case <-tick.C:
 		}
-		table := s.datapath.UnknownPods()
+		table := s.datapath.Unknown()
 		noted, err := table.All()
 		for addr := range noted {
 			err = errors.Join(err, table.Delete(addr))

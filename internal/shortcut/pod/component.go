@@ -30,14 +30,14 @@ type config struct {
 // New returns the pod shortcut. It is enabled by --pod-devices.
 func New() *component.Component {
 	c := &config{}
-	programs := PodShortcut(c.enabled)
+	programs := Programs(c.enabled)
 	return &component.Component{Name: programs.Name, BPF: programs, AddFlags: c.addFlags, Complete: c.complete, New: c.run}
 }
 
 // NewNetkit returns the part of the pod shortcut at netkit devices, and NewL3 that at devices without MAC addresses.
 // The pod shortcut enables and runs both.
-func NewNetkit() *component.Component { return part(PodNetkit()) }
-func NewL3() *component.Component     { return part(PodL3()) }
+func NewNetkit() *component.Component { return part(NetkitPrograms()) }
+func NewL3() *component.Component     { return part(L3Programs()) }
 
 func part(programs *bpf.Component) *component.Component {
 	return &component.Component{Name: programs.Name, BPF: programs}
@@ -100,14 +100,14 @@ func (c *config) run(env component.Env) (*component.Instance, error) {
 	if !c.enabled() {
 		return &component.Instance{}, nil
 	}
-	if reason := env.Datapath.Unavailable[PodComponent]; reason != "" {
+	if reason := env.Datapath.Unavailable[ComponentName]; reason != "" {
 		condition.PodShortcutFailed.Log(env.Log, reason)
 		return &component.Instance{
 			Status:     func(s *api.Status) { s.Pods = &api.Pods{Unavailable: reason} },
 			Conditions: func() condition.List { return condition.List{condition.PodShortcutFailed.New("%s", reason)} },
 		}, nil
 	}
-	r := &running{env, newShortcut(PodKernel{Datapath: env.Datapath}, Config{Devices: c.patterns(), IgnoreFilters: c.ignoreFilters, Lease: c.filterAge, Log: env.Log})}
+	r := &running{env, newShortcut(kernel{Datapath: env.Datapath}, Config{Devices: c.patterns(), IgnoreFilters: c.ignoreFilters, Lease: c.filterAge, Log: env.Log})}
 	return &component.Instance{
 		Apply: r.apply, Start: r.shortcut.Start,
 		Run:    []component.Task{{Name: "pods", Run: r.shortcut.Run}},
@@ -121,12 +121,12 @@ func (r *running) apply(service.Delta) {
 
 func (r *running) status(s *api.Status) {
 	status := r.shortcut.Status()
-	status.Packets, _ = ReadPodCounters(r.env.BPFFS)
+	status.Packets, _ = ReadCounters(r.env.BPFFS)
 	s.Pods = &status
 }
 
 func (r *running) metrics() ([]api.Metric, error) {
-	packets, err := ReadPodCounters(r.env.BPFFS)
+	packets, err := ReadCounters(r.env.BPFFS)
 	if err != nil {
 		return nil, err
 	}

@@ -20,7 +20,7 @@ func TestKernelLacksTheShortcut(t *testing.T) {
 		devices []string
 		want    string
 	}{{[]string{auto}, lacks}, {[]string{"cali*"}, lacks}, {[]string{off}, ""}} {
-		instance, err := (&config{devices: test.devices}).run(component.Env{Datapath: &bpf.Datapath{Unavailable: map[string]string{PodComponent: lacks}}, Log: slog.New(slog.DiscardHandler)})
+		instance, err := (&config{devices: test.devices}).run(component.Env{Datapath: &bpf.Datapath{Unavailable: map[string]string{ComponentName: lacks}}, Log: slog.New(slog.DiscardHandler)})
 		if err != nil {
 			t.Fatal(err)
 		}

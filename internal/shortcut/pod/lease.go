@@ -26,7 +26,7 @@ func (s *Shortcut) extendLease(searchBegan time.Time) error {
 	if s.lease.until.Load() == until {
 		return nil
 	}
-	if err := s.datapath.PodLeases().Put(0, PodLease{Until: until}); err != nil {
+	if err := s.datapath.Leases().Put(0, LeaseRow{Until: until}); err != nil {
 		return err
 	}
 	s.lease.until.Store(until)

@@ -28,34 +28,34 @@ func (m memory[K, V]) All() (map[K]V, error) { return maps.Clone(m), nil }
 // fakeDatapath has tables and no programs.
 type fakeDatapath struct {
 	Datapath
-	pods    memory[bpf.Address, Pod]
-	devices memory[uint32, PodDevice]
+	pods    memory[bpf.Address, Row]
+	devices memory[uint32, DeviceRow]
 	links   memory[uint32, uint32]
 	bridges memory[uint32, uint32]
-	leases  memory[uint32, PodLease]
+	leases  memory[uint32, LeaseRow]
 	unknown memory[bpf.Address, uint32]
 	track   func() // is called when flows are tracked; nil: nothing
 }
 
 func newFakeDatapath() *fakeDatapath {
 	return &fakeDatapath{
-		pods: memory[bpf.Address, Pod]{}, devices: memory[uint32, PodDevice]{},
-		links: memory[uint32, uint32]{}, bridges: memory[uint32, uint32]{}, leases: memory[uint32, PodLease]{},
+		pods: memory[bpf.Address, Row]{}, devices: memory[uint32, DeviceRow]{},
+		links: memory[uint32, uint32]{}, bridges: memory[uint32, uint32]{}, leases: memory[uint32, LeaseRow]{},
 		unknown: memory[bpf.Address, uint32]{},
 	}
 }
 
-func (d *fakeDatapath) Enabled(string) bool                        { return false }
-func (d *fakeDatapath) Pods() bpf.Hash[bpf.Address, Pod]           { return d.pods }
-func (d *fakeDatapath) PodDevices() bpf.Hash[uint32, PodDevice]    { return d.devices }
-func (d *fakeDatapath) PodLinks() bpf.Hash[uint32, uint32]         { return d.links }
-func (d *fakeDatapath) UnknownPods() bpf.Hash[bpf.Address, uint32] { return d.unknown }
-func (d *fakeDatapath) PodBridges() bpf.Hash[uint32, uint32]       { return d.bridges }
-func (d *fakeDatapath) PodLeases() bpf.Hash[uint32, PodLease]      { return d.leases }
-func (d *fakeDatapath) WaitForReaders() error                      { return nil }
-func (d *fakeDatapath) UntrackPodFlows([]kernelct.Flow) error      { return nil }
-func (d *fakeDatapath) HandedPodFlows() ([]kernelct.Flow, error)   { return nil, nil }
-func (d *fakeDatapath) TrackPodFlows(map[netip.Addr]bool) ([]kernelct.Flow, error) {
+func (d *fakeDatapath) Enabled(string) bool                    { return false }
+func (d *fakeDatapath) Pods() bpf.Hash[bpf.Address, Row]       { return d.pods }
+func (d *fakeDatapath) Devices() bpf.Hash[uint32, DeviceRow]   { return d.devices }
+func (d *fakeDatapath) Links() bpf.Hash[uint32, uint32]        { return d.links }
+func (d *fakeDatapath) Unknown() bpf.Hash[bpf.Address, uint32] { return d.unknown }
+func (d *fakeDatapath) Bridges() bpf.Hash[uint32, uint32]      { return d.bridges }
+func (d *fakeDatapath) Leases() bpf.Hash[uint32, LeaseRow]     { return d.leases }
+func (d *fakeDatapath) WaitForReaders() error                  { return nil }
+func (d *fakeDatapath) UntrackFlows([]kernelct.Flow) error     { return nil }
+func (d *fakeDatapath) HandedFlows() ([]kernelct.Flow, error)  { return nil, nil }
+func (d *fakeDatapath) TrackFlows(map[netip.Addr]bool) ([]kernelct.Flow, error) {
 	if d.track != nil {
 		d.track()
 	}

@@ -41,15 +41,15 @@ type Config struct {
 type Datapath interface {
 	Enabled(component string) bool
 	SetDevices(component string, devices ...int) error
-	Pods() bpf.Hash[bpf.Address, Pod]
-	PodDevices() bpf.Hash[uint32, PodDevice]
-	PodLinks() bpf.Hash[uint32, uint32]
-	UnknownPods() bpf.Hash[bpf.Address, uint32]
-	PodBridges() bpf.Hash[uint32, uint32]
-	PodLeases() bpf.Hash[uint32, PodLease]
-	TrackPodFlows(ends map[netip.Addr]bool) ([]kernelct.Flow, error)
-	UntrackPodFlows(flows []kernelct.Flow) error
-	HandedPodFlows() ([]kernelct.Flow, error)
+	Pods() bpf.Hash[bpf.Address, Row]
+	Devices() bpf.Hash[uint32, DeviceRow]
+	Links() bpf.Hash[uint32, uint32]
+	Unknown() bpf.Hash[bpf.Address, uint32]
+	Bridges() bpf.Hash[uint32, uint32]
+	Leases() bpf.Hash[uint32, LeaseRow]
+	TrackFlows(ends map[netip.Addr]bool) ([]kernelct.Flow, error)
+	UntrackFlows(flows []kernelct.Flow) error
+	HandedFlows() ([]kernelct.Flow, error)
 	WaitForReaders() error
 	ForeignProgram(id uint32) (name string, foreign bool)
 }
@@ -296,8 +296,8 @@ func (s *Shortcut) apply() error {
 // says of these tables.
 type rows struct {
 	network *network
-	pods    map[bpf.Address]Pod
-	devices map[uint32]PodDevice
+	pods    map[bpf.Address]Row
+	devices map[uint32]DeviceRow
 	places  map[string][]int
 	status  api.Pods
 }
@@ -319,23 +319,23 @@ func (s *Shortcut) wanted() *rows {
 	})
 	pods, devices := n.rows(at, uplinks)
 	if len(pods) == 0 {
-		devices = map[uint32]PodDevice{}
+		devices = map[uint32]DeviceRow{}
 	}
 	for _, l := range s.around.unknown {
 		if l := n.device(l); devices[uint32(l.Index)].Role == 0 {
-			devices[uint32(l.Index)] = PodDevice{Mac: n.gateway(l), Role: RolePods}
+			devices[uint32(l.Index)] = DeviceRow{Mac: n.gateway(l), Role: RolePods}
 		}
 	}
 	return &rows{n, pods, devices, n.places(devices, found), status}
 }
 
 // places are the devices of each component of the shortcut, by name.
-func (n *network) places(devices map[uint32]PodDevice, found []filter) map[string][]int {
-	at := map[string][]int{PodNetkitComponent: n.peers(devices, found)}
+func (n *network) places(devices map[uint32]DeviceRow, found []filter) map[string][]int {
+	at := map[string][]int{NetkitComponentName: n.peers(devices, found)}
 	for index := range devices {
-		component := PodComponent
+		component := ComponentName
 		if l := n.device(int(index)); l.L3 {
-			component = PodL3Component
+			component = L3ComponentName
 		}
 		at[component] = append(at[component], int(index))
 	}
@@ -344,7 +344,7 @@ func (n *network) places(devices map[uint32]PodDevice, found []filter) map[strin
 
 // peers are the devices that can have the program at the peer hook of netkit. With a program there the device's policy
 // no longer counts, so it must be to forward. Programs of others stay alone: which of two comes first matters there.
-func (n *network) peers(devices map[uint32]PodDevice, found []filter) (peers []int) {
+func (n *network) peers(devices map[uint32]DeviceRow, found []filter) (peers []int) {
 	for index := range devices {
 		l := n.device(int(index))
 		if l.Kind == "netkit" && !l.Netkit.PeerBlackhole && !slices.ContainsFunc(found, func(f filter) bool { return f.atPeer && f.device == l.Index }) {
@@ -379,16 +379,16 @@ func (s *Shortcut) remember(n *network, found map[netip.Addr]place) map[netip.Ad
 }
 
 // rows are the entries of the tables.
-func (n *network) rows(at map[netip.Addr]place, uplinks []netdev.Device) (map[bpf.Address]Pod, map[uint32]PodDevice) {
-	pods, devices := map[bpf.Address]Pod{}, map[uint32]PodDevice{}
+func (n *network) rows(at map[netip.Addr]place, uplinks []netdev.Device) (map[bpf.Address]Row, map[uint32]DeviceRow) {
+	pods, devices := map[bpf.Address]Row{}, map[uint32]DeviceRow{}
 	for addr, p := range at {
 		l := n.device(p.device)
 		gateway := n.gateway(l)
-		pods[bpf.AddressFrom(addr)] = Pod{Device: uint32(p.device), Mtu: n.mtuTo(addr, l), Mac: p.mac, Gateway: gateway, L3: asByte(l.Netkit.L3)}
-		devices[uint32(p.device)] = PodDevice{Mac: gateway, Role: RolePods, RpFilter: n.rpFilter(l)}
+		pods[bpf.AddressFrom(addr)] = Row{Device: uint32(p.device), Mtu: n.mtuTo(addr, l), Mac: p.mac, Gateway: gateway, L3: asByte(l.Netkit.L3)}
+		devices[uint32(p.device)] = DeviceRow{Mac: gateway, Role: RolePods, RpFilter: n.rpFilter(l)}
 	}
 	for _, l := range uplinks {
-		devices[uint32(l.Index)] = PodDevice{Mac: l.MAC(), Role: RoleNodes, RpFilter: n.rpFilters[l.Index]}
+		devices[uint32(l.Index)] = DeviceRow{Mac: l.MAC(), Role: RoleNodes, RpFilter: n.rpFilters[l.Index]}
 	}
 	return pods, devices
 }
@@ -433,17 +433,17 @@ func (s *Shortcut) write(wanted *rows) error {
 	for _, p := range pods {
 		links[p.Device] = p.Device
 	}
-	if err := bpf.Withdraw(s.datapath.PodLinks(), links); err != nil {
+	if err := bpf.Withdraw(s.datapath.Links(), links); err != nil {
 		return err
 	}
-	if err := bpf.Withdraw(s.datapath.PodDevices(), devices); err != nil {
+	if err := bpf.Withdraw(s.datapath.Devices(), devices); err != nil {
 		return err
 	}
 	bridges := wanted.network.bridges(links)
-	if err := bpf.Withdraw(s.datapath.PodBridges(), bridges); err != nil {
+	if err := bpf.Withdraw(s.datapath.Bridges(), bridges); err != nil {
 		return err
 	}
-	for _, component := range []string{PodComponent, PodL3Component, PodNetkitComponent} {
+	for _, component := range []string{ComponentName, L3ComponentName, NetkitComponentName} {
 		slices.Sort(places[component])
 		if !s.datapath.Enabled(component) {
 			continue
@@ -452,13 +452,13 @@ func (s *Shortcut) write(wanted *rows) error {
 			return fmt.Errorf("attach the programs: %w", err)
 		}
 	}
-	if err := bpf.Publish(s.datapath.PodBridges(), bridges); err != nil {
+	if err := bpf.Publish(s.datapath.Bridges(), bridges); err != nil {
 		return err
 	}
-	if err := bpf.Publish(s.datapath.PodDevices(), devices); err != nil {
+	if err := bpf.Publish(s.datapath.Devices(), devices); err != nil {
 		return err
 	}
-	if err := bpf.Publish(s.datapath.PodLinks(), links); err != nil {
+	if err := bpf.Publish(s.datapath.Links(), links); err != nil {
 		return err
 	}
 	if err := bpf.Publish(s.datapath.Pods(), pods); err != nil {

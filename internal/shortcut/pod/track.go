@@ -40,7 +40,7 @@ func (s *Shortcut) withhold(wanted *rows) (leaving map[netip.Addr]bool, err erro
 }
 
 // mostTracked is how many flows are remembered that may return to the shortcut: twice as many as it has.
-const mostTracked = 2 * PodFlowLimit
+const mostTracked = 2 * flowLimit
 
 // A trackedFlow is a flow that the kernel's conntrack has because of its source, its destination or both.
 type trackedFlow struct {
@@ -49,7 +49,7 @@ type trackedFlow struct {
 }
 
 func (s *Shortcut) track(ends map[netip.Addr]bool) error {
-	flows, err := s.datapath.TrackPodFlows(ends)
+	flows, err := s.datapath.TrackFlows(ends)
 	for _, f := range flows {
 		s.tracked = append(s.tracked, trackedFlow{f, ends[f.Source.Addr()], ends[f.Destination.Addr()]})
 	}
@@ -59,7 +59,7 @@ func (s *Shortcut) track(ends map[netip.Addr]bool) error {
 
 // adopt has flows return that an earlier agent has handed over, when their pods may.
 func (s *Shortcut) adopt() error {
-	flows, err := s.datapath.HandedPodFlows()
+	flows, err := s.datapath.HandedFlows()
 	if err != nil {
 		return err
 	}
@@ -82,7 +82,7 @@ func (s *Shortcut) adopt() error {
 }
 
 // untrack has the flows that were handed over take the shortcut again whose pods may.
-func (s *Shortcut) untrack(pods map[bpf.Address]Pod) error {
+func (s *Shortcut) untrack(pods map[bpf.Address]Row) error {
 	has := func(end netip.AddrPort) bool {
 		_, ok := pods[bpf.AddressFrom(end.Addr())]
 		return ok
@@ -98,5 +98,5 @@ func (s *Shortcut) untrack(pods map[bpf.Address]Pod) error {
 	if len(back) == 0 {
 		return nil
 	}
-	return s.datapath.UntrackPodFlows(back)
+	return s.datapath.UntrackFlows(back)
 }

@@ -20,9 +20,9 @@ type trackingDatapath struct {
 	beginning       []kernelct.Flow // begin when others have been tracked
 }
 
-func (d *trackingDatapath) Pods() bpf.Hash[bpf.Address, Pod] { return d.pods }
+func (d *trackingDatapath) Pods() bpf.Hash[bpf.Address, Row] { return d.pods }
 
-func (d *trackingDatapath) TrackPodFlows(ends map[netip.Addr]bool) (all []kernelct.Flow, err error) {
+func (d *trackingDatapath) TrackFlows(ends map[netip.Addr]bool) (all []kernelct.Flow, err error) {
 	for _, f := range d.flows {
 		if ends[f.Source.Addr()] || ends[f.Destination.Addr()] {
 			all = append(all, f)
@@ -40,7 +40,7 @@ func (d *trackingDatapath) TrackPodFlows(ends map[netip.Addr]bool) (all []kernel
 	return all, nil
 }
 
-func (d *trackingDatapath) UntrackPodFlows(flows []kernelct.Flow) error {
+func (d *trackingDatapath) UntrackFlows(flows []kernelct.Flow) error {
 	d.returned = append(d.returned, flows...)
 	return nil
 }
@@ -57,10 +57,10 @@ func TestFlowsLeaveAndReturn(t *testing.T) {
 	s := newShortcut(d, Config{})
 	n := &network{devices: []netdev.Device{{Index: 1}, {Index: 2}}} // the device of c is gone
 	n.prepare()
-	podRows := func(ends ...netip.AddrPort) map[bpf.Address]Pod {
-		all := map[bpf.Address]Pod{}
+	podRows := func(ends ...netip.AddrPort) map[bpf.Address]Row {
+		all := map[bpf.Address]Row{}
 		for _, end := range ends {
-			all[bpf.AddressFrom(end.Addr())] = Pod{Device: uint32(end.Port())}
+			all[bpf.AddressFrom(end.Addr())] = Row{Device: uint32(end.Port())}
 		}
 		return all
 	}
