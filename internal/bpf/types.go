@@ -168,3 +168,28 @@ func (c SockSocketCounters) MarshalJSON() ([]byte, error) {
 	}
 	return json.Marshal(named)
 }
+
+// Connection is the service address that a client sends to and the backend that serves it.
+type Connection struct {
+	Protocol         uint8
+	Service, Backend netip.AddrPort
+}
+
+// Connection returns the connection of the socket.
+func (s *SockGCStaleSocket) Connection() Connection {
+	return Connection{
+		Protocol: s.Protocol,
+		Service:  AddrPortFrom(s.Service.Bytes, s.ServicePort),
+		Backend:  AddrPortFrom(s.Backend.Bytes, s.BackendPort),
+	}
+}
+
+// LocalAddr returns the socket's own address.
+func (s *SockGCStaleSocket) LocalAddr() netip.AddrPort {
+	return AddrPortFrom(s.Local.Bytes, s.LocalPort)
+}
+
+// AddrPortFrom returns an address and a port as programs have them.
+func AddrPortFrom(address [16]byte, port uint16) netip.AddrPort {
+	return netip.AddrPortFrom(netip.AddrFrom16(address).Unmap(), NetworkOrder(port))
+}
