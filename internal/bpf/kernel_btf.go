@@ -9,6 +9,9 @@ import (
 	"github.com/cilium/ebpf/btf"
 )
 
+// KernelBTF returns the kernel's BTF for loading programs; nil if it is not cached.
+func KernelBTF() *btf.Cache { return kernelBTF.Load() }
+
 // KernelHas reports whether the kernel has one of the features that its BTF shows.
 func KernelHas(feature string) bool { return kernelHas()[feature] }
 

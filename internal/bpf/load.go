@@ -138,10 +138,7 @@ func (d *Datapath) loadObjects(specs []*ebpf.CollectionSpec) (map[string]*ebpf.P
 	shared := make([]map[string]*ebpf.Map, len(specs))
 	for i, spec := range specs {
 		var err error
-		if shared[i], err = d.sharedTables(spec); err != nil {
-			return nil, err
-		}
-		if err := d.setConstants(spec); err != nil {
+		if shared[i], err = d.Share(spec); err != nil {
 			return nil, err
 		}
 		fitBTF(spec)
@@ -149,7 +146,7 @@ func (d *Datapath) loadObjects(specs []*ebpf.CollectionSpec) (map[string]*ebpf.P
 	var group sync.WaitGroup
 	loaded, failed := make([]*ebpf.Collection, len(specs)), make([]error, len(specs))
 	load := func(i int) {
-		loaded[i], failed[i] = ebpf.NewCollectionWithOptions(specs[i], ebpf.CollectionOptions{MapReplacements: shared[i], Cache: kernelBTF.Load()})
+		loaded[i], failed[i] = ebpf.NewCollectionWithOptions(specs[i], ebpf.CollectionOptions{MapReplacements: shared[i], Cache: KernelBTF()})
 	}
 	var alone []int
 	for i, spec := range specs {

@@ -156,6 +156,15 @@ func (d *Datapath) prepareMaps(spec *ebpf.CollectionSpec) error {
 	return nil
 }
 
+// Share sets the constants of an object, and returns the tables that replace its maps.
+func (d *Datapath) Share(spec *ebpf.CollectionSpec) (map[string]*ebpf.Map, error) {
+	tables, err := d.sharedTables(spec)
+	if err != nil {
+		return nil, err
+	}
+	return tables, d.setConstants(spec)
+}
+
 // sharedTables returns the tables that replace the maps of an object, and sets the sizes of its maps. A
 // pinned table that does not exist is an error: the object would use an empty one of its own.
 func (d *Datapath) sharedTables(spec *ebpf.CollectionSpec) (map[string]*ebpf.Map, error) {

@@ -26,15 +26,12 @@ type SocketGC struct {
 // OpenSocketGC loads the socket GC programs with the existing tables. With end they destroy the sockets
 // that they find, which needs bpf_sock_destroy (HaveSockDestroy); else they only report them. An error
 // means that this kernel does not support it; everything else works without it.
-func (d *Datapath) OpenSocketGC(end bool) (s *SocketGC, err error) {
+func OpenSocketGC(d *Datapath, end bool) (s *SocketGC, err error) {
 	spec, err := LoadSockGC()
 	if err != nil {
 		return nil, err
 	}
-	if err := d.setConstants(spec); err != nil {
-		return nil, err
-	}
-	tables, err := d.sharedTables(spec)
+	tables, err := d.Share(spec)
 	if err != nil {
 		return nil, err
 	}
@@ -48,7 +45,7 @@ func (d *Datapath) OpenSocketGC(end bool) (s *SocketGC, err error) {
 	if err != nil {
 		return s, err
 	}
-	s.toAbort = hashOf[uint64, uint32](s.collection.Maps, SockGCMapSocketsToAbort)
+	s.toAbort = NewHash[uint64, uint32](&Table{Name: SockGCMapSocketsToAbort}, s.collection.Maps[SockGCMapSocketsToAbort])
 	if s.tcp, err = attachIterator(s.collection.Programs[SockGCProgBeelineSockGcTcp]); err != nil {
 		return s, err
 	}
@@ -111,7 +108,7 @@ func loadSocketGC(spec *ebpf.CollectionSpec, tables map[string]*ebpf.Map, end bo
 	if err := spec.Variables[SockGCVarMayDestroy].Set(mayEnd); err != nil {
 		return s, err
 	}
-	s.collection, err = ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: tables, Cache: kernelBTF.Load()})
+	s.collection, err = ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: tables, Cache: KernelBTF()})
 	if err != nil {
 		return s, fmt.Errorf("load the socket iterators: %w", err)
 	}

@@ -128,7 +128,7 @@ func wantLoaded(t *testing.T, d *bpf.Datapath, sidecars *mesh.Datapath, bpffs st
 	for part, reason := range d.Unavailable {
 		t.Errorf("%s: %s", part, reason)
 	}
-	sweep, err := d.OpenSocketGC(bpf.HaveSockDestroy())
+	sweep, err := bpf.OpenSocketGC(d, bpf.HaveSockDestroy())
 	must(t, err)
 	defer sweep.Close()
 	loaded := verified(t, bpf.TablePath(bpffs, ""))
