@@ -25,6 +25,7 @@ import (
 	"beeline.io/beeline/internal/shortcut/mesh"
 	"beeline.io/beeline/internal/shortcut/offload"
 	"beeline.io/beeline/internal/shortcut/pod"
+	"beeline.io/beeline/internal/shortcut/socket/sockgc"
 	"beeline.io/beeline/test/lab"
 	"beeline.io/beeline/test/needs"
 	"beeline.io/beeline/test/node"
@@ -128,7 +129,7 @@ func wantLoaded(t *testing.T, d *bpf.Datapath, sidecars *mesh.Datapath, bpffs st
 	for part, reason := range d.Unavailable {
 		t.Errorf("%s: %s", part, reason)
 	}
-	sweep, err := bpf.OpenSocketGC(d, bpf.HaveSockDestroy())
+	sweep, err := sockgc.OpenSocketGC(d, bpf.HaveSockDestroy())
 	must(t, err)
 	defer sweep.Close()
 	loaded := verified(t, bpf.TablePath(bpffs, ""))

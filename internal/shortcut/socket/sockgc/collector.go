@@ -62,7 +62,7 @@ type Collector struct {
 // does nothing, and its status contains the reason.
 func New(d *bpf.Datapath, config Config) *Collector {
 	open := func(end bool) (finder, error) {
-		s, err := bpf.OpenSocketGC(d, end)
+		s, err := OpenSocketGC(d, end)
 		if err != nil {
 			return nil, err
 		}

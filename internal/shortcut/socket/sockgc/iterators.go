@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package bpf
+package sockgc
 
 import (
 	"errors"
@@ -13,6 +13,8 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
+
+	"beeline.io/beeline/internal/bpf"
 )
 
 // SocketGC finds the sockets of a network namespace that are connected to a backend that no longer serves
@@ -20,14 +22,14 @@ import (
 type SocketGC struct {
 	collection *ebpf.Collection
 	udp, tcp   *link.Iter
-	toAbort    Hash[uint64, uint32]
+	toAbort    bpf.Hash[uint64, uint32]
 }
 
 // OpenSocketGC loads the socket GC programs with the existing tables. With end they destroy the sockets
 // that they find, which needs bpf_sock_destroy (HaveSockDestroy); else they only report them. An error
 // means that this kernel does not support it; everything else works without it.
-func OpenSocketGC(d *Datapath, end bool) (s *SocketGC, err error) {
-	spec, err := LoadSockGC()
+func OpenSocketGC(d *bpf.Datapath, end bool) (s *SocketGC, err error) {
+	spec, err := bpf.LoadSockGC()
 	if err != nil {
 		return nil, err
 	}
@@ -45,8 +47,8 @@ func OpenSocketGC(d *Datapath, end bool) (s *SocketGC, err error) {
 	if err != nil {
 		return s, err
 	}
-	s.toAbort = NewHash[uint64, uint32](&Table{Name: SockGCMapSocketsToAbort}, s.collection.Maps[SockGCMapSocketsToAbort])
-	if s.tcp, err = attachIterator(s.collection.Programs[SockGCProgBeelineSockGcTcp]); err != nil {
+	s.toAbort = bpf.NewHash[uint64, uint32](&bpf.Table{Name: bpf.SockGCMapSocketsToAbort}, s.collection.Maps[bpf.SockGCMapSocketsToAbort])
+	if s.tcp, err = attachIterator(s.collection.Programs[bpf.SockGCProgBeelineSockGcTcp]); err != nil {
 		return s, err
 	}
 	return s, s.clearToAbort() // left by an agent that was killed before its GC pass
@@ -58,12 +60,12 @@ func OpenSocketGC(d *Datapath, end bool) (s *SocketGC, err error) {
 //
 // Errors: os.ErrNotExist if no socket storage is pinned there.
 func OpenServiceSockets(bpffs string, end bool) (s *SocketGC, err error) {
-	spec, err := LoadSockGC()
+	spec, err := bpf.LoadSockGC()
 	if err != nil {
 		return nil, err
 	}
-	delete(spec.Programs, SockGCProgBeelineSockGcTcp)
-	if err := spec.Variables[SockGCVarAnyBackend].Set(uint8(1)); err != nil {
+	delete(spec.Programs, bpf.SockGCProgBeelineSockGcTcp)
+	if err := spec.Variables[bpf.SockGCVarAnyBackend].Set(uint8(1)); err != nil {
 		return nil, err
 	}
 	storage := map[string]*ebpf.Map{}
@@ -72,7 +74,7 @@ func OpenServiceSockets(bpffs string, end bool) (s *SocketGC, err error) {
 			m.Close() // the collection has duplicates
 		}
 	}()
-	for _, name := range []string{SockMapConnected, SockMapConnectedPrev} {
+	for _, name := range []string{bpf.SockMapConnected, bpf.SockMapConnectedPrev} {
 		if storage[name], err = anyPinned(bpffs, name); err != nil {
 			delete(storage, name)
 			return nil, err
@@ -105,14 +107,14 @@ func loadSocketGC(spec *ebpf.CollectionSpec, tables map[string]*ebpf.Map, end bo
 	if end {
 		mayEnd = 1
 	}
-	if err := spec.Variables[SockGCVarMayDestroy].Set(mayEnd); err != nil {
+	if err := spec.Variables[bpf.SockGCVarMayDestroy].Set(mayEnd); err != nil {
 		return s, err
 	}
-	s.collection, err = ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: tables, Cache: KernelBTF()})
+	s.collection, err = ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: tables, Cache: bpf.KernelBTF()})
 	if err != nil {
 		return s, fmt.Errorf("load the socket iterators: %w", err)
 	}
-	s.udp, err = attachIterator(s.collection.Programs[SockGCProgBeelineSockGcUdp])
+	s.udp, err = attachIterator(s.collection.Programs[bpf.SockGCProgBeelineSockGcUdp])
 	return s, err
 }
 
@@ -139,10 +141,10 @@ func (s *SocketGC) Close() {
 // UDP iterates once over the UDP sockets of the calling thread's network namespace. It returns those that
 // it has destroyed (Ended is 1), or that should be destroyed. A pass that destroys sockets may miss others
 // (before Linux 6.16 it resumes in a list by position): repeat it until a pass finds none.
-func (s *SocketGC) UDP() ([]StaleSocket, error) { return readIterator(s.udp) }
+func (s *SocketGC) UDP() ([]bpf.StaleSocket, error) { return readIterator(s.udp) }
 
 // TCP does the same for TCP sockets, and destroys those in toAbort, which are socket cookies.
-func (s *SocketGC) TCP(toAbort ...uint64) (found []StaleSocket, err error) {
+func (s *SocketGC) TCP(toAbort ...uint64) (found []bpf.StaleSocket, err error) {
 	defer func() {
 		for _, cookie := range toAbort {
 			err = errors.Join(err, s.toAbort.Delete(cookie))
@@ -165,17 +167,17 @@ func (s *SocketGC) clearToAbort() error {
 	return err
 }
 
-const staleSocketSize = int(unsafe.Sizeof(StaleSocket{}))
+const staleSocketSize = int(unsafe.Sizeof(bpf.StaleSocket{}))
 
 // readIterator runs an iterator over the calling thread's network namespace.
-func readIterator(it *link.Iter) ([]StaleSocket, error) {
+func readIterator(it *link.Iter) ([]bpf.StaleSocket, error) {
 	sequence, err := it.Open()
 	if err != nil {
 		return nil, err
 	}
 	defer sequence.Close()
-	var all []StaleSocket
-	buffer := make([]StaleSocket, 256)
+	var all []bpf.StaleSocket
+	buffer := make([]bpf.StaleSocket, 256)
 	memory := unsafe.Slice((*byte)(unsafe.Pointer(&buffer[0])), len(buffer)*staleSocketSize)
 	for {
 		n, err := sequence.Read(memory) // complete records
