@@ -243,7 +243,7 @@ type Attachment struct {
 	Detached bool `json:"detached,omitempty"`
 }
 
-// Attachments lists the pinned links of the product's cgroup hooks in a bpffs directory.
+// Attachments lists the pinned links of the cgroup hooks of Product in a bpffs directory: no other shortcut has any.
 func Attachments(bpffs string) ([]Attachment, error) {
 	return cgroupAttachments(bpffs, Product().cgroupHooks())
 }

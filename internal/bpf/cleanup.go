@@ -14,7 +14,7 @@ import (
 	"beeline.io/beeline/internal/bpf/pinfs"
 )
 
-// Cleanup detaches all programs of components (none: of the product) and removes the pins, their directory
+// Cleanup detaches all programs of components (none: Product) and removes the pins, their directory
 // if it is empty then, and the mounts that Open made. It removes only what has one of Beeline's names. It
 // does nothing if the directory does not exist.
 //

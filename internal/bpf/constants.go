@@ -38,7 +38,7 @@ func EntriesOf(table string) ConstantValue {
 	}
 }
 
-// The `const volatile` variables of the product's objects. The verifier removes the branches that they exclude.
+// The `const volatile` variables of the objects of sockets and edge. The verifier removes the branches that they exclude.
 var socketConstants = map[string]ConstantValue{
 	SockVarHostNetnsCookie: func(*Datapath) (any, error) { return netns.CurrentCookie() },
 	SockVarWeaklyOrdered:   func(*Datapath) (any, error) { return settable.WeaklyOrdered(), nil },
@@ -47,8 +47,8 @@ var socketConstants = map[string]ConstantValue{
 	SockVarSnatFirst:       ofEdge(func(o *EdgeOptions) (any, error) { first, _ := o.snatRanges(); return first, nil }),
 	SockVarSnatCount:       ofEdge(func(o *EdgeOptions) (any, error) { _, count := o.snatRanges(); return count, nil }),
 	SockVarDryRun:          ObjectValue, // DryRun.load sets it
-	SockGCVarMayDestroy:    ObjectValue, // OpenSocketGC sets it
-	SockGCVarAnyBackend:    ObjectValue, // OpenServiceSockets sets it
+	SockGCVarMayDestroy:    ObjectValue, // sockgc.OpenIterators sets it
+	SockGCVarAnyBackend:    ObjectValue, // sockgc sets it where no agent runs
 }
 
 var edgeConstants = map[string]ConstantValue{

@@ -49,7 +49,7 @@ type Table struct {
 	Remedy string
 }
 
-// The tables of the product, except those of the XDP dispatcher, which is libxdp's protocol.
+// The tables of sockets and edge, except those of the XDP dispatcher, which is libxdp's protocol.
 var socketTables = []Table{
 	{Name: SockMapFrontends, Kind: ConfigTable, Limit: &limitFrontends, Copy: CopyEntries},
 	{Name: SockMapFrontendRows, Kind: ConfigTable, Limit: &limitFrontends, Entries: rowsFor, Copy: CopyArray},

@@ -129,7 +129,7 @@ func wantLoaded(t *testing.T, d *bpf.Datapath, sidecars *mesh.Datapath, bpffs st
 	for part, reason := range d.Unavailable {
 		t.Errorf("%s: %s", part, reason)
 	}
-	sweep, err := sockgc.OpenSocketGC(d, bpf.HaveSockDestroy())
+	sweep, err := sockgc.OpenIterators(d, bpf.HaveSockDestroy())
 	must(t, err)
 	defer sweep.Close()
 	loaded := verified(t, bpf.TablePath(bpffs, ""))

@@ -62,7 +62,7 @@ type Collector struct {
 // does nothing, and its status contains the reason.
 func New(d *bpf.Datapath, config Config) *Collector {
 	open := func(end bool) (finder, error) {
-		s, err := OpenSocketGC(d, end)
+		s, err := OpenIterators(d, end)
 		if err != nil {
 			return nil, err
 		}

@@ -17,18 +17,18 @@ import (
 	"beeline.io/beeline/internal/bpf"
 )
 
-// SocketGC finds the sockets of a network namespace that are connected to a backend that no longer serves
+// Iterators find the sockets of a network namespace that are connected to a backend that no longer serves
 // (R29, R30).
-type SocketGC struct {
+type Iterators struct {
 	collection *ebpf.Collection
 	udp, tcp   *link.Iter
 	toAbort    bpf.Hash[uint64, uint32]
 }
 
-// OpenSocketGC loads the socket GC programs with the existing tables. With end they destroy the sockets
+// OpenIterators loads the socket GC programs with the existing tables. With end they destroy the sockets
 // that they find, which needs bpf_sock_destroy (HaveSockDestroy); else they only report them. An error
 // means that this kernel does not support it; everything else works without it.
-func OpenSocketGC(d *bpf.Datapath, end bool) (s *SocketGC, err error) {
+func OpenIterators(d *bpf.Datapath, end bool) (s *Iterators, err error) {
 	spec, err := bpf.LoadSockGC()
 	if err != nil {
 		return nil, err
@@ -37,7 +37,7 @@ func OpenSocketGC(d *bpf.Datapath, end bool) (s *SocketGC, err error) {
 	if err != nil {
 		return nil, err
 	}
-	s, err = loadSocketGC(spec, tables, end)
+	s, err = loadIterators(spec, tables, end)
 	defer func() {
 		if err != nil {
 			s.Close()
@@ -54,12 +54,12 @@ func OpenSocketGC(d *bpf.Datapath, end bool) (s *SocketGC, err error) {
 	return s, s.clearToAbort() // left by an agent that was killed before its GC pass
 }
 
-// OpenServiceSockets loads the socket GC program for UDP with the socket storage that is pinned in a bpffs
+// openServiceSockets loads the socket GC program for UDP with the socket storage that is pinned in a bpffs
 // directory. UDP then finds each socket that a hook has connected to a backend, whether that serves or not. Socket
 // storage of each version of the tables will do, because its layout never changes.
 //
 // Errors: os.ErrNotExist if no socket storage is pinned there.
-func OpenServiceSockets(bpffs string, end bool) (s *SocketGC, err error) {
+func openServiceSockets(bpffs string, end bool) (s *Iterators, err error) {
 	spec, err := bpf.LoadSockGC()
 	if err != nil {
 		return nil, err
@@ -80,7 +80,7 @@ func OpenServiceSockets(bpffs string, end bool) (s *SocketGC, err error) {
 			return nil, err
 		}
 	}
-	s, err = loadSocketGC(spec, storage, end)
+	s, err = loadIterators(spec, storage, end)
 	if err != nil {
 		s.Close()
 		return nil, err
@@ -100,9 +100,9 @@ func anyPinned(bpffs, name string) (*ebpf.Map, error) {
 	return ebpf.LoadPinnedMap(pins[0], nil)
 }
 
-// loadSocketGC loads the socket GC programs and attaches the one for UDP. After an error the result is to be closed.
-func loadSocketGC(spec *ebpf.CollectionSpec, tables map[string]*ebpf.Map, end bool) (s *SocketGC, err error) {
-	s = &SocketGC{}
+// loadIterators loads the socket GC programs and attaches the one for UDP. After an error the result is to be closed.
+func loadIterators(spec *ebpf.CollectionSpec, tables map[string]*ebpf.Map, end bool) (s *Iterators, err error) {
+	s = &Iterators{}
 	var mayEnd uint8
 	if end {
 		mayEnd = 1
@@ -127,7 +127,7 @@ func attachIterator(p *ebpf.Program) (*link.Iter, error) {
 }
 
 // Close unloads the socket GC programs.
-func (s *SocketGC) Close() {
+func (s *Iterators) Close() {
 	for _, it := range []*link.Iter{s.udp, s.tcp} {
 		if it != nil {
 			it.Close()
@@ -141,10 +141,10 @@ func (s *SocketGC) Close() {
 // UDP iterates once over the UDP sockets of the calling thread's network namespace. It returns those that
 // it has destroyed (Ended is 1), or that should be destroyed. A pass that destroys sockets may miss others
 // (before Linux 6.16 it resumes in a list by position): repeat it until a pass finds none.
-func (s *SocketGC) UDP() ([]bpf.StaleSocket, error) { return readIterator(s.udp) }
+func (s *Iterators) UDP() ([]bpf.StaleSocket, error) { return readIterator(s.udp) }
 
 // TCP does the same for TCP sockets, and destroys those in toAbort, which are socket cookies.
-func (s *SocketGC) TCP(toAbort ...uint64) (found []bpf.StaleSocket, err error) {
+func (s *Iterators) TCP(toAbort ...uint64) (found []bpf.StaleSocket, err error) {
 	defer func() {
 		for _, cookie := range toAbort {
 			err = errors.Join(err, s.toAbort.Delete(cookie))
@@ -159,7 +159,7 @@ func (s *SocketGC) TCP(toAbort ...uint64) (found []bpf.StaleSocket, err error) {
 }
 
 // clearToAbort empties the table of sockets to abort.
-func (s *SocketGC) clearToAbort() error {
+func (s *Iterators) clearToAbort() error {
 	all, err := s.toAbort.All()
 	for cookie := range all {
 		err = errors.Join(err, s.toAbort.Delete(cookie))

@@ -16,7 +16,7 @@ import (
 // Method is how sockets are found and terminated.
 type Method string
 
-// The methods. BPF iterators find the sockets (SocketGC).
+// The methods. BPF iterators find the sockets (Iterators).
 const (
 	// Auto is the first of the following that the kernel supports.
 	Auto Method = "auto"
@@ -31,7 +31,7 @@ const (
 // Methods are the values of --terminate-sockets.
 var Methods = []string{string(Auto), string(Iterator), string(Netlink), string(Off)}
 
-// A finder iterates over the sockets of the calling thread's network namespace: *SocketGC.
+// A finder iterates over the sockets of the calling thread's network namespace: *Iterators.
 type finder interface {
 	UDP() ([]bpf.StaleSocket, error)
 	TCP(toAbort ...uint64) ([]bpf.StaleSocket, error)
