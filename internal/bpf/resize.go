@@ -84,19 +84,15 @@ func (d *Datapath) copyTable(t *Table, s *ebpf.MapSpec, old *ebpf.Map) (*ebpf.Ma
 	if err != nil {
 		return nil, fmt.Errorf("create table %s with %d entries: %w", t.Name, s.MaxEntries, err)
 	}
-	if err := t.Copy(d, m, old); err != nil {
-		m.Close()
-		return nil, resizeError(t, s, old, err)
+	if err = t.Copy(d, m, old); err == nil {
+		return m, nil
 	}
-	return m, nil
-}
-
-func resizeError(t *Table, s *ebpf.MapSpec, old *ebpf.Map, err error) error {
+	m.Close()
 	err = fmt.Errorf("copy table %s from %d to %d entries: %w", t.Name, old.MaxEntries(), s.MaxEntries, err)
-	if t.Limit == nil {
-		return err
+	if t.Limit != nil {
+		err = fmt.Errorf("%w (entries in use must fit: raise --%s)", err, t.Limit.Flag)
 	}
-	return fmt.Errorf("%w (entries in use must fit: raise --%s)", err, t.Limit.Flag)
+	return nil, err
 }
 
 // pinnedSize returns the maximum number of entries of a pinned table; 0 if it does not exist.
