@@ -38,7 +38,8 @@ func EntriesOf(table string) ConstantValue {
 	}
 }
 
-// The `const volatile` variables of the objects of sockets and edge. The verifier removes the branches that they exclude.
+// The `const volatile` variables of the objects of sockets and edge. The verifier removes the branches that they
+// exclude.
 var socketConstants = map[string]ConstantValue{
 	SockVarHostNetnsCookie: func(*Datapath) (any, error) { return netns.CurrentCookie() },
 	SockVarWeaklyOrdered:   func(*Datapath) (any, error) { return settable.WeaklyOrdered(), nil },

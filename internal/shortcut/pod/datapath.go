@@ -9,7 +9,7 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/features"
-	bpflink "github.com/cilium/ebpf/link"
+	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
 
 	"beeline.io/beeline/internal/bpf"
@@ -126,7 +126,7 @@ func netkitObjects(d *bpf.Datapath) ([]*ebpf.CollectionSpec, error) {
 
 // haveNetkit reports whether the kernel has netkit devices: it then says of the loopback device that it is none.
 func haveNetkit() bool {
-	_, err := bpflink.QueryPrograms(bpflink.QueryOptions{Target: bpf.LoopbackIndex, Attach: ebpf.AttachNetkitPrimary})
+	_, err := link.QueryPrograms(link.QueryOptions{Target: bpf.LoopbackIndex, Attach: ebpf.AttachNetkitPrimary})
 	return errors.Is(err, unix.ENXIO)
 }
 
