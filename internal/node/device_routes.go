@@ -85,7 +85,7 @@ func readAddresses(all []DeviceRoutes, at map[int]int) error {
 }
 
 func readRoutes(all []DeviceRoutes, at map[int]int, destinations []netip.Addr) error {
-	list, err := allRoutes()
+	list, err := routesOf(append(rejecting, unix.RTN_UNICAST)...)
 	if err != nil {
 		return err
 	}

@@ -15,8 +15,9 @@ import (
 	"beeline.io/beeline/internal/node/netdev"
 )
 
-// A Route is a unicast route of some table, or one that rejects packets.
+// A Route is a route of some table.
 type Route struct {
+	Type   uint8 // RTN_*
 	Table  uint32
 	To     netip.Prefix
 	Metric uint32
@@ -24,10 +25,9 @@ type Route struct {
 	From   bool  // IPv6: it is for packets of some sources
 	MTU    uint32
 	Source netip.Addr // of the node's own packets; invalid: not prescribed
-	// Rejects: it drops or rejects packets, and has no next hop.
-	Rejects bool
-	Hops    []NextHop
-	object  uint32 // the nexthop object that has them, if the route itself does not tell
+	Hops   []NextHop  // none: it rejects packets
+	// Object is the nexthop object that has the next hops; 0: none. The route itself may not tell them.
+	Object uint32
 }
 
 // A NextHop is one of those of a route.
@@ -40,8 +40,11 @@ type NextHop struct {
 // Encap is what a route adds to packets (enum lwtunnel_encap_types); 0: nothing.
 type Encap uint16
 
-// RouteObject is the attribute RTA_NH_ID of a route.
-const RouteObject = 30
+// routeObject is the attribute RTA_NH_ID of a route.
+const routeObject = 30
+
+// rejecting are the types of routes that drop or reject packets.
+var rejecting = []uint8{unix.RTN_UNREACHABLE, unix.RTN_BLACKHOLE, unix.RTN_PROHIBIT}
 
 // Those that the programs distinguish.
 const (
@@ -76,29 +79,23 @@ func (r *Route) String() string {
 
 // Routes returns the unicast routes of all tables.
 func Routes() ([]Route, error) {
-	all, err := allRoutes()
-	return slices.DeleteFunc(all, func(r Route) bool { return r.Rejects }), err
+	return routesOf(unix.RTN_UNICAST)
 }
 
-// allRoutes returns those that reject packets, too.
-func allRoutes() (all []Route, _ error) {
-	all, err := netdev.Dump(func() (all []Route, _ error) {
-		var failed error
-		err := dumpRoutes(func(m []byte) bool {
-			route, ok, err := parseRoute(m)
-			if failed = err; ok {
-				all = append(all, route)
-			}
-			return err == nil
-		})
-		return all, errors.Join(failed, err)
+// routesOf returns the routes of some types.
+func routesOf(types ...uint8) (all []Route, err error) {
+	err = EachRoute(func() { all = nil }, func(r *Route) error {
+		if slices.Contains(types, r.Type) {
+			all = append(all, *r)
+		}
+		return nil
 	})
 	if err != nil {
-		return nil, fmt.Errorf("list routes: %w", err)
+		return nil, err
 	}
 	var objects map[uint32][]NextHop
 	for i := range all {
-		if all[i].Hops != nil || all[i].Rejects {
+		if all[i].Hops != nil || all[i].Object == 0 {
 			continue
 		}
 		if objects == nil {
@@ -106,18 +103,35 @@ func allRoutes() (all []Route, _ error) {
 				return nil, err
 			}
 		}
-		all[i].Hops = objects[all[i].object]
+		all[i].Hops = objects[all[i].Object]
 	}
 	return all, nil
 }
 
-func dumpRoutes(visit func([]byte) bool) error {
-	r := nl.NewNetlinkRequest(unix.RTM_GETROUTE, unix.NLM_F_DUMP)
-	r.AddData(&nl.RtMsg{})
-	return r.ExecuteIter(unix.NETLINK_ROUTE, unix.RTM_NEWROUTE, visit)
+// EachRoute calls visit with each route of all tables until it returns an error. It calls begin before the first one,
+// also when it begins again because the routes have changed meanwhile.
+func EachRoute(begin func(), visit func(*Route) error) error {
+	var failed error
+	_, err := netdev.Dump(func() ([]struct{}, error) {
+		begin()
+		r := nl.NewNetlinkRequest(unix.RTM_GETROUTE, unix.NLM_F_DUMP)
+		r.AddData(&nl.RtMsg{})
+		return nil, r.ExecuteIter(unix.NETLINK_ROUTE, unix.RTM_NEWROUTE, func(m []byte) bool {
+			route, ok, err := parseRoute(m)
+			if ok && err == nil {
+				err = visit(&route)
+			}
+			failed = err
+			return err == nil
+		})
+	})
+	if err := errors.Join(failed, err); err != nil {
+		return fmt.Errorf("list routes: %w", err)
+	}
+	return nil
 }
 
-// parseRoute ignores routes to the node itself, broadcast and multicast.
+// parseRoute ignores what is cached of routes.
 func parseRoute(m []byte) (r Route, ok bool, err error) {
 	if len(m) < unix.SizeofRtMsg {
 		return r, false, fmt.Errorf("a message of %d bytes", len(m))
@@ -131,13 +145,6 @@ func parseRoute(m []byte) (r Route, ok bool, err error) {
 	default:
 		return r, false, nil
 	}
-	switch h.Type {
-	case unix.RTN_UNICAST:
-	case unix.RTN_UNREACHABLE, unix.RTN_BLACKHOLE, unix.RTN_PROHIBIT:
-		r.Rejects = true
-	default:
-		return r, false, nil
-	}
 	if h.Flags&unix.RTM_F_CLONED != 0 {
 		return r, false, nil
 	}
@@ -146,7 +153,7 @@ func parseRoute(m []byte) (r Route, ok bool, err error) {
 		return r, false, err
 	}
 	to := unspecified
-	r.Table, r.TOS, r.From = uint32(h.Table), h.Tos, h.Src_len > 0
+	r.Type, r.Table, r.TOS, r.From = h.Type, uint32(h.Table), h.Tos, h.Src_len > 0
 	var one NextHop
 	for _, a := range attributes {
 		switch a.Attr.Type & nl.NLA_TYPE_MASK {
@@ -164,8 +171,8 @@ func parseRoute(m []byte) (r Route, ok bool, err error) {
 			r.MTU, err = parseRouteMTU(a.Value)
 		case unix.RTA_MULTIPATH:
 			r.Hops, err = parseNextHops(a.Value)
-		case RouteObject:
-			r.object = attributeUint32(a.Value)
+		case routeObject:
+			r.Object = attributeUint32(a.Value)
 		default:
 			one.parse(a.Attr.Type&nl.NLA_TYPE_MASK, a.Value)
 		}
@@ -174,9 +181,9 @@ func parseRoute(m []byte) (r Route, ok bool, err error) {
 		}
 	}
 	switch {
-	case r.Rejects:
+	case slices.Contains(rejecting, r.Type):
 		r.Hops = nil // IPv6: at lo
-	case r.Hops == nil && (one.Device != 0 || r.object == 0):
+	case r.Hops == nil && (one.Device != 0 || r.Object == 0):
 		r.Hops = []NextHop{one}
 	}
 	r.To = netip.PrefixFrom(to, int(h.Dst_len))

@@ -130,6 +130,6 @@ func WatchRouting(ctx context.Context, changed wakeup.Signal, routes func() bool
 			return true
 		}
 		r, ok, err := parseRoute(m.Data)
-		return err != nil || ok && !r.Rejects && (r.MTU != 0 || r.TOS != 0 || r.From || r.Hops == nil || slices.ContainsFunc(r.Hops, func(h NextHop) bool { return h.Encap != 0 }))
+		return err != nil || ok && r.Type == unix.RTN_UNICAST && (r.MTU != 0 || r.TOS != 0 || r.From || r.Hops == nil || slices.ContainsFunc(r.Hops, func(h NextHop) bool { return h.Encap != 0 }))
 	}, unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE, unix.RTNLGRP_IPV4_RULE, unix.RTNLGRP_IPV6_RULE, nextHopGroup)
 }

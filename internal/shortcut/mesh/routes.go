@@ -12,7 +12,6 @@ import (
 	"strings"
 
 	"github.com/vishvananda/netlink"
-	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"beeline.io/beeline/internal/node"
@@ -137,59 +136,29 @@ func (r *routeReader) unclear(format string, args ...any) {
 	}
 }
 
-// listRoutes adds the networks of the routes of all tables.
-func (r *routeReader) listRoutes(found map[netip.Prefix]bool) error {
-	var failed error
-	_, err := netdev.Dump(func() ([]struct{}, error) {
-		request := nl.NewNetlinkRequest(unix.RTM_GETROUTE, unix.NLM_F_DUMP)
-		request.AddData(&nl.RtMsg{})
-		return nil, request.ExecuteIter(unix.NETLINK_ROUTE, unix.RTM_NEWROUTE, func(m []byte) bool {
-			failed = r.addRoute(m, found)
-			return failed == nil
-		})
-	})
-	if err := errors.Join(failed, err); err != nil {
-		return fmt.Errorf("list routes: %w", err)
-	}
-	return nil
-}
-
 var errTooMany = fmt.Errorf("there are more than %d networks", mostNetworks)
 
-func (r *routeReader) addRoute(m []byte, found map[netip.Prefix]bool) error {
-	if len(m) < unix.SizeofRtMsg {
-		return fmt.Errorf("a message of %d bytes", len(m))
-	}
-	h := nl.DeserializeRtMsg(m)
-	if h.Flags&unix.RTM_F_CLONED != 0 || h.Family != unix.AF_INET && h.Family != unix.AF_INET6 {
-		return nil
-	}
-	attributes, err := nl.ParseRouteAttr(m[unix.SizeofRtMsg:])
-	if err != nil {
-		return err
-	}
-	to := map[uint8]netip.Addr{unix.AF_INET: netip.IPv4Unspecified(), unix.AF_INET6: netip.IPv6Unspecified()}[h.Family]
-	for _, a := range attributes {
-		switch a.Attr.Type & nl.NLA_TYPE_MASK {
-		case unix.RTA_DST:
-			to, _ = netip.AddrFromSlice(a.Value)
-		case unix.RTA_MULTIPATH, node.RouteObject:
-			r.multiple = true
+// listRoutes adds the networks of the routes of all tables.
+func (r *routeReader) listRoutes(found map[netip.Prefix]bool) error {
+	return node.EachRoute(func() {}, func(route *node.Route) error {
+		to := route.To.Masked()
+		ofLink := to.Addr().Is6() && to.Addr().IsLinkLocalUnicast() // what is sent there has its device in the address
+		routed := !ofLink && !slices.Contains(unrouted, route.Type)
+		found[to] = found[to] || routed
+		r.multiple = r.multiple || len(route.Hops) > 1 || route.Object != 0
+		r.devices.bySource = r.devices.bySource || route.From
+		if route.TOS != 0 {
+			r.unclear("the route to %s is for a traffic class", to)
 		}
-	}
-	prefix := netip.PrefixFrom(to, int(h.Dst_len)).Masked()
-	ofLink := to.Is6() && to.IsLinkLocalUnicast() // what is sent there has its device in the address
-	routed := !ofLink && h.Type != unix.RTN_LOCAL && h.Type != unix.RTN_BROADCAST && h.Type != unix.RTN_ANYCAST && h.Type != unix.RTN_MULTICAST
-	found[prefix] = found[prefix] || routed
-	r.devices.bySource = r.devices.bySource || h.Src_len > 0
-	if h.Tos != 0 {
-		r.unclear("the route to %s is for a traffic class", prefix)
-	}
-	if len(found) > mostNetworks {
-		return errTooMany
-	}
-	return nil
+		if len(found) > mostNetworks {
+			return errTooMany
+		}
+		return nil
+	})
 }
+
+// unrouted are the types of routes by which nothing is sent to other hosts, or not to one.
+var unrouted = []uint8{unix.RTN_LOCAL, unix.RTN_BROADCAST, unix.RTN_ANYCAST, unix.RTN_MULTICAST}
 
 // listRules adds the networks of the routing rules. Those that select by a mark do not select what a socket without a
 // mark (SO_MARK) sends.
