@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package netdev reads the devices, addresses, routes and sysctls of a network namespace, and watches them for changes.
+// Package netdev reads the devices, addresses and sysctls of a network namespace, and watches these and routes for
+// changes.
 package netdev
 
 import (
