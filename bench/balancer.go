@@ -11,12 +11,13 @@ import (
 	"beeline.io/beeline/bench/stat"
 )
 
+const partBalancer = "balancer"
+
+// balancerPart is the part balancer.
+var balancerPart = part{name: partBalancer, text: "a client and two web servers, by Beeline and by other balancers", run: runBalancer, print: printBalancer}
+
 // For each run of wrk. CPU time is the whole machine's.
-var (
-	metricRequests   = result.Metric{Name: "requests", Unit: "1", Better: result.None}
-	metricPerSecond  = result.Metric{Name: "requests per second", Unit: "1/s", Better: result.Higher}
-	metricRequestCPU = result.Metric{Name: "CPU time per request", Unit: "us", Better: result.Lower}
-)
+var metricRequests = result.Metric{Name: "requests", Unit: "1", Better: result.None}
 
 const (
 	balancerRounds  = 7 // at most

@@ -6,14 +6,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"net/netip"
 
-	"github.com/vishvananda/netlink"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 
 	"beeline.io/beeline/internal/bpf"
+	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/test/lab"
 	"beeline.io/beeline/test/node"
 )
@@ -29,16 +28,6 @@ type balancerRig struct {
 // Ports of the balancers on node-a, and the addresses of Beeline's Services.
 const (
 	httpPort, streamPort, sockmapPort = 8001, 8002, 8003
-)
-
-// annotationDSR on a Service says how packets reach its backends on other nodes, which then reply to the client
-// directly.
-const annotationDSR = "beeline.io/dsr"
-
-var (
-	balancedRange = netip.MustParsePrefix("192.0.2.0/24") // all of it is routed to node-a
-	addressSNAT   = netip.MustParseAddr("192.0.2.1")
-	addressDSR    = netip.MustParseAddr("192.0.2.2")
 )
 
 func newBalancerRig(ctx context.Context, b *bench) (rig *balancerRig, err error) {
@@ -134,33 +123,15 @@ func addPublished(w *world, name string, number uint8, at netip.Addr, dsr string
 	for _, pod := range webPods {
 		pods = append(pods, w.Host(pod))
 	}
-	service, slices := node.Service(name, number), node.Slices(name, pods...)
-	node.SetPorts(service, slices, node.Port{Name: "tcp", Protocol: corev1.ProtocolTCP, Port: servicePort, Target: serverPort})
-	service.Annotations = map[string]string{annotationDSR: dsr}
-	service.Spec.ExternalIPs = []string{at.String()}
-	objects := []runtime.Object{service}
+	s, slices := node.Service(name, number), node.Slices(name, pods...)
+	node.SetPorts(s, slices, node.Port{Name: "tcp", Protocol: corev1.ProtocolTCP, Port: servicePort, Target: serverPort})
+	s.Annotations = map[string]string{service.AnnotationDSR: dsr}
+	s.Spec.ExternalIPs = []string{at.String()}
+	objects := []runtime.Object{s}
 	for _, slice := range slices {
 		objects = append(objects, slice)
 	}
 	return node.WriteManifest(w.folder, name+".yaml", objects...)
-}
-
-func routeTo(h *lab.Host, device string, to netip.Prefix, via netip.Addr) error {
-	link, err := deviceOf(h, device)
-	if err != nil {
-		return err
-	}
-	nl, err := h.Netlink()
-	if err != nil {
-		return err
-	}
-	defer nl.Close()
-	err = nl.RouteAdd(&netlink.Route{LinkIndex: link.Index, Gw: via.AsSlice(),
-		Dst: &net.IPNet{IP: to.Addr().AsSlice(), Mask: net.CIDRMask(to.Bits(), to.Addr().BitLen())}})
-	if err != nil {
-		return fmt.Errorf("host %s: route to %s: %w", h.Name, to, err)
-	}
-	return nil
 }
 
 // ways are the rows of the part: all others are compared with the first.

@@ -34,10 +34,11 @@ func TestSmoke(t *testing.T) {
 	var out bytes.Buffer
 	asked := netip.MustParseAddrPort("192.0.2.80:80")
 	peer := idOf(t, loadPeer(t, LoadCostXDP, 0, asked))
-	s := settings{
-		program: node.Program(t), runs: 1, slice: 20 * time.Millisecond, cpus: cpusAuto, smoke: true,
+	s := commandLine{
+		settings: settings{program: node.Program(t), runs: 1, slice: 20 * time.Millisecond, cpus: cpusAuto, smoke: true,
+			controlPlane: "../build/controlplane", envoy: envoyProgram(t)},
 		output: filepath.Join(t.TempDir(), "results.json"),
-		peer:   []string{fmt.Sprintf("peer=%d,packet=%s", peer, writePacket(t, string(peerPacket(asked, 0))))}, controlPlane: "../build/controlplane", envoy: envoyProgram(t),
+		peer:   []string{fmt.Sprintf("peer=%d,packet=%s", peer, writePacket(t, string(peerPacket(asked, 0))))},
 	}
 	rateSides, changesSides, socketRows := 15, 1, 0
 	for _, c := range scenarios(true) {

@@ -17,6 +17,11 @@ import (
 	"beeline.io/beeline/test/node"
 )
 
+const partChanges = "changes"
+
+// changesPart is the part changes.
+var changesPart = part{name: partChanges, text: "one change until a new connection sees it: from files, from an API server, and with kube-proxy", run: runChanges, print: printChanges}
+
 // A pod's new connection shows it: it reaches the Service's one endpoint.
 const (
 	scenarioFirst  = "start"                                 // from the start of the process to the first such connection
@@ -50,7 +55,7 @@ func runChanges(ctx context.Context, b *bench) error {
 		if b.smoke {
 			size.services, size.endpoints = 50, 3
 		}
-		if err := b.measureChanges(ctx, size.services, size.endpoints, missing == nil); err != nil {
+		if err := measureChanges(ctx, b, size.services, size.endpoints, missing == nil); err != nil {
 			return fmt.Errorf("%d Services with %d endpoints: %w", size.services, size.endpoints, err)
 		}
 		if b.smoke {
@@ -61,7 +66,7 @@ func runChanges(ctx context.Context, b *bench) error {
 }
 
 // measureChanges measures all sides with one size, one after the other.
-func (b *bench) measureChanges(ctx context.Context, services, endpoints int, withAPI bool) (err error) {
+func measureChanges(ctx context.Context, b *bench, services, endpoints int, withAPI bool) (err error) {
 	w, err := newWorld()
 	if err != nil {
 		return err

@@ -23,6 +23,11 @@ import (
 	"beeline.io/beeline/test/node"
 )
 
+const partControl = "control"
+
+// controlPart is the part control.
+var controlPart = part{name: partControl, text: "start, change and memory of the agent with many Services", run: runControl, print: printControl}
+
 // What the agent needs for many Services.
 const (
 	// From the start of the process until all Services are in the tables and the programs are attached; the
@@ -36,13 +41,9 @@ const (
 )
 
 var (
-	metricTime = result.Metric{Name: "time", Unit: "ms", Better: result.Lower}
 	// For the agent, per change, over all of them.
 	metricAgentCPU = result.Metric{Name: "CPU time", Unit: "ms", Better: result.Lower}
-	// The rest of the resident memory is the program, and the tables as far as the agent reads them.
-	metricResident = result.Metric{Name: "resident memory", Unit: "MiB", Better: result.Lower}
 	metricOwn      = result.Metric{Name: "anonymous memory", Unit: "MiB", Better: result.Lower}
-	metricPeak     = result.Metric{Name: "most resident memory", Unit: "MiB", Better: result.Lower}
 )
 
 // controlRun is one run of the part.

@@ -26,7 +26,7 @@ func docCommand() *cobra.Command {
 				return err
 			}
 			if into == "" {
-				(&report{c.OutOrStdout(), results}).printAll()
+				printAll(&report{c.OutOrStdout(), results})
 				return nil
 			}
 			if err := document(results, into); err != nil {
@@ -54,7 +54,7 @@ func document(results *result.File, path string) error {
 		return err
 	}
 	var text bytes.Buffer
-	(&report{&text, results}).printAll()
+	printAll(&report{&text, results})
 	mark := markText
 	if results.Only(partEndurance) {
 		mark = partEndurance
@@ -88,6 +88,18 @@ func document(results *result.File, path string) error {
 		return err
 	}
 	return os.WriteFile(path, page, 0o644)
+}
+
+// printAll prints what the run with these results printed.
+func printAll(r *report) {
+	r.printHead()
+	for _, p := range parts(nil, nil) {
+		if r.results.Has(p.name) {
+			r.printTitle(p)
+			p.print(r)
+		}
+	}
+	r.printFoot()
 }
 
 // replace replaces the text between the two marks of a name.

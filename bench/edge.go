@@ -14,6 +14,14 @@ import (
 	"beeline.io/beeline/bench/result"
 )
 
+const partEdge = "edge"
+
+// edgePart is the part, with programs of others.
+func edgePart(peers []*peer) part {
+	run := func(ctx context.Context, b *bench) error { return runEdge(ctx, b, peers) }
+	return part{name: partEdge, text: "what the programs at devices cost for each packet", run: run, print: printEdge}
+}
+
 // metricPacket is the cost of one program in one case, net of the prelude.
 var metricPacket = result.Metric{Name: "time per packet", Unit: "ns", Better: result.Lower}
 
@@ -93,14 +101,14 @@ func edgeSizes(b *bench) []edgeSize {
 }
 
 // wanted reports whether to measure a row, by --case, which matches the printed row.
-func (b *bench) wanted(hook, family, name string, flows uint32) bool {
+func wanted(b *bench, hook, family, name string, flows uint32) bool {
 	return b.only == nil || b.only.MatchString(fmt.Sprintf("%s %s %s %d", hook, family, name, flows))
 }
 
 // wantedAt reports whether to measure any row of a case.
-func (b *bench) wantedAt(size edgeSize, family string, c edgeCase) bool {
+func wantedAt(b *bench, size edgeSize, family string, c edgeCase) bool {
 	return slices.ContainsFunc(c.hooks, func(hook string) bool {
-		return slices.ContainsFunc(size.counts, func(flows uint32) bool { return b.wanted(hook, family, c.name, flows) })
+		return slices.ContainsFunc(size.counts, func(flows uint32) bool { return wanted(b, hook, family, c.name, flows) })
 	})
 }
 
@@ -109,8 +117,8 @@ func among(families []string, family string) bool {
 	return len(families) == 0 || slices.Contains(families, family)
 }
 
-func runEdge(ctx context.Context, b *bench) error {
-	if err := runPeers(ctx, b); err != nil {
+func runEdge(ctx context.Context, b *bench, peers []*peer) error {
+	if err := runPeers(ctx, b, peers); err != nil {
 		return err
 	}
 	for _, size := range edgeSizes(b) {
@@ -130,7 +138,7 @@ func measureEdge(ctx context.Context, b *bench, family string, size edgeSize) (e
 	var sets []string
 	var cases []edgeCase
 	for _, c := range size.cases() {
-		if (c.many || !size.most) && among(c.families, family) && b.wantedAt(size, family, c) {
+		if (c.many || !size.most) && among(c.families, family) && wantedAt(b, size, family, c) {
 			cases, sets = append(cases, c), append(sets, c.set)
 		}
 	}
@@ -168,7 +176,7 @@ func measureEdge(ctx context.Context, b *bench, family string, size edgeSize) (e
 		for _, c := range cases {
 			for _, hook := range c.hooks {
 				for _, flows := range size.counts {
-					if c.fresh && !size.fills(flows) || flows > rig.sets[c.set].count || !b.wanted(hook, family, c.name, flows) {
+					if c.fresh && !size.fills(flows) || flows > rig.sets[c.set].count || !wanted(b, hook, family, c.name, flows) {
 						continue
 					}
 					if err := rig.measure(ctx, b, hook, c, flows, size); err != nil {

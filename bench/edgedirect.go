@@ -8,13 +8,11 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-	"time"
 
 	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 
 	"beeline.io/beeline/internal/bpf"
-	"beeline.io/beeline/internal/bpf/codec"
 	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/test/node"
 )
@@ -122,49 +120,6 @@ func (rig *edgeRig) settle(ctx context.Context, agent *node.Agent) error {
 		return errors.Join(err, fmt.Errorf("%d untracked Services are contested, want 1", contested))
 	}
 	return nil
-}
-
-// sweepTimeout is for GC passes over all flows. One is due every ten seconds, but after one that took more than
-// half a second, as on a busy machine, a minute later.
-const sweepTimeout = 5 * time.Minute
-
-// awaitUntracked waits until an agent has untracked Services, none of which still has a history of earlier
-// flows.
-func awaitUntracked(ctx context.Context, agent *node.Agent) (*bpf.Tables, error) {
-	tables, err := bpf.OpenTables(agent.BPFFS())
-	if err != nil {
-		return nil, err
-	}
-	for deadline := time.Now().Add(sweepTimeout); ; time.Sleep(50 * time.Millisecond) {
-		untracked, contested, err := untrackedServices(tables)
-		if err != nil || untracked > 0 && contested == 0 {
-			return tables, err
-		}
-		if time.Now().After(deadline) || ctx.Err() != nil {
-			return nil, fmt.Errorf("%s: %d of %d untracked Services are contested after %s", agent.Host.Name, contested, untracked, sweepTimeout)
-		}
-	}
-}
-
-// untrackedServices counts the untracked service ports, and those with contested slots.
-func untrackedServices(tables *bpf.Tables) (all, contested int, err error) {
-	index, err := tables.Frontends.All()
-	untracked := map[uint32]bool{}
-	for _, number := range index {
-		f, err := codec.LoadFrontend(tables, number)
-		if err != nil {
-			return 0, 0, err
-		}
-		if f.Untracked() {
-			untracked[f.Port()] = untracked[f.Port()] || f.HasHistory()
-		}
-	}
-	for _, history := range untracked {
-		if history {
-			contested++
-		}
-	}
-	return len(untracked), contested, err
 }
 
 // makeDirect is make for the sets above.

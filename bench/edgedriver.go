@@ -32,18 +32,6 @@ type driver struct {
 	restores   bool // the prelude restores a packet's length
 }
 
-// frameSet is a range of the table of frames.
-type frameSet struct {
-	first, count uint32
-	resized      bool   // packets get another length
-	rest         []byte // of each packet, behind the frame
-}
-
-// part is the set's first frames.
-func (s frameSet) part(count uint32) frameSet {
-	return frameSet{first: s.first, count: min(s.count, count), rest: s.rest}
-}
-
 // addDriver loads the prelude for a hook. All drivers share frames and the yardstick's tables.
 func (rig *edgeRig) addDriver(hook bpf.EdgeHook, program *ebpf.Program, device, pod, frames uint32) error {
 	name, load, shared := string(hook), LoadCostTC, map[string]*ebpf.Map{}

@@ -84,13 +84,6 @@ func (rig *edgeRig) flowsOf(kind, count uint32, to netip.AddrPort, protocol uint
 	return all
 }
 
-func turned(all []segment) []segment {
-	for i, s := range all {
-		all[i].from, all[i].to = s.to, s.from
-	}
-	return all
-}
-
 // addSet adds frames, in another order than that in which flows began: entries are in memory in the order of
 // their creation.
 func (rig *edgeRig) addSet(name string, incoming bool, all []segment) error {

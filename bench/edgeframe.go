@@ -160,3 +160,22 @@ func parsePacket(ip []byte) (s segment, hops byte, err error) {
 	}
 	return s, hops, nil
 }
+
+// frameSet is a range of the table of frames.
+type frameSet struct {
+	first, count uint32
+	resized      bool   // packets get another length
+	rest         []byte // of each packet, behind the frame
+}
+
+// part is the set's first frames.
+func (s frameSet) part(count uint32) frameSet {
+	return frameSet{first: s.first, count: min(s.count, count), rest: s.rest}
+}
+
+func turned(all []segment) []segment {
+	for i, s := range all {
+		all[i].from, all[i].to = s.to, s.from
+	}
+	return all
+}

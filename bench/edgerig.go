@@ -8,14 +8,12 @@ import (
 	"fmt"
 	"io"
 	"maps"
-	"net"
 	"net/netip"
 	"slices"
 	"strconv"
 	"time"
 
 	"github.com/cilium/ebpf"
-	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -23,7 +21,6 @@ import (
 
 	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/conntrack"
-	"beeline.io/beeline/test/lab"
 	"beeline.io/beeline/test/node"
 )
 
@@ -193,9 +190,6 @@ func (rig *edgeRig) addService(name string, number uint8, publish func(*corev1.S
 	return node.WriteManifest(rig.world.folder, name+".yaml", []runtime.Object{service, slice}...)
 }
 
-// gateways are the nodes' on the fabric, by family.
-var gateways = map[string]netip.Addr{"IPv4": netip.MustParseAddr("192.168.100.254"), "IPv6": netip.MustParseAddr("fd00:100::fe")}
-
 // fixNeighbour makes the gateway's neighbour entry permanent, and stores the MAC addresses.
 func (rig *edgeRig) fixNeighbour() error {
 	far, err := deviceOf(rig.world.Host("fabric"), "node-a")
@@ -208,29 +202,6 @@ func (rig *edgeRig) fixNeighbour() error {
 	}
 	rig.own, rig.gateway = [6]byte(near.HardwareAddr), [6]byte(far.HardwareAddr)
 	return setNeighbour(rig.world.Host("node-a"), near.Index, gateways[rig.family], far.HardwareAddr)
-}
-
-// setNeighbour adds a permanent neighbour entry to a host.
-func setNeighbour(h *lab.Host, device int, address netip.Addr, mac net.HardwareAddr) error {
-	nl, err := h.Netlink()
-	if err != nil {
-		return err
-	}
-	defer nl.Close()
-	err = nl.NeighSet(&netlink.Neigh{LinkIndex: device, State: netlink.NUD_PERMANENT, IP: address.AsSlice(), HardwareAddr: mac})
-	if err != nil {
-		return fmt.Errorf("%s: neighbour %s: %w", h.Name, address, err)
-	}
-	return nil
-}
-
-func deviceOf(h *lab.Host, name string) (*netlink.LinkAttrs, error) {
-	nl, link, err := h.OpenDevice(name)
-	if err != nil {
-		return nil, err
-	}
-	defer nl.Close()
-	return link.Attrs(), nil
 }
 
 // load puts the prelude in front of the programs that the agent has attached to eth0.
@@ -272,27 +243,6 @@ func (rig *edgeRig) openFlows() error {
 	return nil
 }
 
-// programsAt opens the programs that an agent has attached to a device of this namespace.
-func programsAt(bpffs string, device int, each func(bpf.EdgeHook, *ebpf.Program) error) error {
-	attached, err := bpf.EdgeAttachments(bpffs)
-	if err != nil {
-		return err
-	}
-	for _, a := range attached {
-		if a.Device != device {
-			continue
-		}
-		program, err := ebpf.NewProgramFromID(ebpf.ProgramID(a.ProgramID))
-		if err != nil {
-			return err
-		}
-		if err := each(a.Hook, program); err != nil {
-			return fmt.Errorf("%s: %w", a.Hook, err)
-		}
-	}
-	return nil
-}
-
 // fillMinimal gives the yardstick the remote Service.
 func (rig *edgeRig) fillMinimal() error {
 	asked := netip.AddrPortFrom(rig.node, remotePort)
@@ -301,30 +251,4 @@ func (rig *edgeRig) fillMinimal() error {
 	}
 	tables := rig.drivers[hookXDP].collection.Maps
 	return fillMinimal(tables, asked, unix.IPPROTO_TCP, rig.endpoints...)
-}
-
-// fillMinimal gives the yardstick with these tables a Service.
-func fillMinimal(tables map[string]*ebpf.Map, asked netip.AddrPort, protocol uint8, endpoints ...netip.Addr) error {
-	var key struct {
-		Address  [16]byte
-		Port     uint16
-		Protocol uint8
-		_        uint8
-	}
-	key.Address, key.Port, key.Protocol = asked.Addr().As16(), bpf.NetworkOrder(asked.Port()), protocol
-	if err := tables[CostXDPMapMinimalServices].Put(key, uint32(len(endpoints))); err != nil {
-		return err
-	}
-	for i, a := range endpoints {
-		var row struct {
-			Address [16]byte
-			Port    uint16
-			_       uint16
-		}
-		row.Address, row.Port = a.As16(), bpf.NetworkOrder(serverPort)
-		if err := tables[CostXDPMapMinimalBackends].Put(uint32(i), row); err != nil {
-			return err
-		}
-	}
-	return nil
 }

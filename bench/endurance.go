@@ -16,6 +16,21 @@ import (
 	"beeline.io/beeline/bench/result"
 )
 
+// partEndurance takes longer than all others.
+const partEndurance = "endurance"
+
+// endurancePart is the part with these settings.
+func endurancePart(s *enduranceSettings) part {
+	run := func(ctx context.Context, b *bench) error { return runEndurance(ctx, &enduranceBench{b, s}) }
+	return part{name: partEndurance, text: "what load and floods over time do to new connections and to idle ones", named: true, run: run, print: printEndurance}
+}
+
+// enduranceBench is a run of the part.
+type enduranceBench struct {
+	*bench
+	endurance *enduranceSettings
+}
+
 // enduranceSettings are the flags of the part endurance.
 type enduranceSettings struct {
 	sizes     []int
@@ -114,7 +129,7 @@ const (
 	patience    = 10 * time.Second
 )
 
-func runEndurance(ctx context.Context, b *bench) error {
+func runEndurance(ctx context.Context, b *enduranceBench) error {
 	if b.two.Client == b.two.Server {
 		return errors.New("the clients and the servers need a CPU each, but there is only one")
 	}
@@ -146,7 +161,7 @@ func runEndurance(ctx context.Context, b *bench) error {
 }
 
 // progress reports progress, on stderr and not with the results.
-func (b *bench) progress(format string, args ...any) {
+func (b *enduranceBench) progress(format string, args ...any) {
 	fmt.Fprintf(os.Stderr, "%s  "+format+"\n", append([]any{time.Now().Format(time.TimeOnly)}, args...)...)
 }
 
@@ -166,7 +181,7 @@ var endurancePhases = []endurancePhase{
 }
 
 // measureEndurance measures a phase of a side.
-func measureEndurance(ctx context.Context, b *bench, side enduranceSide, records int, phase endurancePhase) (err error) {
+func measureEndurance(ctx context.Context, b *enduranceBench, side enduranceSide, records int, phase endurancePhase) (err error) {
 	if b.endurance.setMax && side.conntrack {
 		restore, err := setConntrackMax(records)
 		if err != nil {

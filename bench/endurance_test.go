@@ -34,8 +34,8 @@ func skipInShort(t *testing.T) {
 func TestEnduranceSmoke(t *testing.T) {
 	skipInShort(t)
 	needs.Root(t)
-	s := settings{program: node.Program(t), controlPlane: "../build/controlplane", parts: []string{partEndurance}, cpus: cpusAuto, smoke: true,
-		output: filepath.Join(t.TempDir(), "results.json")}
+	s := commandLine{settings: settings{program: node.Program(t), controlPlane: "../build/controlplane", cpus: cpusAuto, smoke: true},
+		parts: []string{partEndurance}, output: filepath.Join(t.TempDir(), "results.json")}
 	if err := s.check(1); err != nil {
 		t.Fatal(err)
 	}
@@ -94,8 +94,7 @@ func TestEnduranceCountsFaults(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	b := &bench{report: report{results: &result.File{}}}
-	b.one, b.two, b.endurance.idle = one, two, 20
+	b := &enduranceBench{&bench{report: report{results: &result.File{}}, one: one, two: two}, &enduranceSettings{idle: 20}}
 	rig, err := newEnduranceRig(t.Context(), b, enduranceSides[0], 0)
 	if err != nil {
 		t.Fatal(err)

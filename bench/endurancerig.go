@@ -49,7 +49,7 @@ var enduranceSides = []enduranceSide{
 }
 
 // records is the size of the side's table in a turn, and whether to measure it.
-func (s enduranceSide) records(b *bench, turn, size, machineMax int) (int, bool) {
+func (s enduranceSide) records(b *enduranceBench, turn, size, machineMax int) (int, bool) {
 	switch {
 	case s.name == sideEnduranceProxy && controlplane.Find(b.controlPlane) != nil:
 		return size, false // as the printed table says
@@ -62,7 +62,7 @@ func (s enduranceSide) records(b *bench, turn, size, machineMax int) (int, bool)
 
 // An enduranceRig is a lab with one side.
 type enduranceRig struct {
-	bench   *bench
+	bench   *enduranceBench
 	side    enduranceSide
 	records int
 	world   *world
@@ -87,7 +87,7 @@ var enduranceServices = []struct {
 	at     netip.Addr
 }{{"asked", 101, addressSNAT}, {"other", 102, addressDSR}}
 
-func newEnduranceRig(ctx context.Context, b *bench, side enduranceSide, records int) (rig *enduranceRig, err error) {
+func newEnduranceRig(ctx context.Context, b *enduranceBench, side enduranceSide, records int) (rig *enduranceRig, err error) {
 	w, err := newWorld()
 	if err != nil {
 		return nil, err

@@ -22,23 +22,21 @@ import (
 	"beeline.io/beeline/test/node"
 )
 
+const partHook = "hook"
+
+// hookPart is the part hook.
+var hookPart = part{name: partHook, text: "what the programs at connect(2), sendmsg(2) and recvmsg(2) themselves cost", run: runHook, print: printHooks}
+
 // metricCall is the cost of one program in one case, including the cost of counting.
 var metricCall = result.Metric{Name: "time per call", Unit: "ns", Better: result.Lower}
 
-// The sides: Beeline's program, or an empty one.
-const (
-	sideBeeline = "Beeline"
-	sideEmpty   = "empty"
-)
+// sideEmpty is the side with a program that does nothing.
+const sideEmpty = "empty"
 
 const (
-	hookCalls   = 5000
-	hookRounds  = 11 // at most
-	manyMost    = 5000
-	endpointsOf = 10
+	hookCalls  = 5000
+	hookRounds = 11 // at most
 )
-
-var bothFamilies = []string{"IPv4", "IPv6"}
 
 func runHook(ctx context.Context, b *bench) (err error) {
 	// The kernel counts the runs of all programs and their time while these statistics are enabled.

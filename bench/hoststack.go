@@ -6,17 +6,19 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"strconv"
 
 	"beeline.io/beeline/bench/result"
 	"beeline.io/beeline/bench/stat"
 )
+
+const partHostStack = "hoststack"
+
+// hoststackPart is the part hoststack. It needs programs of its own.
+var hoststackPart = part{name: partHostStack, text: "programs that talk through shared memory, beside the kernel's loopback", named: true, run: runHostStack, print: printHostStack}
 
 // The sides: the kernel's loopback, the same again, and rings. The difference of the first two is what the
 // measurement cannot see.
@@ -34,21 +36,6 @@ const hostStackScenario = "ping-pong of 64 octets between two processes"
 func hostStackSeries(side int, c loadCase) result.Series {
 	return result.Series{Part: partHostStack, Scenario: hostStackScenario + ", " + c.String(), Side: hostStackNames[side], Family: "IPv4",
 		Parameters: result.Parameters{"connections": c.connections}}
-}
-
-// hostStackPrograms are beside the program: `make hoststack` builds them.
-func hostStackPrograms(program string) (library, pingpong string, err error) {
-	folder, err := filepath.Abs(filepath.Dir(program))
-	if err != nil {
-		return "", "", err
-	}
-	library, pingpong = filepath.Join(folder, "libbeeline_hoststack.so"), filepath.Join(folder, "beeline-pingpong")
-	for _, path := range []string{library, pingpong} {
-		if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
-			return "", "", fmt.Errorf("%s is missing: `make hoststack` builds it", path)
-		}
-	}
-	return library, pingpong, nil
 }
 
 func runHostStack(ctx context.Context, b *bench) error {

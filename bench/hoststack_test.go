@@ -19,8 +19,8 @@ func TestHostStack(t *testing.T) {
 	if _, _, err := hostStackPrograms(program); err != nil {
 		t.Skip(err)
 	}
-	s := settings{program: program, parts: []string{partHostStack}, runs: 1, slice: 200 * time.Millisecond, cpus: cpusAuto,
-		output: filepath.Join(t.TempDir(), "results.json")}
+	s := commandLine{settings: settings{program: program, runs: 1, slice: 200 * time.Millisecond, cpus: cpusAuto},
+		parts: []string{partHostStack}, output: filepath.Join(t.TempDir(), "results.json")}
 	var out bytes.Buffer
 	if err := run(t.Context(), s, &out); err != nil {
 		t.Fatalf("%v\n%s", err, &out)

@@ -14,6 +14,11 @@ import (
 	"beeline.io/beeline/bench/stat"
 )
 
+const partInstructions = "instructions"
+
+// instructionsPart is the part instructions. It is not for a real machine.
+var instructionsPart = part{name: partInstructions, text: "instructions for each packet through balancers, IPVS among them, in an emulated machine", named: true, run: runInstructions, print: printInstructions}
+
 // In an emulated machine whose time is the number of instructions executed (`scripts/kernels --instructions`
 // boots one), CPU time is an instruction count. The path is that of the part rates, with the same threads, on
 // one CPU.
@@ -44,7 +49,7 @@ func runInstructions(ctx context.Context, b *bench) (err error) {
 	for round := range min(b.runs, instructionRounds) {
 		for _, i := range turns(round, len(rig.sides)) {
 			s := rig.sides[i]
-			if err := s.count(ctx, b, each); err != nil {
+			if err := countPackets(ctx, b, s, each); err != nil {
 				return fmt.Errorf("%s: %w", s.name, err)
 			}
 		}
@@ -53,13 +58,11 @@ func runInstructions(ctx context.Context, b *bench) (err error) {
 }
 
 func instructionSeries(side string) result.Series {
-	s := rateSeries(side, 0)
-	s.Part, s.Scenario = partInstructions, "UDP, established"
-	return s
+	return result.Series{Part: partInstructions, Scenario: "UDP, established", Side: side, Family: "IPv4", Parameters: result.Parameters{"flows": rateFlows}}
 }
 
-// count sends packets of known flows; `each` is the time of an instruction.
-func (s *rateSide) count(ctx context.Context, b *bench, each time.Duration) error {
+// countPackets sends packets of known flows; `each` is the time of an instruction.
+func countPackets(ctx context.Context, b *bench, s *rateSide, each time.Duration) error {
 	many := burst{set: s.frames(), packets: instructionPackets, like: s.like()}
 	if b.smoke {
 		many.packets = rateFlows
@@ -102,12 +105,12 @@ func commonTime(addition, division float64) (time.Duration, error) {
 }
 
 // instructionPairs are the printed ratios; they have no bounds.
-var instructionPairs = []rateGoal{
-	{sideXDPSNAT, sideMinimalXDP, 0, 0}, {sideXDPDSR, sideMinimalXDP, 0, 0}, {sideTCSNAT, sideMinimalTC, 0, 0}, {sideTCDSR, sideMinimalTC, 0, 0},
-	{sideTCSNAT, sideXDPSNAT, 0, 0},
-	{sideIPTables, sideXDPSNAT, 0, 0}, {sideOldIPTables, sideXDPSNAT, 0, 0}, {sideMasquerade, sideXDPSNAT, 0, 0}, {sideNFT, sideXDPSNAT, 0, 0},
-	{sideIPVSNAT, sideXDPSNAT, 0, 0}, {sideIPVSProxy, sideXDPSNAT, 0, 0}, {sideIPVSTunnel, sideXDPDSR, 0, 0}, {sideIPVSDirect, sideXDPDSR, 0, 0},
-	{sideIPVSNAT, sideTCSNAT, 0, 0}, {sideIPVSProxy, sideTCSNAT, 0, 0}, {sideIPVSNAT, sideOldIPTables, 0, 0}, {sideIPVSProxy, sideMasquerade, 0, 0},
+var instructionPairs = []struct{ side, by string }{
+	{sideXDPSNAT, sideMinimalXDP}, {sideXDPDSR, sideMinimalXDP}, {sideTCSNAT, sideMinimalTC}, {sideTCDSR, sideMinimalTC},
+	{sideTCSNAT, sideXDPSNAT},
+	{sideIPTables, sideXDPSNAT}, {sideOldIPTables, sideXDPSNAT}, {sideMasquerade, sideXDPSNAT}, {sideNFT, sideXDPSNAT},
+	{sideIPVSNAT, sideXDPSNAT}, {sideIPVSProxy, sideXDPSNAT}, {sideIPVSTunnel, sideXDPDSR}, {sideIPVSDirect, sideXDPDSR},
+	{sideIPVSNAT, sideTCSNAT}, {sideIPVSProxy, sideTCSNAT}, {sideIPVSNAT, sideOldIPTables}, {sideIPVSProxy, sideMasquerade},
 }
 
 func printInstructions(r *report) {

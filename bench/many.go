@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 
 	"beeline.io/beeline/test/node"
 )
@@ -99,3 +100,35 @@ func (m *many) text(service, first int) string {
 
 // quoted keeps YAML from parsing an address as something else.
 func quoted(a netip.Addr) string { return `"` + a.String() + `"` }
+
+const manyMost = 5000
+
+const endpointsOf = 10
+
+// A rateObject is a Service of IPv4 and its endpoint.
+type rateObject struct {
+	name    string
+	service *corev1.Service
+	slice   *discoveryv1.EndpointSlice
+}
+
+// newRateObject makes a Service with one endpoint.
+func newRateObject(name string, protocol corev1.Protocol, clusterIP, endpoint netip.Addr) rateObject {
+	s, slices := node.Service(name, 1), node.Slices(name)
+	node.SetPorts(s, slices, node.Port{Name: "main", Protocol: protocol, Port: servicePort, Target: serverPort})
+	s.Spec.ClusterIP, s.Spec.ClusterIPs = clusterIP.String(), []string{clusterIP.String()}
+	s.Spec.IPFamilies = []corev1.IPFamily{corev1.IPv4Protocol}
+	ready, host := true, "node-c"
+	slices[0].Endpoints = []discoveryv1.Endpoint{{
+		Addresses: []string{endpoint.String()}, NodeName: &host, Conditions: discoveryv1.EndpointConditions{Ready: &ready},
+	}}
+	return rateObject{name, s, slices[0]}
+}
+
+// fillers are so many Services without clients.
+func fillers(count int, protocol corev1.Protocol) (all []rateObject) {
+	for i := range count {
+		all = append(all, newRateObject(fmt.Sprintf("many-%d", i), protocol, plus(firstService["IPv4"], i), plus(endpointRange["IPv4"].Addr(), 1+i)))
+	}
+	return all
+}

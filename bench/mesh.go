@@ -6,13 +6,17 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os/exec"
 	"slices"
 	"time"
 
 	"beeline.io/beeline/bench/result"
 	"beeline.io/beeline/bench/stat"
 )
+
+const partMesh = "mesh"
+
+// meshPart is the part mesh.
+var meshPart = part{name: partMesh, text: "an application and the proxy in its pod: by netfilter, by the hook, and past TCP", run: runMesh, print: printMesh}
 
 // The sides: connections of a pod by netfilter's REDIRECT to the proxy in it, by the hook at connect(2), by that with
 // messages past TCP, and by that with the preload library in client and proxy. The second is the first again: their
@@ -36,31 +40,6 @@ const (
 	meshRounds  = 7 // at most
 	meshSeconds = 1 // of each run of wrk
 )
-
-// A loadCase is a load, beside another program that is always busy or not.
-type loadCase struct {
-	connections int
-	busy        bool
-}
-
-func loadCases(smoke bool) (all []loadCase) {
-	if smoke {
-		return []loadCase{{64, false}}
-	}
-	for _, busy := range []bool{false, true} {
-		for _, connections := range []int{1, 64, 200} {
-			all = append(all, loadCase{connections, busy})
-		}
-	}
-	return all
-}
-
-func (c loadCase) String() string {
-	if c.busy {
-		return "beside a busy program"
-	}
-	return "alone"
-}
 
 // A meshTraffic is what wrk requests.
 type meshTraffic struct {
@@ -123,7 +102,7 @@ func runMesh(ctx context.Context, b *bench) (err error) {
 	}
 	defer func() { err = errors.Join(err, rig.end()) }()
 	for _, p := range meshProxies(b.envoy) {
-		if !slices.ContainsFunc(meshCases(b.smoke, p.name), func(c meshCase) bool { return b.wantsMesh(p.name, c) }) {
+		if !slices.ContainsFunc(meshCases(b.smoke, p.name), func(c meshCase) bool { return wantsMesh(b, p.name, c) }) {
 			continue
 		}
 		if err := rig.measureProxy(ctx, b, p); err != nil {
@@ -134,7 +113,7 @@ func runMesh(ctx context.Context, b *bench) (err error) {
 }
 
 // wantsMesh reports whether --case matches.
-func (b *bench) wantsMesh(proxy string, c meshCase) bool {
+func wantsMesh(b *bench, proxy string, c meshCase) bool {
 	return b.only == nil || b.only.MatchString(fmt.Sprintf("%s %d %s", proxy, c.connections, c))
 }
 
@@ -156,7 +135,7 @@ func (rig *meshRig) measureProxy(ctx context.Context, b *bench, p meshProxy) err
 		}
 	}
 	for _, c := range meshCases(b.smoke, p.name) {
-		if !b.wantsMesh(p.name, c) {
+		if !wantsMesh(b, p.name, c) {
 			continue
 		}
 		if err := rig.measureCase(ctx, b, p.name, c); err != nil {
@@ -182,17 +161,6 @@ func (rig *meshRig) measureCase(ctx context.Context, b *bench, proxy string, c m
 		}
 	}
 	return nil
-}
-
-// startBusyProgram starts a program that always has work, until stop ends it.
-func startBusyProgram(ctx context.Context) (stop func(), err error) {
-	ctx, cancel := context.WithCancel(ctx)
-	program := exec.CommandContext(ctx, "sh", "-c", "while :; do :; done")
-	if err := program.Start(); err != nil {
-		cancel()
-		return nil, err
-	}
-	return func() { cancel(); program.Wait() }, nil
 }
 
 // meshWarmUp is how long a proxy may take to serve: a second, on a machine that is not busy.

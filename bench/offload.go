@@ -12,6 +12,11 @@ import (
 	"beeline.io/beeline/bench/stat"
 )
 
+const partOffload = "offload"
+
+// offloadPart is the part offload.
+var offloadPart = part{name: partOffload, text: "forwarded traffic through the stack of a router and past it", run: runOffload, print: printOffload}
+
 // The sides: forwarded by the stack, with conntrack, and by the flow cache. The second is the first again: their
 // difference is what the measurement cannot see.
 const (

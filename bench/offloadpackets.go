@@ -73,7 +73,7 @@ func (c offloadPacketCase) String() string {
 }
 
 // offloadCases are those that --case selects.
-func (b *bench) offloadCases() (all []offloadPacketCase) {
+func offloadCases(b *bench) (all []offloadPacketCase) {
 	for _, c := range offloadPacketCases() {
 		if b.only == nil || b.only.MatchString(c.String()) {
 			all = append(all, c)
@@ -105,7 +105,7 @@ func runOffloadPackets(ctx context.Context, b *bench) (err error) {
 	if err := nftRun(ctx, router, fmt.Sprintf(offloadRules, rateService.Addr(), rateEndpoint.Addr(), serverPort)); err != nil {
 		return err
 	}
-	cases := b.offloadCases()
+	cases := offloadCases(b)
 	if len(cases) == 0 {
 		return nil
 	}
@@ -196,7 +196,7 @@ func (rig *offloadRig) learn(ctx context.Context, s *rateSide) error {
 		if taken = after - before; float64(taken) >= offloadLearned*float64(all.packets) {
 			return nil
 		}
-		if err := s.sendFew(ctx, all); err != nil {
+		if err := sendFew(ctx, s, all); err != nil {
 			return err
 		}
 	}
@@ -205,7 +205,7 @@ func (rig *offloadRig) learn(ctx context.Context, s *rateSide) error {
 }
 
 // sendFew sends packets of a few flows at a time.
-func (s *rateSide) sendFew(ctx context.Context, all burst) error {
+func sendFew(ctx context.Context, s *rateSide, all burst) error {
 	for first := uint32(0); first < all.set.count; first += offloadLearnFlows {
 		few := all
 		few.set.first += first

@@ -109,11 +109,11 @@ func TestPeers(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer closePeers(peers)
-			b := &bench{settings: settings{runs: 2, smoke: true}, report: report{results: &result.File{}}, peers: peers}
+			b := &bench{settings: settings{runs: 2, smoke: true}, report: report{results: &result.File{}}}
 			if b.one, b.two, err = chooseCPUs(); err != nil {
 				t.Fatal(err)
 			}
-			if err := runPeers(t.Context(), b); err != nil {
+			if err := runPeers(t.Context(), b, peers); err != nil {
 				t.Fatal(err)
 			}
 			for _, flows := range []int{1, 100} {
@@ -159,7 +159,7 @@ func TestPeerErrors(t *testing.T) {
 	if peers, err := openPeers([]string{one, one}); err == nil || peers != nil || !strings.Contains(err.Error(), "another peer") {
 		t.Errorf("two of one name: %v, %v", peers, err)
 	}
-	s := settings{parts: []string{partHook}, runs: 1, slice: time.Second, cpus: cpusAuto, peer: []string{one}}
+	s := commandLine{settings: settings{runs: 1, slice: time.Second, cpus: cpusAuto}, parts: []string{partHook}, peer: []string{one}}
 	if err := s.check(1); err == nil || !strings.Contains(err.Error(), "--part") {
 		t.Errorf("a peer without its part: %v", err)
 	}

@@ -26,8 +26,8 @@ type peerRig struct {
 }
 
 // runPeers times the peers, each with the yardstick, with the edge's numbers of flows.
-func runPeers(ctx context.Context, b *bench) error {
-	for _, p := range b.peers {
+func runPeers(ctx context.Context, b *bench, peers []*peer) error {
+	for _, p := range peers {
 		if err := measurePeer(ctx, b, p); err != nil {
 			return fmt.Errorf("--peer %s: %w", p.flag, err)
 		}

@@ -22,6 +22,11 @@ import (
 	"beeline.io/beeline/test/node"
 )
 
+const partPods = "pods"
+
+// podsPart is the part pods.
+var podsPart = part{name: partPods, text: "traffic between pods through the stack and past it", run: runPods, print: printPods}
+
 // The sides: the same traffic through the stack of the nodes, and past it. The second is the first again: their
 // difference is what the measurement cannot see. The last one shows what of the shortcut's time is
 // its decisions.

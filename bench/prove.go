@@ -63,14 +63,3 @@ func prove(before, after, want bpf.SocketCounters, lost uint64) error {
 	}
 	return errors.Join(wrong...)
 }
-
-// combine combines each pair of counters with the same name.
-func combine(a, b bpf.SocketCounters, of func(a, b uint64) uint64) bpf.SocketCounters {
-	result := reflect.ValueOf(&a).Elem()
-	for i := range result.NumField() {
-		if field := result.Field(i); field.CanSet() {
-			field.SetUint(of(field.Uint(), reflect.ValueOf(b).Field(i).Uint()))
-		}
-	}
-	return a
-}

@@ -12,21 +12,22 @@ import (
 	"beeline.io/beeline/bench/result"
 )
 
+const partRates = "rates"
+
+// ratesPart is the part rates.
+var ratesPart = part{name: partRates, text: "packets through balancers: CPU time for each, and how many a core takes", run: runRates, print: printRates}
+
 // For each slice of packets. CPU time is the balancer's.
 var (
-	metricPacketCPU = result.Metric{Name: "CPU time per packet", Unit: "ns", Better: result.Lower}
-	metricPassed    = result.Metric{Name: "packets per second", Unit: "1/s", Better: result.Higher}
-	metricShare     = result.Metric{Name: "share of a CPU", Unit: "1", Better: result.Lower}
+	metricPassed = result.Metric{Name: "packets per second", Unit: "1/s", Better: result.Higher}
+	metricShare  = result.Metric{Name: "share of a CPU", Unit: "1", Better: result.Lower}
 )
 
 // rateOffers are the offered rates, in packets per second.
 var rateOffers = []int{250_000, 500_000, 1_000_000, 2_000_000}
 
 const (
-	rateRounds      = 7 // at most
-	rateSlice       = 60 * time.Millisecond
 	rateOfferSlice  = 50 * time.Millisecond
-	rateSliceSmoke  = 5 * time.Millisecond
 	rateOfferRounds = 5 // at most
 )
 
@@ -46,14 +47,14 @@ func runRates(ctx context.Context, b *bench) (err error) {
 			if b.only != nil && !b.only.MatchString(s.name) {
 				continue
 			}
-			if err := s.measure(ctx, b); err != nil {
+			if err := measureRate(ctx, b, s); err != nil {
 				return fmt.Errorf("%s: %w", s.name, err)
 			}
 			if round >= rateOfferRounds {
 				continue
 			}
 			for _, rate := range rateOffers {
-				if err := s.offer(ctx, b, rate); err != nil {
+				if err := offerRate(ctx, b, s, rate); err != nil {
 					return fmt.Errorf("%s, %d packets per second: %w", s.name, rate, err)
 				}
 			}
@@ -72,8 +73,8 @@ func rateSeries(side string, offered int) result.Series {
 	return s
 }
 
-// measure sends as fast as packets are accepted.
-func (s *rateSide) measure(ctx context.Context, b *bench) error {
+// measureRate sends as fast as packets are accepted.
+func measureRate(ctx context.Context, b *bench, s *rateSide) error {
 	slice := burst{set: s.frames(), packets: math.MaxInt64, limit: rateSlice, like: s.like()}
 	if b.smoke {
 		slice.limit = rateSliceSmoke
@@ -93,8 +94,8 @@ func (s *rateSide) measure(ctx context.Context, b *bench) error {
 	return nil
 }
 
-// offer sends so many packets per second, if they are accepted.
-func (s *rateSide) offer(ctx context.Context, b *bench, rate int) error {
+// offerRate sends so many packets per second, if they are accepted.
+func offerRate(ctx context.Context, b *bench, s *rateSide, rate int) error {
 	slice := burst{set: s.frames(), packets: math.MaxInt64, limit: rateOfferSlice, like: s.like(), pace: time.Second / time.Duration(rate)}
 	if b.smoke {
 		slice.limit = rateSliceSmoke
@@ -107,15 +108,4 @@ func (s *rateSide) offer(ctx context.Context, b *bench, rate int) error {
 	b.results.Add(result.Row{Series: series, Metric: metricPassed, Against: s.against()}, float64(o.sent)/o.took.Seconds())
 	b.results.Add(result.Row{Series: series, Metric: metricShare, Against: s.against()}, o.cpu.Seconds()/o.took.Seconds())
 	return nil
-}
-
-// slice sends for a time. On a busy machine the generator may get too little CPU: such a slice is repeated.
-func (s *rateSide) slice(ctx context.Context, b burst) (o outcome, err error) {
-	const tries, fewest = 10, 200
-	for range tries {
-		if o, err = s.run(ctx, b, 0, false); err != nil || o.sent >= fewest {
-			return o, err
-		}
-	}
-	return o, fmt.Errorf("%d packets were sent in %s, %d times in a row: other processes leave too little of CPU %d", o.sent, b.limit, tries, s.line.cpu)
 }

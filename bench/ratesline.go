@@ -49,6 +49,10 @@ const (
 	// Runs of the generator between checks of its progress: few for a number of packets, and about a
 	// slice's for a time. Starting again takes the kernel milliseconds.
 	rateRuns, rateRunsOfSlice = 1 << 14, 1 << 19
+
+	rateRounds     = 7 // at most
+	rateSlice      = 60 * time.Millisecond
+	rateSliceSmoke = 5 * time.Millisecond
 	// After so long without a packet, the rest is lost. On a busy machine a CPU has paused for more than
 	// two seconds, even for work that precedes processes.
 	ratePatience = 30 * time.Second

@@ -48,11 +48,8 @@ const (
 	sideMinimalRedirect = "minimal, XDP redirect"
 )
 
-// proxySides is the common prefix of kube-proxy's sides.
-const proxySides = "kube-proxy, "
-
 // rateSizes are the numbers of Services in kube-proxy.
-func (b *bench) rateSizes() []int {
+func rateSizes(b *bench) []int {
 	if b.smoke {
 		return []int{1}
 	}
@@ -73,7 +70,7 @@ func newRateRig(ctx context.Context, b *bench, adds ...func(*rateRig, context.Co
 		}
 	}
 	for _, s := range rig.sides {
-		if err := s.prove(ctx, rig.bench.streamPause()); err != nil {
+		if err := s.prove(ctx, streamPause(rig.bench)); err != nil {
 			return rig, fmt.Errorf("%s: %w", s.name, err)
 		}
 	}
@@ -82,7 +79,7 @@ func newRateRig(ctx context.Context, b *bench, adds ...func(*rateRig, context.Co
 
 // streamPause is how long both sides of a UDP flow are silent before they send again, so that the flow
 // counts as established.
-func (b *bench) streamPause() time.Duration {
+func streamPause(b *bench) time.Duration {
 	if b.smoke {
 		return 0
 	}
@@ -196,10 +193,15 @@ func (rig *rateRig) addProxies(ctx context.Context) error {
 	if err := controlplane.Find(rig.bench.controlPlane); err != nil {
 		return nil // the printed table says so
 	}
-	for _, services := range rig.bench.rateSizes() {
+	for _, services := range rateSizes(rig.bench) {
 		if err := rig.addProxy(ctx, services); err != nil {
 			return fmt.Errorf("kube-proxy with %d Services: %w", services, err)
 		}
 	}
 	return nil
+}
+
+// rateCPUs puts the balancer on the CPU with fewer interrupts.
+func rateCPUs(two result.CPUPair) result.CPUPair {
+	return result.CPUPair{Client: two.Server, Server: two.Client}
 }

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"context"
 	"encoding/binary"
 	"fmt"
 	"net/netip"
@@ -127,4 +128,28 @@ func (s *rateSide) received(packet []byte) (out segment, err error) {
 		return out, fmt.Errorf("%s, want %s to %s", out, from, to)
 	}
 	return out, nil
+}
+
+// against is the side that one is compared with: the minimum at the same hook, and Beeline for netfilter.
+func (s *rateSide) against() string {
+	switch s.name {
+	case sideMinimalXDP:
+		return ""
+	case sideTCSNAT, sideTCDSR, sideTCChecksum, sideTCTunnel:
+		return sideMinimalTC
+	case sideSink, sideMinimalRecords, sideMinimalTunnel, sideMinimalRedirect, sideMinimalTC, sideXDPSNAT, sideXDPDSR:
+		return sideMinimalXDP
+	}
+	return sideXDPSNAT
+}
+
+// slice sends for a time. On a busy machine the generator may get too little CPU: such a slice is repeated.
+func (s *rateSide) slice(ctx context.Context, b burst) (o outcome, err error) {
+	const tries, fewest = 10, 200
+	for range tries {
+		if o, err = s.run(ctx, b, 0, false); err != nil || o.sent >= fewest {
+			return o, err
+		}
+	}
+	return o, fmt.Errorf("%d packets were sent in %s, %d times in a row: other processes leave too little of CPU %d", o.sent, b.limit, tries, s.line.cpu)
 }

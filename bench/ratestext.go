@@ -6,22 +6,8 @@ import (
 	"fmt"
 	"strings"
 
-	"beeline.io/beeline/bench/result"
 	"beeline.io/beeline/bench/stat"
 )
-
-// against is the side that one is compared with: the minimum at the same hook, and Beeline for netfilter.
-func (s *rateSide) against() string {
-	switch s.name {
-	case sideMinimalXDP:
-		return ""
-	case sideTCSNAT, sideTCDSR, sideTCChecksum, sideTCTunnel:
-		return sideMinimalTC
-	case sideSink, sideMinimalRecords, sideMinimalTunnel, sideMinimalRedirect, sideMinimalTC, sideXDPSNAT, sideXDPDSR:
-		return sideMinimalXDP
-	}
-	return sideXDPSNAT
-}
 
 // A rateGoal is a ratio of two sides' CPU time for a packet. 0 is no bound.
 type rateGoal struct {
@@ -95,7 +81,7 @@ func printRates(r *report) {
 		r.say("  There was no Kubernetes to run at --controlplane, so kube-proxy is left out.")
 	}
 	if !ipvs {
-		r.say("  This kernel has no IPVS, or its module ip_vs is not loaded, so IPVS is left out; the part %s has it.", partInstructions)
+		r.say("  This kernel has no IPVS, or its module ip_vs is not loaded, so IPVS is left out; the part instructions has it.")
 	}
 	r.say("\nRatios of CPU time for a packet, round by round [95 %% interval]")
 	compare := func(g rateGoal) {
@@ -114,9 +100,4 @@ func printRates(r *report) {
 			compare(rateGoal{side: row.Side, by: sideXDPSNAT})
 		}
 	}
-}
-
-// rateCPUs puts the balancer on the CPU with fewer interrupts.
-func rateCPUs(two result.CPUPair) result.CPUPair {
-	return result.CPUPair{Client: two.Server, Server: two.Client}
 }

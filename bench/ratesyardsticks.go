@@ -58,7 +58,7 @@ func (rig *rateRig) addTCYardsticks(ctx context.Context, w *world) error {
 	if err != nil {
 		return err
 	}
-	rig.open = append(rig.open, closer{collection}.Close)
+	rig.open = append(rig.open, func() error { collection.Close(); return nil })
 	if err := fillMinimal(collection.Maps, rateService, unix.IPPROTO_UDP, rateEndpoint.Addr()); err != nil {
 		return err
 	}

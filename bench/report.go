@@ -16,8 +16,10 @@ type report struct {
 	results *result.File
 }
 
+// say prints a line.
 func (r *report) say(format string, args ...any) { fmt.Fprintf(r.out, format+"\n", args...) }
 
+// printHead prints the machine and the program.
 func (r *report) printHead() {
 	r.say("%s, %s", r.results.Program, r.results.Started.Format(time.DateTime))
 	r.say("%s", r.results.Machine)
@@ -27,8 +29,10 @@ func (r *report) printHead() {
 	}
 }
 
+// printTitle prints the head of a part.
 func (r *report) printTitle(p part) { r.say("\n== %s: %s", p.name, p.text) }
 
+// printFoot prints how the run went.
 func (r *report) printFoot() {
 	took := time.Duration(r.results.Took * float64(time.Second))
 	r.say("\nDone in %s. Load average %s before, %s after.", took.Round(time.Second), r.results.LoadBefore, r.results.LoadAfter)
@@ -37,16 +41,4 @@ func (r *report) printFoot() {
 	if n.Noisy() {
 		r.say("That is noise: look at the intervals, or measure again when nothing else runs.")
 	}
-}
-
-// printAll prints what the run with these results printed.
-func (r *report) printAll() {
-	r.printHead()
-	for _, p := range parts {
-		if r.results.Has(p.name) {
-			r.printTitle(p)
-			p.print(r)
-		}
-	}
-	r.printFoot()
 }

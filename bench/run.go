@@ -15,38 +15,19 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-
-	"beeline.io/beeline/bench/result"
 )
 
-// settings are the command line.
-type settings struct {
-	program string
-	// controlPlane is Kubernetes, for the sides with kube-proxy; optional.
-	controlPlane string
-	// envoy is a proxy of the part mesh; optional.
-	envoy     string
+// commandLine has all flags of a run.
+type commandLine struct {
+	settings
 	parts     []string
-	runs      int
-	slice     time.Duration
-	cpus      string
 	output    string
 	peer      []string
-	smoke     bool
-	only      *regexp.Regexp // nil: all cases of the edge
 	endurance enduranceSettings
 }
 
-// bench is one run.
-type bench struct {
-	settings
-	report
-	peers    []*peer
-	one, two result.CPUPair // the CPUs of the endpoints
-}
-
 func runCommand() *cobra.Command {
-	var s settings
+	var s commandLine
 	var seconds float64
 	var only string
 	c := &cobra.Command{
@@ -84,7 +65,7 @@ func runCommand() *cobra.Command {
 	return c
 }
 
-func (s *settings) check(seconds float64) error {
+func (s *commandLine) check(seconds float64) error {
 	if s.smoke {
 		s.runs, s.slice = 1, 20*time.Millisecond
 		s.endurance.smoke()
@@ -114,8 +95,8 @@ func (s *settings) check(seconds float64) error {
 }
 
 // chosen are the parts that a run measures, in order.
-func (s *settings) chosen() (all []part) {
-	for _, p := range parts {
+func (s *commandLine) chosen(peers []*peer) (all []part) {
+	for _, p := range parts(&s.endurance, peers) {
 		if len(s.parts) == 0 && !p.named || slices.Contains(s.parts, p.name) {
 			all = append(all, p)
 		}
@@ -124,22 +105,22 @@ func (s *settings) chosen() (all []part) {
 }
 
 // run measures, prints, and writes the samples.
-func run(ctx context.Context, s settings, out io.Writer) error {
-	b := &bench{settings: s, report: report{out: out}}
-	var err error
-	if b.one, b.two, err = chooseCPUs(); err != nil {
+func run(ctx context.Context, s commandLine, out io.Writer) error {
+	b, err := newBench(s.settings, out)
+	if err != nil {
 		return err
 	}
-	if b.peers, err = openPeers(s.peer); err != nil {
+	peers, err := openPeers(s.peer)
+	if err != nil {
 		return err
 	}
-	defer closePeers(b.peers)
+	defer closePeers(peers)
 	begin, used := time.Now(), usageNow()
-	if b.results, err = newResults(ctx, b); err != nil {
+	if err := describe(ctx, b, s.chosen(peers), peers); err != nil {
 		return err
 	}
 	b.printHead()
-	for _, p := range s.chosen() {
+	for _, p := range s.chosen(peers) {
 		b.printTitle(p)
 		if err := p.run(ctx, b); err != nil {
 			if ctx.Err() != nil {
@@ -161,21 +142,19 @@ func run(ctx context.Context, s settings, out io.Writer) error {
 	return nil
 }
 
-func newResults(ctx context.Context, b *bench) (*result.File, error) {
-	r := &result.File{
-		Schema: result.Schema, Started: time.Now().UTC().Truncate(time.Second), Machine: thisMachine(), LoadBefore: loadAverage(),
-		Settings: result.Settings{Runs: b.runs, Slice: b.slice.Seconds(), CPUs: b.cpus, One: b.one, Two: b.two, Smoke: b.smoke},
+// describe writes into the results what is measured, by which program.
+func describe(ctx context.Context, b *bench, chosen []part, peers []*peer) error {
+	settings := &b.results.Settings
+	for _, p := range chosen {
+		settings.Parts = append(settings.Parts, p.name)
 	}
-	for _, p := range b.chosen() {
-		r.Settings.Parts = append(r.Settings.Parts, p.name)
-	}
-	for _, p := range b.peers {
-		r.Settings.Peers = append(r.Settings.Peers, p.name)
+	for _, p := range peers {
+		settings.Peers = append(settings.Peers, p.name)
 	}
 	version, err := exec.CommandContext(ctx, b.program, "version").Output()
 	if err != nil {
-		return r, fmt.Errorf("--program %s: %w (`make build` makes it)", b.program, err)
+		return fmt.Errorf("--program %s: %w (`make build` makes it)", b.program, err)
 	}
-	r.Program = strings.TrimSpace(string(version))
-	return r, nil
+	b.results.Program = strings.TrimSpace(string(version))
+	return nil
 }

@@ -4,7 +4,6 @@ package main
 
 import (
 	"fmt"
-	"slices"
 
 	"beeline.io/beeline/bench/endpoint"
 )
@@ -87,17 +86,4 @@ const (
 
 var sideNames = [sides]string{
 	"direct, bare node", "direct, bare node (A/A)", "direct, no-op programs", "direct, Beeline node", "ClusterIP", "kube-proxy, nftables", "kube-proxy, iptables",
-}
-
-// turns is the order of so many sides in a round, which changes with the round: so any drift affects all of
-// them.
-func turns(round, sides int) []int {
-	order := make([]int, 0, sides)
-	for i := range sides {
-		order = append(order, (i+round)%sides)
-	}
-	if round%2 == 1 {
-		slices.Reverse(order)
-	}
-	return order
 }

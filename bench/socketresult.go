@@ -4,7 +4,6 @@ package main
 
 import (
 	"fmt"
-	"time"
 
 	"beeline.io/beeline/bench/endpoint"
 	"beeline.io/beeline/bench/result"
@@ -14,12 +13,6 @@ import (
 // For each slice. CPU time is that of client, server and kernel threads together.
 var (
 	metricOperations = result.Metric{Name: "operations", Unit: "1", Better: result.None}
-	metricP10        = result.Metric{Name: "p10 latency", Unit: "us", Better: result.Lower}
-	metricP50        = result.Metric{Name: "p50 latency", Unit: "us", Better: result.Lower}
-	metricP90        = result.Metric{Name: "p90 latency", Unit: "us", Better: result.Lower}
-	metricP99        = result.Metric{Name: "p99 latency", Unit: "us", Better: result.Lower}
-	metricRate       = result.Metric{Name: "operations per second", Unit: "1/s", Better: result.Higher}
-	metricCPU        = result.Metric{Name: "CPU time per operation", Unit: "us", Better: result.Lower}
 	metricThroughput = result.Metric{Name: "throughput", Unit: "GB/s", Better: result.Higher}
 	metricByteCPU    = result.Metric{Name: "CPU time per byte", Unit: "ns", Better: result.Lower}
 	metricResent     = result.Metric{Name: "datagrams sent again", Unit: "1", Better: result.None}
@@ -60,8 +53,6 @@ func (s scenario) addSlice(results *result.File, side int, r endpoint.Result) {
 		add(metricResent, float64(r.Resent))
 	}
 }
-
-func micros(d time.Duration) float64 { return float64(d.Nanoseconds()) / 1e3 }
 
 // The pairs with printed ratios: a side and the side it is divided by.
 var pairs = []struct {

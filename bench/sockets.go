@@ -20,6 +20,11 @@ import (
 	"beeline.io/beeline/test/node"
 )
 
+const partSockets = "sockets"
+
+// socketsPart is the part sockets.
+var socketsPart = part{name: partSockets, text: "requests through a ClusterIP beside the direct way", run: runSockets, print: printSockets}
+
 // A side is one path to a server.
 type side struct {
 	client *lab.Host

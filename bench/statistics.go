@@ -19,6 +19,11 @@ import (
 	"beeline.io/beeline/test/node"
 )
 
+const partStatistics = "statistics"
+
+// statisticsPart is the part statistics.
+var statisticsPart = part{name: partStatistics, text: "what it costs to count connections at sockets", run: runStatistics, print: printStatistics}
+
 // The sides: the same connections while the program that counts them is attached, and while it is not. The second is
 // the first again: their difference is what the measurement cannot see.
 const (

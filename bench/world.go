@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"reflect"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
@@ -136,4 +137,15 @@ func (w *world) proveHooks(want int) error {
 		}
 	}
 	return nil
+}
+
+// combine combines each pair of counters with the same name.
+func combine(a, b bpf.SocketCounters, of func(a, b uint64) uint64) bpf.SocketCounters {
+	result := reflect.ValueOf(&a).Elem()
+	for i := range result.NumField() {
+		if field := result.Field(i); field.CanSet() {
+			field.SetUint(of(field.Uint(), reflect.ValueOf(b).Field(i).Uint()))
+		}
+	}
+	return a
 }

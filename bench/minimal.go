@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"net/netip"
+
+	"github.com/cilium/ebpf"
+
+	"beeline.io/beeline/internal/bpf"
+)
+
+// fillMinimal gives the yardstick a Service, in its tables of bpf/minimal.h.
+func fillMinimal(tables map[string]*ebpf.Map, asked netip.AddrPort, protocol uint8, endpoints ...netip.Addr) error {
+	var key struct {
+		Address  [16]byte
+		Port     uint16
+		Protocol uint8
+		_        uint8
+	}
+	key.Address, key.Port, key.Protocol = asked.Addr().As16(), bpf.NetworkOrder(asked.Port()), protocol
+	if err := tables["minimal_services"].Put(key, uint32(len(endpoints))); err != nil {
+		return err
+	}
+	for i, a := range endpoints {
+		var row struct {
+			Address [16]byte
+			Port    uint16
+			_       uint16
+		}
+		row.Address, row.Port = a.As16(), bpf.NetworkOrder(serverPort)
+		if err := tables["minimal_backends"].Put(uint32(i), row); err != nil {
+			return err
+		}
+	}
+	return nil
+}
