@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 
+	"beeline.io/beeline/bench/harness"
 	"beeline.io/beeline/bench/result"
 	"beeline.io/beeline/bench/stat"
 )
@@ -14,7 +15,7 @@ import (
 const partBalancer = "balancer"
 
 // balancerPart is the part balancer.
-var balancerPart = part{name: partBalancer, text: "a client and two web servers, by Beeline and by other balancers", run: runBalancer, print: printBalancer}
+var balancerPart = harness.Part{Name: partBalancer, Text: "a client and two web servers, by Beeline and by other balancers", Run: runBalancer, Print: printBalancer}
 
 // For each run of wrk. CPU time is the whole machine's.
 var metricRequests = result.Metric{Name: "requests", Unit: "1", Better: result.None}
@@ -25,7 +26,7 @@ const (
 	smokeSeconds    = 1 // the minimum of wrk
 )
 
-func runBalancer(ctx context.Context, b *bench) (err error) {
+func runBalancer(ctx context.Context, b *harness.Bench) (err error) {
 	rig, err := newBalancerRig(ctx, b)
 	if err != nil {
 		return err
@@ -37,12 +38,12 @@ func runBalancer(ctx context.Context, b *bench) (err error) {
 			return fmt.Errorf("%s: %w", w.name, err)
 		}
 	}
-	rounds, seconds := min(b.runs, balancerRounds), balancerSeconds
-	if b.smoke {
+	rounds, seconds := min(b.Runs, balancerRounds), balancerSeconds
+	if b.Smoke {
 		seconds = smokeSeconds
 	}
 	for round := range rounds {
-		for _, i := range turns(round, len(all)) {
+		for _, i := range harness.Turns(round, len(all)) {
 			if err := all[i].measure(ctx, b, seconds); err != nil {
 				return fmt.Errorf("%s: %w", all[i].name, err)
 			}
@@ -55,7 +56,7 @@ func runBalancer(ctx context.Context, b *bench) (err error) {
 const fewestRequests = 200
 
 // measure runs wrk once. On a busy machine it may get next to no CPU: such a run is repeated.
-func (w *way) measure(ctx context.Context, b *bench, seconds int) error {
+func (w *way) measure(ctx context.Context, b *harness.Bench, seconds int) error {
 	for range wrkTries {
 		if err := w.run(ctx, b, seconds); !errors.Is(err, errNoAnswer) {
 			return err
@@ -65,12 +66,12 @@ func (w *way) measure(ctx context.Context, b *bench, seconds int) error {
 }
 
 // run runs wrk, and proves which path its requests took.
-func (w *way) run(ctx context.Context, b *bench, seconds int) error {
+func (w *way) run(ctx context.Context, b *harness.Bench, seconds int) error {
 	before, err := w.traffic()
 	if err != nil {
 		return err
 	}
-	used := usageNow()
+	used := harness.UsageNow()
 	r, err := runWrk(ctx, w.world.Host("client"), w.to, seconds)
 	if err != nil {
 		return err
@@ -78,7 +79,7 @@ func (w *way) run(ctx context.Context, b *bench, seconds int) error {
 	if r.Requests < fewestRequests {
 		return errNoAnswer
 	}
-	busy := usageNow().busy - used.busy
+	busy := harness.UsageNow().Busy - used.Busy
 	after, err := w.traffic()
 	if err != nil {
 		return err
@@ -88,14 +89,14 @@ func (w *way) run(ctx context.Context, b *bench, seconds int) error {
 		if w.name != wayOfDirect && m.Better != result.None {
 			row.Against = wayOfDirect
 		}
-		b.results.Add(row, value)
+		b.Results.Add(row, value)
 	}
 	requests := float64(r.Requests)
 	add(metricRequests, requests)
-	add(metricPerSecond, requests/r.Microseconds*1e6)
-	add(metricP50, r.P50)
-	add(metricP99, r.P99)
-	add(metricRequestCPU, float64(busy.Microseconds())/requests)
+	add(harness.MetricPerSecond, requests/r.Microseconds*1e6)
+	add(harness.MetricP50, r.P50)
+	add(harness.MetricP99, r.P99)
+	add(harness.MetricRequestCPU, float64(busy.Microseconds())/requests)
 	return w.proveTraffic(before, after, r.Requests)
 }
 
@@ -104,16 +105,16 @@ func waySeries(way string) result.Series {
 		Parameters: result.Parameters{"connections": wrkConnections, "servers": len(webPods)}}
 }
 
-func printBalancer(r *report) {
-	rates := func(way string) []float64 { return r.results.Samples(waySeries(way), metricPerSecond) }
+func printBalancer(r *harness.Report) {
+	rates := func(way string) []float64 { return r.Results.Samples(waySeries(way), harness.MetricPerSecond) }
 	direct, sockmap := rates(wayOfDirect), rates(wayOfSockmap)
-	r.say("\nwrk -t%d -c%d through two web servers, answers of %d bytes; medians of %d rounds, rates also least - most", wrkThreads, wrkConnections, answerLength, len(direct))
-	r.say("\n  %-24s %10s %17s %8s %8s %8s   %-23s %-23s", "", "per second", "", "p50 us", "p99 us", "CPU us", "rate, by direct", "rate, by sockmap")
-	for _, row := range r.results.Of(partBalancer, metricPerSecond) {
-		median := func(m result.Metric) float64 { return stat.Median(r.results.Samples(row.Series, m)) }
-		r.say("  %-24s %10.0f %8.0f -%7.0f %8.0f %8.0f %8.1f   %-23s %-23s", row.Side,
-			median(metricPerSecond), stat.Quantile(row.Samples, 0), stat.Quantile(row.Samples, 1),
-			median(metricP50), median(metricP99), median(metricRequestCPU),
+	r.Say("\nwrk -t%d -c%d through two web servers, answers of %d bytes; medians of %d rounds, rates also least - most", wrkThreads, wrkConnections, answerLength, len(direct))
+	r.Say("\n  %-24s %10s %17s %8s %8s %8s   %-23s %-23s", "", "per second", "", "p50 us", "p99 us", "CPU us", "rate, by direct", "rate, by sockmap")
+	for _, row := range r.Results.Of(partBalancer, harness.MetricPerSecond) {
+		median := func(m result.Metric) float64 { return stat.Median(r.Results.Samples(row.Series, m)) }
+		r.Say("  %-24s %10.0f %8.0f -%7.0f %8.0f %8.0f %8.1f   %-23s %-23s", row.Side,
+			median(harness.MetricPerSecond), stat.Quantile(row.Samples, 0), stat.Quantile(row.Samples, 1),
+			median(harness.MetricP50), median(harness.MetricP99), median(harness.MetricRequestCPU),
 			stat.MedianInterval(stat.Ratios(row.Samples, direct)), stat.MedianInterval(stat.Ratios(row.Samples, sockmap)))
 	}
 }

@@ -11,6 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 
+	"beeline.io/beeline/bench/harness"
 	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/test/lab"
@@ -20,7 +21,7 @@ import (
 // A balancerRig is three clusters with the same web servers, in the pods b1 and b2. The first has no agent, and
 // the user-space balancers run on node-a; in the others agents serve both nodes, by XDP and by tc.
 type balancerRig struct {
-	bare, xdp, tc *world
+	bare, xdp, tc *harness.World
 	web           []*nginx // and the balancer
 	sockmap       *sockmapBalancer
 }
@@ -30,15 +31,15 @@ const (
 	httpPort, streamPort, sockmapPort = 8001, 8002, 8003
 )
 
-func newBalancerRig(ctx context.Context, b *bench) (rig *balancerRig, err error) {
+func newBalancerRig(ctx context.Context, b *harness.Bench) (rig *balancerRig, err error) {
 	rig = &balancerRig{}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, rig.end())
 		}
 	}()
-	for _, w := range []**world{&rig.bare, &rig.xdp, &rig.tc} {
-		if *w, err = newWorld(); err != nil {
+	for _, w := range []**harness.World{&rig.bare, &rig.xdp, &rig.tc} {
+		if *w, err = harness.NewWorld(); err != nil {
 			return rig, err
 		}
 		if err := rig.addWeb(ctx, *w); err != nil {
@@ -66,9 +67,9 @@ func (rig *balancerRig) end() error {
 	for _, n := range rig.web {
 		n.stop()
 	}
-	for _, w := range []*world{rig.bare, rig.xdp, rig.tc} {
+	for _, w := range []*harness.World{rig.bare, rig.xdp, rig.tc} {
 		if w != nil {
-			errs = append(errs, w.end())
+			errs = append(errs, w.End())
 		}
 	}
 	return errors.Join(errs...)
@@ -76,15 +77,15 @@ func (rig *balancerRig) end() error {
 
 var webPods = []string{"b1", "b2"}
 
-func webServers(w *world) (all []netip.AddrPort) {
+func webServers(w *harness.World) (all []netip.AddrPort) {
 	for _, pod := range webPods {
-		all = append(all, netip.AddrPortFrom(w.Host(pod).Addr4, serverPort))
+		all = append(all, netip.AddrPortFrom(w.Host(pod).Addr4, harness.ServerPort))
 	}
 	return all
 }
 
 // addWeb starts the web servers. All clusters have the fabric that native XDP needs: with packets as on a wire.
-func (rig *balancerRig) addWeb(ctx context.Context, w *world) error {
+func (rig *balancerRig) addWeb(ctx context.Context, w *harness.World) error {
 	if err := w.ReadyForXDP(); err != nil {
 		return err
 	}
@@ -99,17 +100,17 @@ func (rig *balancerRig) addWeb(ctx context.Context, w *world) error {
 }
 
 // addBeeline adds the Services, their route, and the agents.
-func (rig *balancerRig) addBeeline(b *bench, w *world, mode string) error {
-	err := errors.Join(addPublished(w, "snat", 1, addressSNAT, "off"), addPublished(w, "dsr", 2, addressDSR, "ipip"))
+func (rig *balancerRig) addBeeline(b *harness.Bench, w *harness.World, mode string) error {
+	err := errors.Join(addPublished(w, "snat", 1, harness.AddressSNAT, "off"), addPublished(w, "dsr", 2, harness.AddressDSR, "ipip"))
 	if err != nil {
 		return err
 	}
-	if err := routeTo(w.Host("fabric"), "node-a", balancedRange, w.Host("node-a").Addr4); err != nil {
+	if err := harness.RouteTo(w.Host("fabric"), "node-a", harness.BalancedRange, w.Host("node-a").Addr4); err != nil {
 		return err
 	}
 	for _, host := range []string{"node-a", "node-b"} {
-		agent := &node.Agent{Host: w.Host(host), Program: b.program, Manifests: w.folder, EdgeMode: mode}
-		w.agents = append(w.agents, agent)
+		agent := &node.Agent{Host: w.Host(host), Program: b.Program, Manifests: w.Folder, EdgeMode: mode}
+		w.Agents = append(w.Agents, agent)
 		if err := agent.Start(); err != nil {
 			return err
 		}
@@ -118,27 +119,27 @@ func (rig *balancerRig) addBeeline(b *bench, w *world, mode string) error {
 }
 
 // addPublished writes a Service of the web servers with an address for external clients.
-func addPublished(w *world, name string, number uint8, at netip.Addr, dsr string) error {
+func addPublished(w *harness.World, name string, number uint8, at netip.Addr, dsr string) error {
 	var pods []*lab.Host
 	for _, pod := range webPods {
 		pods = append(pods, w.Host(pod))
 	}
 	s, slices := node.Service(name, number), node.Slices(name, pods...)
-	node.SetPorts(s, slices, node.Port{Name: "tcp", Protocol: corev1.ProtocolTCP, Port: servicePort, Target: serverPort})
+	node.SetPorts(s, slices, node.Port{Name: "tcp", Protocol: corev1.ProtocolTCP, Port: harness.ServicePort, Target: harness.ServerPort})
 	s.Annotations = map[string]string{service.AnnotationDSR: dsr}
 	s.Spec.ExternalIPs = []string{at.String()}
 	objects := []runtime.Object{s}
 	for _, slice := range slices {
 		objects = append(objects, slice)
 	}
-	return node.WriteManifest(w.folder, name+".yaml", objects...)
+	return node.WriteManifest(w.Folder, name+".yaml", objects...)
 }
 
 // ways are the rows of the part: all others are compared with the first.
 func (rig *balancerRig) ways() []*way {
 	web := webServers(rig.bare)
 	onNode := func(port uint16) netip.AddrPort { return netip.AddrPortFrom(rig.bare.Host("node-a").Addr4, port) }
-	service := func(at netip.Addr) netip.AddrPort { return netip.AddrPortFrom(at, servicePort) }
+	service := func(at netip.Addr) netip.AddrPort { return netip.AddrPortFrom(at, harness.ServicePort) }
 	client, balancer := rig.bare.Host("client").Addr4, rig.bare.Host("node-a").Addr4
 	return []*way{
 		{name: wayOfDirect, world: rig.bare, to: web[0], pods: webPods[:1], sees: client, passes: passesNothing},
@@ -146,8 +147,8 @@ func (rig *balancerRig) ways() []*way {
 		{name: "nginx, HTTP proxy", world: rig.bare, to: onNode(httpPort), pods: webPods, sees: balancer, passes: passesAll},
 		{name: "nginx, stream", world: rig.bare, to: onNode(streamPort), pods: webPods, sees: balancer, passes: passesAll},
 		{name: wayOfSockmap, world: rig.bare, to: onNode(sockmapPort), pods: webPods, sees: balancer, passes: passesAll, sockmap: rig.sockmap},
-		{name: "Beeline, tc, SNAT", world: rig.tc, to: service(addressSNAT), pods: webPods, sees: balancer, passes: passesAll, hook: bpf.EdgeIngress},
-		{name: "Beeline, XDP, SNAT", world: rig.xdp, to: service(addressSNAT), pods: webPods, sees: balancer, passes: passesAll, hook: bpf.EdgeXDP},
-		{name: "Beeline, XDP, DSR (IPIP)", world: rig.xdp, to: service(addressDSR), pods: webPods, sees: client, passes: passesRequests, hook: bpf.EdgeXDP},
+		{name: "Beeline, tc, SNAT", world: rig.tc, to: service(harness.AddressSNAT), pods: webPods, sees: balancer, passes: passesAll, hook: bpf.EdgeIngress},
+		{name: "Beeline, XDP, SNAT", world: rig.xdp, to: service(harness.AddressSNAT), pods: webPods, sees: balancer, passes: passesAll, hook: bpf.EdgeXDP},
+		{name: "Beeline, XDP, DSR (IPIP)", world: rig.xdp, to: service(harness.AddressDSR), pods: webPods, sees: client, passes: passesRequests, hook: bpf.EdgeXDP},
 	}
 }

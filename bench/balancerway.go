@@ -16,13 +16,14 @@ import (
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
+	"beeline.io/beeline/bench/harness"
 	"beeline.io/beeline/internal/bpf"
 )
 
 // A way is a path from the client to the web servers, with what proves that it is taken.
 type way struct {
 	name    string
-	world   *world
+	world   *harness.World
 	to      netip.AddrPort
 	pods    []string   // the pods that answer
 	sees    netip.Addr // the client, as the web servers see it
@@ -117,12 +118,12 @@ func (w *way) runs() (map[bpf.EdgeHook]uint64, error) {
 		return runs, nil
 	}
 	host := w.world.Host("node-a")
-	device, err := deviceOf(host, "eth0")
+	device, err := harness.DeviceOf(host, "eth0")
 	if err != nil {
 		return nil, err
 	}
 	return runs, host.Do(func() error {
-		return programsAt(w.world.agents[0].BPFFS(), device.Index, func(hook bpf.EdgeHook, program *ebpf.Program) error {
+		return harness.ProgramsAt(w.world.Agents[0].BPFFS(), device.Index, func(hook bpf.EdgeHook, program *ebpf.Program) error {
 			defer program.Close()
 			stats, err := program.Stats()
 			if err == nil {
@@ -158,7 +159,7 @@ type traffic struct {
 }
 
 func (w *way) traffic() (t traffic, err error) {
-	device, err := deviceOf(w.world.Host("fabric"), "node-a")
+	device, err := harness.DeviceOf(w.world.Host("fabric"), "node-a")
 	if err != nil {
 		return t, err
 	}

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"beeline.io/beeline/bench/endpoint"
+	"beeline.io/beeline/bench/harness"
 	"beeline.io/beeline/bench/result"
 	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/test/controlplane"
@@ -35,8 +36,8 @@ func TestSmoke(t *testing.T) {
 	asked := netip.MustParseAddrPort("192.0.2.80:80")
 	peer := idOf(t, loadPeer(t, LoadCostXDP, 0, asked))
 	s := commandLine{
-		settings: settings{program: node.Program(t), runs: 1, slice: 20 * time.Millisecond, cpus: cpusAuto, smoke: true,
-			controlPlane: "../build/controlplane", envoy: envoyProgram(t)},
+		Settings: harness.Settings{Program: node.Program(t), Runs: 1, Slice: 20 * time.Millisecond, CPUs: harness.CPUsAuto, Smoke: true,
+			ControlPlane: "../build/controlplane", Envoy: envoyProgram(t)},
 		output: filepath.Join(t.TempDir(), "results.json"),
 		peer:   []string{fmt.Sprintf("peer=%d,packet=%s", peer, writePacket(t, string(peerPacket(asked, 0))))},
 	}
@@ -46,14 +47,14 @@ func TestSmoke(t *testing.T) {
 		if c.Backend == "local" {
 			socketRows-- // no packet passes the nodes' devices
 		}
-		if c.Mode.Datagrams() || controlplane.Find(s.controlPlane) != nil {
+		if c.Mode.Datagrams() || controlplane.Find(s.ControlPlane) != nil {
 			socketRows -= 2
 		}
 	}
 	if hasIPVS() {
 		rateSides += ipvsSides
 	}
-	if err := controlplane.Find(s.controlPlane); err == nil {
+	if err := controlplane.Find(s.ControlPlane); err == nil {
 		rateSides, changesSides = rateSides+2, changesSides+2
 	} else {
 		t.Run("kube-proxy", func(t *testing.T) { t.Skip(err) })
@@ -70,30 +71,30 @@ func TestSmoke(t *testing.T) {
 		metric result.Metric
 		rows   int
 	}{
-		partSockets: {metricP50, socketRows},
+		partSockets: {harness.MetricP50, socketRows},
 		// Two numbers of Services, two families, and the cases of three hooks.
 		partHook:       {metricCall, 2 * 2 * (4 + 7 + 3)},
-		partStatistics: {metricP50, 2 * statisticsSides},
-		partPods:       {metricP50, len(podsCases()) * podsSides},
+		partStatistics: {harness.MetricP50, 2 * statisticsSides},
+		partPods:       {harness.MetricP50, len(podsCases()) * podsSides},
 		// Half of the cases have another side.
-		partOffload: {metricPacketCPU, len(offloadPacketCases())*offloadSides + len(offloadPacketCases())/2},
+		partOffload: {harness.MetricPacketCPU, len(offloadPacketCases())*offloadSides + len(offloadPacketCases())/2},
 		// One proxy has all kinds of traffic.
-		partMesh: {metricPerSecond, (len(meshProxies(s.envoy)) + len(meshTraffics) - 1) * meshSides},
+		partMesh: {harness.MetricPerSecond, (len(meshProxies(s.Envoy)) + len(meshTraffics) - 1) * meshSides},
 		// Beeline and the yardstick: for each family, with few flows and with many; with DSR for IPv4
 		// both, for IPv6 few. And for a peer, and for the yardstick with records.
 		partEdge:     {metricPacket, 2 * (2*(24+9) + 26 + 4 + 8 + 2 + 3)},
-		partRates:    {metricPacketCPU, rateSides},
-		partBalancer: {metricPerSecond, 8},
-		partControl:  {metricTime, 5},
-		partChanges:  {metricTime, 2 * changesSides},
+		partRates:    {harness.MetricPacketCPU, rateSides},
+		partBalancer: {harness.MetricPerSecond, 8},
+		partControl:  {harness.MetricTime, 5},
+		partChanges:  {harness.MetricTime, 2 * changesSides},
 	} {
 		if got := r.Of(part, want.metric); len(got) != want.rows {
 			t.Errorf("part %s has %d rows of %s, want %d", part, len(got), want.metric.Name, want.rows)
 		}
 	}
 	for _, row := range r.Rows {
-		if row.Part != partControl && row.Part != partChanges && len(row.Samples) != s.runs {
-			t.Errorf("%s: %s has %d samples, want %d", row.Series, row.Name, len(row.Samples), s.runs)
+		if row.Part != partControl && row.Part != partChanges && len(row.Samples) != s.Runs {
+			t.Errorf("%s: %s has %d samples, want %d", row.Series, row.Name, len(row.Samples), s.Runs)
 		}
 		if row.Against != "" && len(r.Counterpart(row)) != len(row.Samples) {
 			t.Errorf("%s: its counterpart %q does not have as many samples", row.Series, row.Against)
@@ -215,7 +216,7 @@ func TestProve(t *testing.T) {
 		{"connected sockets passed", counters{ConnectPass: 4, DatagramPass: 20}, passed, send, connected, ""},
 		{"a connected socket's datagrams were looked up", counters{ConnectBalance: 4, DatagramPass: 40}, balanced, send, connected, "DatagramPass 40"},
 	} {
-		after := combine(before, c.counts, func(a, b uint64) uint64 { return a + b })
+		after := harness.Combine(before, c.counts, func(a, b uint64) uint64 { return a + b })
 		err := prove(before, after, countersOf(c.path, c.mode, 4, c.result), c.result.Resent)
 		if (err == nil) != (c.wrong == "") || err != nil && !strings.Contains(err.Error(), c.wrong) {
 			t.Errorf("%s: %v, want an error with %q", c.what, err, c.wrong)

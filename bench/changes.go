@@ -12,6 +12,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 
+	"beeline.io/beeline/bench/harness"
 	"beeline.io/beeline/test/controlplane"
 	"beeline.io/beeline/test/lab"
 	"beeline.io/beeline/test/node"
@@ -20,7 +21,7 @@ import (
 const partChanges = "changes"
 
 // changesPart is the part changes.
-var changesPart = part{name: partChanges, text: "one change until a new connection sees it: from files, from an API server, and with kube-proxy", run: runChanges, print: printChanges}
+var changesPart = harness.Part{Name: partChanges, Text: "one change until a new connection sees it: from files, from an API server, and with kube-proxy", Run: runChanges, Print: printChanges}
 
 // A pod's new connection shows it: it reaches the Service's one endpoint.
 const (
@@ -29,7 +30,7 @@ const (
 )
 
 // The sizes that are measured.
-var changesSizes = []struct{ services, endpoints int }{{manyMost, endpointsOf}, {1000, 250}}
+var changesSizes = []struct{ services, endpoints int }{{harness.MostServices, harness.EndpointsPerService}, {1000, 250}}
 
 // How often and how closely changes follow each other. kube-proxy's default is to write its rules at most once
 // a second: a change that follows sooner would wait for that.
@@ -49,16 +50,16 @@ const (
 
 var changingPods = [2]string{"b1", "b2"}
 
-func runChanges(ctx context.Context, b *bench) error {
-	missing := controlplane.Find(b.controlPlane)
+func runChanges(ctx context.Context, b *harness.Bench) error {
+	missing := controlplane.Find(b.ControlPlane)
 	for _, size := range changesSizes {
-		if b.smoke {
+		if b.Smoke {
 			size.services, size.endpoints = 50, 3
 		}
 		if err := measureChanges(ctx, b, size.services, size.endpoints, missing == nil); err != nil {
 			return fmt.Errorf("%d Services with %d endpoints: %w", size.services, size.endpoints, err)
 		}
-		if b.smoke {
+		if b.Smoke {
 			return nil
 		}
 	}
@@ -66,28 +67,28 @@ func runChanges(ctx context.Context, b *bench) error {
 }
 
 // measureChanges measures all sides with one size, one after the other.
-func measureChanges(ctx context.Context, b *bench, services, endpoints int, withAPI bool) (err error) {
-	w, err := newWorld()
+func measureChanges(ctx context.Context, b *harness.Bench, services, endpoints int, withAPI bool) (err error) {
+	w, err := harness.NewWorld()
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, w.end()) }()
+	defer func() { err = errors.Join(err, w.End()) }()
 	if err := w.StartServers(); err != nil {
 		return err
 	}
-	m := &many{folder: w.folder, services: services, endpoints: endpoints, families: []string{"IPv4"}, protocol: corev1.ProtocolTCP}
-	c := &changesRun{bench: b, world: w, many: m}
-	if err := errors.Join(m.write(), c.writeFile(ctx, w.Host(changingPods[0]))); err != nil {
+	m := &harness.ServiceFolder{Folder: w.Folder, Services: services, Endpoints: endpoints, Families: []string{"IPv4"}, Protocol: corev1.ProtocolTCP}
+	c := &changesRun{Bench: b, world: w, many: m}
+	if err := errors.Join(m.Write(), c.writeFile(ctx, w.Host(changingPods[0]))); err != nil {
 		return err
 	}
-	agent := &node.Agent{Host: w.Host("node-a"), Program: b.program, Manifests: w.folder}
+	agent := &node.Agent{Host: w.Host("node-a"), Program: b.Program, Manifests: w.Folder}
 	if err := c.agent(ctx, "Beeline, files", agent, c.writeFile); err != nil {
 		return err
 	}
 	if !withAPI {
 		return nil
 	}
-	api, err := controlplane.Start(ctx, w.Lab, b.controlPlane)
+	api, err := controlplane.Start(ctx, w.Lab, b.ControlPlane)
 	if err != nil {
 		return err
 	}
@@ -97,14 +98,14 @@ func measureChanges(ctx context.Context, b *bench, services, endpoints int, with
 
 // changesRun is one size of the part.
 type changesRun struct {
-	*bench
-	world *world
-	many  *many
+	*harness.Bench
+	world *harness.World
+	many  *harness.ServiceFolder
 }
 
 // withAPI measures the sides that follow an API server, with the same objects.
 func (c *changesRun) withAPI(ctx context.Context, api *controlplane.ControlPlane) error {
-	objects, err := c.many.objects()
+	objects, err := objectsOf(c.many)
 	if err != nil {
 		return err
 	}
@@ -116,7 +117,7 @@ func (c *changesRun) withAPI(ctx context.Context, api *controlplane.ControlPlane
 		_, slice := changingObjects(backend)
 		return api.Update(ctx, slice)
 	}
-	agent := &node.Agent{Host: c.world.Host("node-a"), Program: c.program, Kubeconfig: api.Kubeconfig(controlplane.UserAdmin)}
+	agent := &node.Agent{Host: c.world.Host("node-a"), Program: c.Program, Kubeconfig: api.Kubeconfig(controlplane.UserAdmin)}
 	if err := c.agent(ctx, "Beeline, API server", agent, write); err != nil {
 		return err
 	}
@@ -127,7 +128,7 @@ func (c *changesRun) withAPI(ctx context.Context, api *controlplane.ControlPlane
 		return err
 	}
 	side := changesSide{
-		name: proxySides + "nftables, API server", client: c.world.Host("b3"), pid: proxy.PID(), begin: begin,
+		name: harness.ProxySides + "nftables, API server", client: c.world.Host("b3"), pid: proxy.PID(), begin: begin,
 		write: write, count: proxyChanges, pause: proxyPause, apart: proxyApart,
 	}
 	return errors.Join(c.measure(ctx, side), proxy.Stop())
@@ -135,7 +136,7 @@ func (c *changesRun) withAPI(ctx context.Context, api *controlplane.ControlPlane
 
 // agent measures an agent, and ends it.
 func (c *changesRun) agent(ctx context.Context, name string, a *node.Agent, write func(context.Context, *lab.Host) error) error {
-	c.world.agents = append(c.world.agents, a)
+	c.world.Agents = append(c.world.Agents, a)
 	begin := time.Now()
 	if err := a.StartOnly(); err != nil {
 		return err
@@ -156,7 +157,7 @@ func (c *changesRun) agent(ctx context.Context, name string, a *node.Agent, writ
 // writeFile changes the Service's backend in its file.
 func (c *changesRun) writeFile(_ context.Context, backend *lab.Host) error {
 	service, slice := changingObjects(backend)
-	return node.WriteManifest(c.world.folder, changing+".yaml", service, slice)
+	return node.WriteManifest(c.world.Folder, changing+".yaml", service, slice)
 }
 
 // changingObjects are the Service that changes, with IPv4 only, and its endpoint.
@@ -173,15 +174,15 @@ func changingObjects(backend *lab.Host) (*corev1.Service, *discoveryv1.EndpointS
 	panic("a pod without an IPv4 address")
 }
 
-// objects are those that write writes, in a form for an API server.
-func (m *many) objects() (all []runtime.Object, err error) {
-	for number := range m.services {
-		service, slices, err := m.object(number)
+// objectsOf are those that write writes, in a form for an API server.
+func objectsOf(m *harness.ServiceFolder) (all []runtime.Object, err error) {
+	for number := range m.Services {
+		service, slices, err := objectOf(m, number)
 		if err != nil {
 			return nil, err
 		}
 		single := corev1.IPFamilyPolicySingleStack
-		if service.Spec.IPFamilyPolicy = &single; len(m.families) > 1 {
+		if service.Spec.IPFamilyPolicy = &single; len(m.Families) > 1 {
 			service.Spec.IPFamilyPolicy = nil
 		}
 		all = append(all, service)

@@ -14,6 +14,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"sigs.k8s.io/yaml"
 
+	"beeline.io/beeline/bench/harness"
 	"beeline.io/beeline/bench/result"
 	"beeline.io/beeline/bench/stat"
 	"beeline.io/beeline/test/lab"
@@ -38,8 +39,8 @@ func (c *changesRun) measure(ctx context.Context, s changesSide) error {
 	if err != nil {
 		return fmt.Errorf("%s: %w", s.name, err)
 	}
-	c.add(s, scenarioFirst, metricTime, milliseconds(at.Sub(s.begin)))
-	if c.smoke {
+	c.add(s, scenarioFirst, harness.MetricTime, milliseconds(at.Sub(s.begin)))
+	if c.Smoke {
 		s.count = 2
 	}
 	for i := range s.count {
@@ -55,7 +56,7 @@ func (c *changesRun) measure(ctx context.Context, s changesSide) error {
 		if err != nil {
 			return fmt.Errorf("%s: change %d: %w", s.name, i+1, err)
 		}
-		c.add(s, scenarioServed, metricTime, milliseconds(at.Sub(begin)))
+		c.add(s, scenarioServed, harness.MetricTime, milliseconds(at.Sub(begin)))
 	}
 	// Restore the Service for the next side.
 	if err := s.write(ctx, c.world.Host(changingPods[0])); err != nil {
@@ -65,33 +66,33 @@ func (c *changesRun) measure(ctx context.Context, s changesSide) error {
 	if err != nil {
 		return err
 	}
-	c.add(s, scenarioServed, metricResident, resident)
-	c.add(s, scenarioServed, metricPeak, peak)
+	c.add(s, scenarioServed, harness.MetricResident, resident)
+	c.add(s, scenarioServed, harness.MetricPeak, peak)
 	return nil
 }
 
 func (c *changesRun) add(s changesSide, scenario string, m result.Metric, value float64) {
-	c.results.Add(result.Row{Metric: m, Series: result.Series{Part: partChanges, Scenario: scenario, Side: s.name,
-		Parameters: result.Parameters{"services": c.many.services, "endpoints": c.many.endpoints}}}, value)
+	c.Results.Add(result.Row{Metric: m, Series: result.Series{Part: partChanges, Scenario: scenario, Side: s.name,
+		Parameters: result.Parameters{"services": c.many.Services, "endpoints": c.many.Endpoints}}}, value)
 }
 
-func printChanges(r *report) {
-	rows, services := r.results.Of(partChanges, metricResident), 0
-	if !slices.ContainsFunc(rows, func(row result.Row) bool { return strings.HasPrefix(row.Side, proxySides) }) {
-		r.say("\nThere was no Kubernetes to run at --controlplane, so only files are measured.")
+func printChanges(r *harness.Report) {
+	rows, services := r.Results.Of(partChanges, harness.MetricResident), 0
+	if !slices.ContainsFunc(rows, func(row result.Row) bool { return strings.HasPrefix(row.Side, harness.ProxySides) }) {
+		r.Say("\nThere was no Kubernetes to run at --controlplane, so only files are measured.")
 	}
 	for _, row := range rows {
 		if n := row.Parameters["services"]; n != services {
 			services = n
-			r.say("\n%d Services with %d endpoints each; times in ms, memory in MiB\n", n, row.Parameters["endpoints"])
-			r.say("  %-34s %9s %9s %9s   %18s %5s %9s %9s", "", "start", "change", "p99", "least - most", "n", "resident", "at most")
+			r.Say("\n%d Services with %d endpoints each; times in ms, memory in MiB\n", n, row.Parameters["endpoints"])
+			r.Say("  %-34s %9s %9s %9s   %18s %5s %9s %9s", "", "start", "change", "p99", "least - most", "n", "resident", "at most")
 		}
-		times := r.results.Samples(row.Series, metricTime)
+		times := r.Results.Samples(row.Series, harness.MetricTime)
 		start := row.Series
 		start.Scenario = scenarioFirst
-		r.say("  %-34s %9.0f %9.1f %9.1f   %8.1f -%8.1f %5d %9.1f %9.1f", row.Side,
-			stat.Median(r.results.Samples(start, metricTime)), stat.Median(times), stat.Quantile(times, 0.99),
-			stat.Quantile(times, 0), stat.Quantile(times, 1), len(times), stat.Median(row.Samples), stat.Median(r.results.Samples(row.Series, metricPeak)))
+		r.Say("  %-34s %9.0f %9.1f %9.1f   %8.1f -%8.1f %5d %9.1f %9.1f", row.Side,
+			stat.Median(r.Results.Samples(start, harness.MetricTime)), stat.Median(times), stat.Quantile(times, 0.99),
+			stat.Quantile(times, 0), stat.Quantile(times, 1), len(times), stat.Median(row.Samples), stat.Median(r.Results.Samples(row.Series, harness.MetricPeak)))
 	}
 }
 
@@ -100,7 +101,7 @@ func (c *changesRun) await(ctx context.Context, s changesSide, pod string) (time
 	ctx, cancel := context.WithTimeout(ctx, 2*controlTimeout)
 	defer cancel()
 	for {
-		answer, err := s.client.Request(ctx, "tcp", fmt.Sprintf("10.96.0.%d:%d", changingNumber, servicePort), "who")
+		answer, err := s.client.Request(ctx, "tcp", fmt.Sprintf("10.96.0.%d:%d", changingNumber, harness.ServicePort), "who")
 		at := time.Now()
 		if err == nil && answer.Pod == pod {
 			return at, nil
@@ -133,10 +134,10 @@ func residentMiB(pid int) (now, most float64, err error) {
 	return now / 1024, most / 1024, err
 }
 
-// object is a Service and its EndpointSlices.
-func (m *many) object(number int) (*corev1.Service, []*discoveryv1.EndpointSlice, error) {
+// objectOf is a Service and its EndpointSlices.
+func objectOf(m *harness.ServiceFolder, number int) (*corev1.Service, []*discoveryv1.EndpointSlice, error) {
 	service, slices := &corev1.Service{}, []*discoveryv1.EndpointSlice{}
-	for i, text := range strings.Split(m.text(number, 0), "---\n") {
+	for i, text := range strings.Split(m.Text(number, 0), "---\n") {
 		if i == 0 {
 			if err := yaml.UnmarshalStrict([]byte(text), service); err != nil {
 				return nil, nil, err

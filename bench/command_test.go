@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"beeline.io/beeline/bench/harness"
 	"beeline.io/beeline/bench/result"
 )
 
@@ -25,7 +26,7 @@ func TestCommandErrors(t *testing.T) {
 	run := func(name, scenario string, sample float64) string {
 		f := &result.File{Schema: result.Schema}
 		for range 9 {
-			f.Add(result.Row{Series: result.Series{Part: partHook, Scenario: scenario, Side: sideBeeline}, Metric: metricCall}, sample)
+			f.Add(result.Row{Series: result.Series{Part: partHook, Scenario: scenario, Side: harness.SideBeeline}, Metric: metricCall}, sample)
 			sample *= 1.01
 		}
 		path := filepath.Join(folder, name)

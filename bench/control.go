@@ -16,6 +16,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"beeline.io/beeline/bench/endpoint"
+	"beeline.io/beeline/bench/harness"
 	"beeline.io/beeline/bench/result"
 	"beeline.io/beeline/bench/stat"
 	"beeline.io/beeline/internal/agent"
@@ -26,7 +27,7 @@ import (
 const partControl = "control"
 
 // controlPart is the part control.
-var controlPart = part{name: partControl, text: "start, change and memory of the agent with many Services", run: runControl, print: printControl}
+var controlPart = harness.Part{Name: partControl, Text: "start, change and memory of the agent with many Services", Run: runControl, Print: printControl}
 
 // What the agent needs for many Services.
 const (
@@ -49,13 +50,13 @@ var (
 // controlRun is one run of the part.
 type controlRun struct {
 	results *result.File
-	many    *many
+	many    *harness.ServiceFolder
 	agent   *node.Agent
 }
 
 func (r *controlRun) add(scenario string, m result.Metric, value float64) {
-	r.results.Add(result.Row{Metric: m, Series: result.Series{Part: partControl, Scenario: scenario, Side: sideBeeline,
-		Parameters: result.Parameters{"services": r.many.services, "endpoints": r.many.endpoints}}}, value)
+	r.results.Add(result.Row{Metric: m, Series: result.Series{Part: partControl, Scenario: scenario, Side: harness.SideBeeline,
+		Parameters: result.Parameters{"services": r.many.Services, "endpoints": r.many.Endpoints}}}, value)
 }
 
 const (
@@ -65,23 +66,23 @@ const (
 	controlTimeout = 3 * time.Minute
 )
 
-func runControl(ctx context.Context, b *bench) (err error) {
-	w, err := newWorld()
+func runControl(ctx context.Context, b *harness.Bench) (err error) {
+	w, err := harness.NewWorld()
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, w.end()) }()
-	m := &many{folder: w.folder, services: manyMost, endpoints: endpointsOf, families: []string{"IPv4"}, protocol: corev1.ProtocolTCP}
+	defer func() { err = errors.Join(err, w.End()) }()
+	m := &harness.ServiceFolder{Folder: w.Folder, Services: harness.MostServices, Endpoints: harness.EndpointsPerService, Families: []string{"IPv4"}, Protocol: corev1.ProtocolTCP}
 	starts, count := coldStarts, changes
-	if b.smoke {
-		m.services, starts, count = 50, 1, 2
+	if b.Smoke {
+		m.Services, starts, count = 50, 1, 2
 	}
-	if err := m.write(); err != nil {
+	if err := m.Write(); err != nil {
 		return err
 	}
-	a := &node.Agent{Host: w.Host("node-a"), Program: b.program, Manifests: m.folder}
-	w.agents = append(w.agents, a)
-	r := &controlRun{b.results, m, a}
+	a := &node.Agent{Host: w.Host("node-a"), Program: b.Program, Manifests: m.Folder}
+	w.Agents = append(w.Agents, a)
+	r := &controlRun{b.Results, m, a}
 	for range starts {
 		if err := r.start(ctx); err != nil {
 			return err
@@ -105,7 +106,7 @@ func (r *controlRun) start(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("cold start: %w", err)
 	}
-	r.add(scenarioCold, metricTime, cold)
+	r.add(scenarioCold, harness.MetricTime, cold)
 	if err := r.memory(ctx); err != nil {
 		return err
 	}
@@ -116,13 +117,13 @@ func (r *controlRun) start(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("warm start: %w", err)
 	}
-	r.add(scenarioWarm, metricTime, warm)
+	r.add(scenarioWarm, harness.MetricTime, warm)
 	return nil
 }
 
 // startTimed waits for the line that says that the agent is ready, without any request until then; then it
 // checks that everything is in the tables.
-func startTimed(ctx context.Context, a *node.Agent, m *many) (ms float64, err error) {
+func startTimed(ctx context.Context, a *node.Agent, m *harness.ServiceFolder) (ms float64, err error) {
 	ready := &lineWatch{want: []byte("msg=ready"), seen: make(chan time.Time, 1)}
 	a.Log = ready
 	begin := time.Now()
@@ -139,8 +140,8 @@ func startTimed(ctx context.Context, a *node.Agent, m *many) (ms float64, err er
 	}
 	// Each Service has a frontend for its port and one for all others.
 	c := status.Counts
-	if !status.Sync.Synced || c.Services != m.services || c.Frontends != 2*m.services || c.Backends != m.services*m.endpoints {
-		return 0, fmt.Errorf("ready with %+v in the tables; the manifests have %d Services with %d endpoints each", c, m.services, m.endpoints)
+	if !status.Sync.Synced || c.Services != m.Services || c.Frontends != 2*m.Services || c.Backends != m.Services*m.Endpoints {
+		return 0, fmt.Errorf("ready with %+v in the tables; the manifests have %d Services with %d endpoints each", c, m.Services, m.Endpoints)
 	}
 	return float64(at.Sub(begin).Microseconds()) / 1e3, nil
 }
@@ -162,9 +163,9 @@ func (r *controlRun) memory(ctx context.Context) error {
 		n, _ := strconv.ParseFloat(kB, 64)
 		return n / 1024
 	}
-	r.add(scenarioCold, metricResident, mebibytes("VmRSS"))
+	r.add(scenarioCold, harness.MetricResident, mebibytes("VmRSS"))
 	r.add(scenarioCold, metricOwn, mebibytes("RssAnon"))
-	r.add(scenarioCold, metricPeak, mebibytes("VmHWM"))
+	r.add(scenarioCold, harness.MetricPeak, mebibytes("VmHWM"))
 	return nil
 }
 
@@ -202,15 +203,15 @@ func (r *controlRun) change(ctx context.Context, count int) error {
 // changeOne removes the first endpoint of a Service and adds the spare one.
 func (r *controlRun) changeOne(ctx context.Context, tables *view, n int, scenario string) error {
 	m := r.many
-	svc, first := n%m.services, m.endpoints
+	svc, first := n%m.Services, m.Endpoints
 	begin := time.Now()
-	if err := m.writeOne(svc, first); err != nil {
+	if err := m.WriteOne(svc, first); err != nil {
 		return err
 	}
-	if err := tables.await(ctx, m.address("IPv4", svc), m.endpoint("IPv4", svc, first)); err != nil {
+	if err := tables.await(ctx, m.Address("IPv4", svc), m.Endpoint("IPv4", svc, first)); err != nil {
 		return err
 	}
-	r.add(scenario, metricTime, float64(time.Since(begin).Microseconds())/1e3)
+	r.add(scenario, harness.MetricTime, float64(time.Since(begin).Microseconds())/1e3)
 	return nil
 }
 
@@ -225,7 +226,7 @@ func (r *controlRun) changeScraped(ctx context.Context, tables *view, n int) err
 		scraped <- err
 	}()
 	err := errors.Join(r.changeOne(ctx, tables, n, scenarioScraped), <-scraped)
-	r.add(scenarioScrape, metricTime, float64(took.Microseconds())/1e3)
+	r.add(scenarioScrape, harness.MetricTime, float64(took.Microseconds())/1e3)
 	return err
 }
 
@@ -247,30 +248,30 @@ func scrape(ctx context.Context, host *lab.Host) error {
 	return nil
 }
 
-func printControl(r *report) {
-	cold := r.results.Of(partControl, metricResident)[0].Series
-	r.say("\n%d Services with %d endpoints each, a file for each Service\n", cold.Parameters["services"], cold.Parameters["endpoints"])
+func printControl(r *harness.Report) {
+	cold := r.Results.Of(partControl, harness.MetricResident)[0].Series
+	r.Say("\n%d Services with %d endpoints each, a file for each Service\n", cold.Parameters["services"], cold.Parameters["endpoints"])
 	for _, row := range []struct {
 		text, scenario string
 		metric         result.Metric
 	}{
-		{"cold start", scenarioCold, metricTime},
-		{"start over the tables of an earlier agent", scenarioWarm, metricTime},
-		{"one endpoint changed until it is in the set", scenarioChange, metricTime},
-		{"the same beside a scrape of /metrics", scenarioScraped, metricTime},
-		{"that scrape", scenarioScrape, metricTime},
+		{"cold start", scenarioCold, harness.MetricTime},
+		{"start over the tables of an earlier agent", scenarioWarm, harness.MetricTime},
+		{"one endpoint changed until it is in the set", scenarioChange, harness.MetricTime},
+		{"the same beside a scrape of /metrics", scenarioScraped, harness.MetricTime},
+		{"that scrape", scenarioScrape, harness.MetricTime},
 		{"CPU time of the agent for one change", scenarioChange, metricAgentCPU},
-		{"resident memory of the agent", scenarioCold, metricResident},
+		{"resident memory of the agent", scenarioCold, harness.MetricResident},
 		{"of these its own, not program and tables", scenarioCold, metricOwn},
-		{"the most that was resident", scenarioCold, metricPeak},
+		{"the most that was resident", scenarioCold, harness.MetricPeak},
 	} {
 		series := cold
 		series.Scenario = row.scenario
-		values := r.results.Samples(series, row.metric)
+		values := r.Results.Samples(series, row.metric)
 		if len(values) == 0 {
 			continue // of an earlier version
 		}
-		r.say("  %-44s %9.1f %-3s   (%.1f - %.1f, n = %d)", row.text, stat.Median(values), row.metric.Unit,
+		r.Say("  %-44s %9.1f %-3s   (%.1f - %.1f, n = %d)", row.text, stat.Median(values), row.metric.Unit,
 			stat.Quantile(values, 0), stat.Quantile(values, 1), len(values))
 	}
 }

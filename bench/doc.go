@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"beeline.io/beeline/bench/chart"
+	"beeline.io/beeline/bench/harness"
 	"beeline.io/beeline/bench/result"
 )
 
@@ -26,7 +27,7 @@ func docCommand() *cobra.Command {
 				return err
 			}
 			if into == "" {
-				printAll(&report{c.OutOrStdout(), results})
+				printAll(&harness.Report{Out: c.OutOrStdout(), Results: results})
 				return nil
 			}
 			if err := document(results, into); err != nil {
@@ -54,7 +55,7 @@ func document(results *result.File, path string) error {
 		return err
 	}
 	var text bytes.Buffer
-	printAll(&report{&text, results})
+	printAll(&harness.Report{Out: &text, Results: results})
 	mark := markText
 	if results.Only(partEndurance) {
 		mark = partEndurance
@@ -91,15 +92,15 @@ func document(results *result.File, path string) error {
 }
 
 // printAll prints what the run with these results printed.
-func printAll(r *report) {
-	r.printHead()
+func printAll(r *harness.Report) {
+	r.PrintHead()
 	for _, p := range parts(nil, nil) {
-		if r.results.Has(p.name) {
-			r.printTitle(p)
-			p.print(r)
+		if r.Results.Has(p.Name) {
+			r.PrintTitle(p)
+			p.Print(r)
 		}
 	}
-	r.printFoot()
+	r.PrintFoot()
 }
 
 // replace replaces the text between the two marks of a name.

@@ -11,21 +11,22 @@ import (
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
+	"beeline.io/beeline/bench/harness"
 	"beeline.io/beeline/bench/result"
 )
 
 const partEdge = "edge"
 
 // edgePart is the part, with programs of others.
-func edgePart(peers []*peer) part {
-	run := func(ctx context.Context, b *bench) error { return runEdge(ctx, b, peers) }
-	return part{name: partEdge, text: "what the programs at devices cost for each packet", run: run, print: printEdge}
+func edgePart(peers []*peer) harness.Part {
+	run := func(ctx context.Context, b *harness.Bench) error { return runEdge(ctx, b, peers) }
+	return harness.Part{Name: partEdge, Text: "what the programs at devices cost for each packet", Run: run, Print: printEdge}
 }
 
 // metricPacket is the cost of one program in one case, net of the prelude.
 var metricPacket = result.Metric{Name: "time per packet", Unit: "ns", Better: result.Lower}
 
-// The sides of each case besides sideBeeline.
+// The sides of each case besides harness.SideBeeline.
 const (
 	sideMinimal = "minimal"
 	sideRecords = "minimal with records" // besides sideMinimal
@@ -72,8 +73,8 @@ func (size edgeSize) fills(flows uint32) bool {
 	return flows > 1 && (!size.most || flows == size.counts[len(size.counts)-1])
 }
 
-func edgeSizes(b *bench) []edgeSize {
-	if b.smoke {
+func edgeSizes(b *harness.Bench) []edgeSize {
+	if b.Smoke {
 		return []edgeSize{
 			{flows: 100, counts: []uint32{1, 100}, packets: 200},
 			{flows: 2000, records: 4400, counts: []uint32{2000}, packets: 400, most: true},
@@ -83,9 +84,9 @@ func edgeSizes(b *bench) []edgeSize {
 	}
 	few := edgeSize{flows: someFlows, counts: []uint32{1, someFlows}, packets: somePackets}
 	sizes := []edgeSize{few}
-	most := uint32(min(mostFlows, b.results.Machine.MemoryMiB<<20/memoryPart/bytesForFlow))
+	most := uint32(min(mostFlows, b.Results.Machine.MemoryMiB<<20/memoryPart/bytesForFlow))
 	if most < fewestOfAll {
-		b.say("There is too little memory for more than %d flows.", someFlows)
+		b.Say("There is too little memory for more than %d flows.", someFlows)
 		return sizes
 	}
 	sizes = append(sizes, edgeSize{flows: most, records: most / 10 * 22, counts: []uint32{most}, packets: manyPackets, most: true})
@@ -101,12 +102,12 @@ func edgeSizes(b *bench) []edgeSize {
 }
 
 // wanted reports whether to measure a row, by --case, which matches the printed row.
-func wanted(b *bench, hook, family, name string, flows uint32) bool {
-	return b.only == nil || b.only.MatchString(fmt.Sprintf("%s %s %s %d", hook, family, name, flows))
+func wanted(b *harness.Bench, hook, family, name string, flows uint32) bool {
+	return b.Only == nil || b.Only.MatchString(fmt.Sprintf("%s %s %s %d", hook, family, name, flows))
 }
 
 // wantedAt reports whether to measure any row of a case.
-func wantedAt(b *bench, size edgeSize, family string, c edgeCase) bool {
+func wantedAt(b *harness.Bench, size edgeSize, family string, c edgeCase) bool {
 	return slices.ContainsFunc(c.hooks, func(hook string) bool {
 		return slices.ContainsFunc(size.counts, func(flows uint32) bool { return wanted(b, hook, family, c.name, flows) })
 	})
@@ -117,12 +118,12 @@ func among(families []string, family string) bool {
 	return len(families) == 0 || slices.Contains(families, family)
 }
 
-func runEdge(ctx context.Context, b *bench, peers []*peer) error {
+func runEdge(ctx context.Context, b *harness.Bench, peers []*peer) error {
 	if err := runPeers(ctx, b, peers); err != nil {
 		return err
 	}
 	for _, size := range edgeSizes(b) {
-		for _, family := range bothFamilies {
+		for _, family := range harness.BothFamilies {
 			if !among(size.families, family) {
 				continue
 			}
@@ -134,7 +135,7 @@ func runEdge(ctx context.Context, b *bench, peers []*peer) error {
 	return nil
 }
 
-func measureEdge(ctx context.Context, b *bench, family string, size edgeSize) (err error) {
+func measureEdge(ctx context.Context, b *harness.Bench, family string, size edgeSize) (err error) {
 	var sets []string
 	var cases []edgeCase
 	for _, c := range size.cases() {
@@ -159,7 +160,7 @@ func measureEdge(ctx context.Context, b *bench, family string, size edgeSize) (e
 	}
 	defer func() { err = errors.Join(err, rig.end()) }()
 	return rig.world.Host("node-a").Do(func() error {
-		free, err := pin(b.one.Client)
+		free, err := pin(b.One.Client)
 		if err != nil {
 			return err
 		}
@@ -207,7 +208,7 @@ func pin(cpu int) (free func(), err error) {
 }
 
 // measure runs the edge and the yardstick in turn, each after the prelude alone on the same frames.
-func (rig *edgeRig) measure(ctx context.Context, b *bench, hook string, c edgeCase, flows uint32, size edgeSize) error {
+func (rig *edgeRig) measure(ctx context.Context, b *harness.Bench, hook string, c edgeCase, flows uint32, size edgeSize) error {
 	set := rig.sets[c.set].part(flows)
 	yard := set
 	if c.translated() {
@@ -235,7 +236,7 @@ func (rig *edgeRig) measure(ctx context.Context, b *bench, hook string, c edgeCa
 		return result.Row{Metric: metricPacket, Against: against, Series: result.Series{Part: partEdge, Scenario: scenario, Hook: hook, Side: side,
 			Family: rig.family, Parameters: result.Parameters{"flows": int(flows)}}}
 	}
-	rounds := min(b.runs, edgeRounds) + 1
+	rounds := min(b.Runs, edgeRounds) + 1
 	next := uint32(0)
 	if c.fresh {
 		packets = flows // each is new only once
@@ -270,8 +271,8 @@ func (rig *edgeRig) measure(ctx context.Context, b *bench, hook string, c edgeCa
 			return err
 		}
 		if round > 0 { // the first one is the warm-up
-			b.results.Add(row(c.name, sideBeeline, sideMinimal), net)
-			b.results.Add(row(c.name, sideMinimal, ""), minimal)
+			b.Results.Add(row(c.name, harness.SideBeeline, sideMinimal), net)
+			b.Results.Add(row(c.name, sideMinimal, ""), minimal)
 		}
 		if !rig.records(hook, c) {
 			continue
@@ -281,8 +282,8 @@ func (rig *edgeRig) measure(ctx context.Context, b *bench, hook string, c edgeCa
 			return err
 		}
 		if round > 0 {
-			b.results.Add(row(sideRecords, sideRecords, sideMinimal), records)
-			b.results.Add(row(sideRecords, sideMinimal, ""), minimal)
+			b.Results.Add(row(sideRecords, sideRecords, sideMinimal), records)
+			b.Results.Add(row(sideRecords, sideMinimal, ""), minimal)
 		}
 	}
 	return nil

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"beeline.io/beeline/bench/harness"
 	"beeline.io/beeline/internal/bpf"
 )
 
@@ -46,17 +47,17 @@ var edgeCases = []edgeCase{
 func unchanged(_ *edgeRig, before, after segment) bool { return before == after }
 
 func toEndpoint(rig *edgeRig, _, after segment) bool {
-	return after.from.Addr() == rig.node && after.to.Port() == serverPort && slices.Contains(rig.endpoints, after.to.Addr())
+	return after.from.Addr() == rig.node && after.to.Port() == harness.ServerPort && slices.Contains(rig.endpoints, after.to.Addr())
 }
 
 func toLocal(rig *edgeRig, before, after segment) bool {
-	return after.from == before.from && after.to == netip.AddrPortFrom(rig.local, serverPort)
+	return after.from == before.from && after.to == netip.AddrPortFrom(rig.local, harness.ServerPort)
 }
 
 func fromService(port uint16) func(*edgeRig, segment, segment) bool {
 	return func(rig *edgeRig, _, after segment) bool {
 		first := rig.client(0, 0).Addr()
-		return after.from == netip.AddrPortFrom(rig.node, port) && !after.to.Addr().Less(first) && after.to.Addr().Less(plus(first, 200))
+		return after.from == netip.AddrPortFrom(rig.node, port) && !after.to.Addr().Less(first) && after.to.Addr().Less(harness.Plus(first, 200))
 	}
 }
 
@@ -140,7 +141,7 @@ func (rig *edgeRig) prove(hook string, c edgeCase, set, yard frameSet) error {
 	if c.translated() {
 		hops = 1
 		becomes = func(rig *edgeRig, before, after segment) bool {
-			return before.from == after.from && after.to.Port() == serverPort && slices.Contains(rig.endpoints, after.to.Addr())
+			return before.from == after.from && after.to.Port() == harness.ServerPort && slices.Contains(rig.endpoints, after.to.Addr())
 		}
 	}
 	if err := rig.proveOne(hook, targetMinimal, yard, 0, c.translated(), hops, becomes); err != nil {

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 
+	"beeline.io/beeline/bench/harness"
 	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/test/node"
@@ -45,7 +46,7 @@ func (rig *edgeRig) published(number int) netip.AddrPort {
 	if rig.node.Is6() {
 		first = netip.MustParseAddr("2001:db8:2::")
 	}
-	return netip.AddrPortFrom(plus(first, number), servicePort)
+	return netip.AddrPortFrom(harness.Plus(first, number), harness.ServicePort)
 }
 
 // The contested Service has these endpoints first, and all others later: then about half of the slots of its
@@ -67,7 +68,7 @@ var (
 )
 
 func toUnwrapped(rig *edgeRig, before, after segment) bool {
-	before.outer, before.to = after.outer, netip.AddrPortFrom(rig.local, serverPort)
+	before.outer, before.to = after.outer, netip.AddrPortFrom(rig.local, harness.ServerPort)
 	return !after.outer[0].IsValid() && after == before
 }
 
@@ -109,14 +110,14 @@ func (rig *edgeRig) addDirect(later bool) error {
 // settle waits until an agent's Services are untracked, and changes the backends of about half of the contested
 // one's slots.
 func (rig *edgeRig) settle(ctx context.Context, agent *node.Agent) error {
-	tables, err := awaitUntracked(ctx, agent)
+	tables, err := harness.AwaitUntracked(ctx, agent)
 	if err != nil {
 		return err
 	}
 	if err := errors.Join(agent.Stop(), rig.addDirect(true), agent.Start()); err != nil {
 		return err
 	}
-	if _, contested, err := untrackedServices(tables); err != nil || contested != 1 {
+	if _, contested, err := harness.UntrackedServices(tables); err != nil || contested != 1 {
 		return errors.Join(err, fmt.Errorf("%d untracked Services are contested, want 1", contested))
 	}
 	return nil
@@ -208,9 +209,9 @@ func (rig *edgeRig) arrived(kind string, before, after segment, j journey) bool 
 		return after == before && j.from == rig.node && endpoint
 	case dsrGeneve:
 		return after == before && j.from == rig.node && j.to == rig.balancer &&
-			slices.Contains(rig.endpoints, j.named.Addr()) && j.named.Port() == serverPort
+			slices.Contains(rig.endpoints, j.named.Addr()) && j.named.Port() == harness.ServerPort
 	}
 	asked := before.to
-	before.to = netip.AddrPortFrom(j.to, serverPort)
+	before.to = netip.AddrPortFrom(j.to, harness.ServerPort)
 	return after == before && j.from == before.from.Addr() && j.named == asked && endpoint
 }

@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"beeline.io/beeline/bench/harness"
 	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/conntrack"
 )
@@ -37,8 +38,8 @@ func frameRoom(sets, flows uint32) uint32 { return scratchFrames + sets*flows }
 // client returns a unique address and port for each flow, and for each kind of flows.
 func (rig *edgeRig) client(kind, n uint32) netip.AddrPort {
 	const ports = 60000
-	first := plus(rig.address("client"), 10+int(kind)*40)
-	return netip.AddrPortFrom(plus(first, int(n/ports)), uint16(1024+n%ports))
+	first := harness.Plus(rig.address("client"), 10+int(kind)*40)
+	return netip.AddrPortFrom(harness.Plus(first, int(n/ports)), uint16(1024+n%ports))
 }
 
 // make fills the table of frames with the named sets, each with so many flows, and has the edge begin those
@@ -60,7 +61,7 @@ func (rig *edgeRig) make(flows uint32, sets ...string) error {
 		case setLocal:
 			err = rig.establish(set, rig.flowsOf(2, flows, netip.AddrPortFrom(rig.node, localPort), unix.IPPROTO_TCP, flagACK), bpf.ConntrackReply|bpf.ConntrackLocal)
 		case setLocalAnswer:
-			err = rig.addSet(set, false, turned(rig.flowsOf(2, flows, netip.AddrPortFrom(rig.local, serverPort), unix.IPPROTO_TCP, flagACK)))
+			err = rig.addSet(set, false, turned(rig.flowsOf(2, flows, netip.AddrPortFrom(rig.local, harness.ServerPort), unix.IPPROTO_TCP, flagACK)))
 		case setReplies:
 			var all []segment
 			if all, err = rig.answers(rig.flows.Assured, flows, bpf.ConntrackReply, flagACK); err == nil {

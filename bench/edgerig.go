@@ -19,6 +19,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 
+	"beeline.io/beeline/bench/harness"
 	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/conntrack"
 	"beeline.io/beeline/test/node"
@@ -27,7 +28,7 @@ import (
 // An edgeRig is a node whose edge was set up by an agent, with one family's flows. The agent has ended, so it
 // does not disturb the measurement; its programs and tables stay.
 type edgeRig struct {
-	world   *world
+	world   *harness.World
 	family  string
 	bpffs   string
 	drivers map[string]*driver // by hook
@@ -61,8 +62,8 @@ const (
 )
 
 // newEdgeRig sets up a node, with room for so many frames.
-func newEdgeRig(ctx context.Context, b *bench, family string, size edgeSize, frames uint32) (rig *edgeRig, err error) {
-	w, err := newWorld()
+func newEdgeRig(ctx context.Context, b *harness.Bench, family string, size edgeSize, frames uint32) (rig *edgeRig, err error) {
+	w, err := harness.NewWorld()
 	if err != nil {
 		return nil, err
 	}
@@ -79,12 +80,12 @@ func newEdgeRig(ctx context.Context, b *bench, family string, size edgeSize, fra
 	if err := w.ReadyForXDP(); err != nil {
 		return rig, err
 	}
-	agent := &node.Agent{Host: w.Host("node-a"), Program: b.program, Manifests: w.folder, EdgeMode: "xdp"}
+	agent := &node.Agent{Host: w.Host("node-a"), Program: b.Program, Manifests: w.Folder, EdgeMode: "xdp"}
 	if size.records > 0 {
 		agent.Flags = []string{"--max-flows", strconv.FormatUint(uint64(size.records), 10)}
 	}
 	rig.bpffs = agent.BPFFS()
-	w.agents = append(w.agents, agent)
+	w.Agents = append(w.Agents, agent)
 	if err := agent.Start(); err != nil {
 		return rig, err
 	}
@@ -114,9 +115,9 @@ func (rig *edgeRig) waitForPrefilter() error {
 	if err != nil {
 		return err
 	}
-	for deadline := time.Now().Add(sweepTimeout); !prefilter.Enabled(); time.Sleep(20 * time.Millisecond) {
+	for deadline := time.Now().Add(harness.SweepTimeout); !prefilter.Enabled(); time.Sleep(20 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			return fmt.Errorf("the prefilter is disabled after %s", sweepTimeout)
+			return fmt.Errorf("the prefilter is disabled after %s", harness.SweepTimeout)
 		}
 	}
 	return nil
@@ -126,7 +127,7 @@ func (rig *edgeRig) end() error {
 	for _, c := range rig.open {
 		c.Close()
 	}
-	return rig.world.end()
+	return rig.world.End()
 }
 
 // address is a host's in the rig's family.
@@ -143,7 +144,7 @@ func (rig *edgeRig) name() {
 	rig.node, rig.local, rig.plain = rig.address("node-a"), rig.address("a1"), rig.address("a2")
 	rig.balancer = rig.address("node-b")
 	for i := range remoteEndpoints {
-		rig.endpoints = append(rig.endpoints, plus(rig.address("b1"), 100+i))
+		rig.endpoints = append(rig.endpoints, harness.Plus(rig.address("b1"), 100+i))
 	}
 }
 
@@ -175,8 +176,8 @@ func (rig *edgeRig) addServices() error {
 func (rig *edgeRig) addService(name string, number uint8, publish func(*corev1.Service), host string, all ...netip.Addr) error {
 	service, slices := node.Service(name, number), node.Slices(name)
 	node.SetPorts(service, slices,
-		node.Port{Name: "tcp", Protocol: corev1.ProtocolTCP, Port: servicePort, Target: serverPort},
-		node.Port{Name: "udp", Protocol: corev1.ProtocolUDP, Port: servicePort, Target: serverPort})
+		node.Port{Name: "tcp", Protocol: corev1.ProtocolTCP, Port: harness.ServicePort, Target: harness.ServerPort},
+		node.Port{Name: "udp", Protocol: corev1.ProtocolUDP, Port: harness.ServicePort, Target: harness.ServerPort})
 	publish(service)
 	slice := slices[0]
 	if all[0].Is6() {
@@ -187,37 +188,37 @@ func (rig *edgeRig) addService(name string, number uint8, publish func(*corev1.S
 		slice.Endpoints = append(slice.Endpoints, discoveryv1.Endpoint{
 			Addresses: []string{a.String()}, NodeName: &host, Conditions: discoveryv1.EndpointConditions{Ready: &ready}})
 	}
-	return node.WriteManifest(rig.world.folder, name+".yaml", []runtime.Object{service, slice}...)
+	return node.WriteManifest(rig.world.Folder, name+".yaml", []runtime.Object{service, slice}...)
 }
 
 // fixNeighbour makes the gateway's neighbour entry permanent, and stores the MAC addresses.
 func (rig *edgeRig) fixNeighbour() error {
-	far, err := deviceOf(rig.world.Host("fabric"), "node-a")
+	far, err := harness.DeviceOf(rig.world.Host("fabric"), "node-a")
 	if err != nil {
 		return err
 	}
-	near, err := deviceOf(rig.world.Host("node-a"), "eth0")
+	near, err := harness.DeviceOf(rig.world.Host("node-a"), "eth0")
 	if err != nil {
 		return err
 	}
 	rig.own, rig.gateway = [6]byte(near.HardwareAddr), [6]byte(far.HardwareAddr)
-	return setNeighbour(rig.world.Host("node-a"), near.Index, gateways[rig.family], far.HardwareAddr)
+	return harness.SetNeighbour(rig.world.Host("node-a"), near.Index, harness.Gateways[rig.family], far.HardwareAddr)
 }
 
 // load puts the prelude in front of the programs that the agent has attached to eth0.
 func (rig *edgeRig) load(frames uint32) error {
-	device, err := deviceOf(rig.world.Host("node-a"), "eth0")
+	device, err := harness.DeviceOf(rig.world.Host("node-a"), "eth0")
 	if err != nil {
 		return err
 	}
-	pod, err := deviceOf(rig.world.Host("node-a"), "a1")
+	pod, err := harness.DeviceOf(rig.world.Host("node-a"), "a1")
 	if err != nil {
 		return err
 	}
 	if err := rig.openFlows(); err != nil {
 		return err
 	}
-	err = programsAt(rig.bpffs, device.Index, func(hook bpf.EdgeHook, program *ebpf.Program) error {
+	err = harness.ProgramsAt(rig.bpffs, device.Index, func(hook bpf.EdgeHook, program *ebpf.Program) error {
 		rig.open = append(rig.open, program)
 		return rig.addDriver(hook, program, uint32(device.Index), uint32(pod.Index), frames)
 	})

@@ -6,16 +6,17 @@ import (
 	"cmp"
 	"slices"
 
+	"beeline.io/beeline/bench/harness"
 	"beeline.io/beeline/bench/result"
 	"beeline.io/beeline/bench/stat"
 )
 
-func printEdge(r *report) {
-	r.say("\nTime of the edge's programs for one packet, in ns net of what drives them; beside it the least that a load balancer does\n")
-	r.say("  %-10s %-4s  %-28s %8s %8s %15s %8s %6s", "", "", "", "flows", "median", "least - most", "minimal", "ratio")
-	for _, row := range edgeRows(r.results) {
-		net, minimal := stat.Median(row.Samples), stat.Median(r.results.Counterpart(row))
-		r.say("  %-10s %-4s  %-28s %8d %8.0f %6.0f - %6.0f %8.0f %6.1f", row.Hook, row.Family, row.Scenario, row.Parameters["flows"],
+func printEdge(r *harness.Report) {
+	r.Say("\nTime of the edge's programs for one packet, in ns net of what drives them; beside it the least that a load balancer does\n")
+	r.Say("  %-10s %-4s  %-28s %8s %8s %15s %8s %6s", "", "", "", "flows", "median", "least - most", "minimal", "ratio")
+	for _, row := range edgeRows(r.Results) {
+		net, minimal := stat.Median(row.Samples), stat.Median(r.Results.Counterpart(row))
+		r.Say("  %-10s %-4s  %-28s %8d %8.0f %6.0f - %6.0f %8.0f %6.1f", row.Hook, row.Family, row.Scenario, row.Parameters["flows"],
 			net, stat.Quantile(row.Samples, 0), stat.Quantile(row.Samples, 1), minimal, net/minimal)
 	}
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"beeline.io/beeline/bench/endpoint"
+	"beeline.io/beeline/bench/harness"
 	"beeline.io/beeline/bench/result"
 )
 
@@ -20,14 +21,14 @@ import (
 const partEndurance = "endurance"
 
 // endurancePart is the part with these settings.
-func endurancePart(s *enduranceSettings) part {
-	run := func(ctx context.Context, b *bench) error { return runEndurance(ctx, &enduranceBench{b, s}) }
-	return part{name: partEndurance, text: "what load and floods over time do to new connections and to idle ones", named: true, run: run, print: printEndurance}
+func endurancePart(s *enduranceSettings) harness.Part {
+	run := func(ctx context.Context, b *harness.Bench) error { return runEndurance(ctx, &enduranceBench{b, s}) }
+	return harness.Part{Name: partEndurance, Text: "what load and floods over time do to new connections and to idle ones", Named: true, Run: run, Print: printEndurance}
 }
 
 // enduranceBench is a run of the part.
 type enduranceBench struct {
-	*bench
+	*harness.Bench
 	endurance *enduranceSettings
 }
 
@@ -130,7 +131,7 @@ const (
 )
 
 func runEndurance(ctx context.Context, b *enduranceBench) error {
-	if b.two.Client == b.two.Server {
+	if b.Two.Client == b.Two.Server {
 		return errors.New("the clients and the servers need a CPU each, but there is only one")
 	}
 	machineMax, err := conntrackMax()
@@ -139,7 +140,7 @@ func runEndurance(ctx context.Context, b *enduranceBench) error {
 	}
 	for turn, size := range b.endurance.sizes {
 		for _, side := range enduranceSides {
-			if side.direct && turn > 0 || !side.direct && b.only != nil && !b.only.MatchString(side.name) {
+			if side.direct && turn > 0 || !side.direct && b.Only != nil && !b.Only.MatchString(side.name) {
 				continue
 			}
 			records, run := side.records(b, turn, size, machineMax)
@@ -148,7 +149,7 @@ func runEndurance(ctx context.Context, b *enduranceBench) error {
 				continue
 			}
 			for _, phase := range endurancePhases {
-				if phase.once && turn > 0 || phase.long && b.smoke {
+				if phase.once && turn > 0 || phase.long && b.Smoke {
 					continue
 				}
 				if err := measureEndurance(ctx, b, side, records, phase); err != nil {
@@ -256,17 +257,17 @@ type enduranceClients struct {
 func (rig *enduranceRig) run(ctx context.Context, all []enduranceClients) error {
 	var kinds sync.WaitGroup
 	results, errs := make([]endpoint.LoadResult, len(all)), make([]error, len(all))
-	before := usageNow()
+	before := harness.UsageNow()
 	for i, c := range all {
 		config := endpoint.LoadConfig{
 			Target: rig.target, Datagrams: c.datagrams, ServerCloses: c.serverCloses, Sources: enduranceClientRange, First: rig.clients(c.count),
-			Count: c.count, Rate: c.rate, Patience: c.patience, AskAgain: c.askAgain, CPU: rig.bench.two.Client,
+			Count: c.count, Rate: c.rate, Patience: c.patience, AskAgain: c.askAgain, CPU: rig.bench.Two.Client,
 		}
 		kinds.Go(func() { results[i], errs[i] = endpoint.RunLoad(ctx, rig.world.Host("client"), config) })
 	}
 	kinds.Wait()
-	after := usageNow()
-	busy := (after.busy + after.stolen - before.busy - before.stolen).Seconds() / max((after.all-before.all).Seconds(), 0.01)
+	after := harness.UsageNow()
+	busy := (after.Busy + after.Stolen - before.Busy - before.Stolen).Seconds() / max((after.All-before.All).Seconds(), 0.01)
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}
@@ -311,12 +312,12 @@ func (rig *enduranceRig) note(c enduranceClients, r endpoint.LoadResult, busy fl
 	}{
 		{metricAsked, float64(r.Asked)}, {metricFailed, float64(r.Failed())}, {metricDelayed, float64(r.Delayed)},
 		{metricRefused, float64(r.Refused)}, {metricReset, float64(r.Reset)}, {metricTimedOut, float64(r.TimedOut)}, {metricWrong, float64(r.Wrong)},
-		{metricReached, reached}, {metricBusy, busy}, {metricP50, r.P50}, {metricP99, r.P99},
+		{metricReached, reached}, {metricBusy, busy}, {harness.MetricP50, r.P50}, {harness.MetricP99, r.P99},
 	} {
-		if r.Answered == 0 && v.metric.Unit == metricP99.Unit {
+		if r.Answered == 0 && v.metric.Unit == harness.MetricP99.Unit {
 			continue // no latencies
 		}
-		rig.bench.results.Add(result.Row{Series: series, Metric: v.metric}, v.value)
+		rig.bench.Results.Add(result.Row{Series: series, Metric: v.metric}, v.value)
 	}
 	rig.bench.progress("%s: %s: asked %d, failed %d, delayed %d, p99 %.0f us", rig.side.name, c.scenario, r.Asked, r.Failed(), r.Delayed, r.P99)
 }
@@ -354,7 +355,7 @@ func (rig *enduranceRig) flood(ctx context.Context, name string, answered bool) 
 		return fmt.Errorf("the node received %[2]d of the flood's %[1]d packets", sent.Packets, arrived)
 	}
 	rate := float64(sent.Packets) / sent.Took.Seconds()
-	rig.bench.results.Add(result.Row{Series: rig.series(name, nil), Metric: metricFlood}, rate)
+	rig.bench.Results.Add(result.Row{Series: rig.series(name, nil), Metric: metricFlood}, rate)
 	rig.bench.progress("%s: %s: %.0f packets per second", rig.side.name, name, rate)
 	return nil
 }
@@ -385,7 +386,7 @@ func (rig *enduranceRig) speak(idle *endpoint.Idle, phase string) error {
 				{metricAsked, who.count.Asked}, {metricFailed, failed}, {metricDelayed, who.count.Delayed},
 				{metricReset, who.count.Reset}, {metricTimedOut, failed - who.count.Reset},
 			} {
-				rig.bench.results.Add(result.Row{Series: series, Metric: v.metric}, float64(v.value))
+				rig.bench.Results.Add(result.Row{Series: series, Metric: v.metric}, float64(v.value))
 			}
 			rig.bench.progress("%s: %s: asked %d, failed %d, delayed %d", rig.side.name, series.Scenario, who.count.Asked, failed, who.count.Delayed)
 			if rig.side.direct && failed > 0 {

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"beeline.io/beeline/bench/endpoint"
+	"beeline.io/beeline/bench/harness"
 	"beeline.io/beeline/bench/result"
 	"beeline.io/beeline/test/controlplane"
 	"beeline.io/beeline/test/needs"
@@ -34,7 +35,7 @@ func skipInShort(t *testing.T) {
 func TestEnduranceSmoke(t *testing.T) {
 	skipInShort(t)
 	needs.Root(t)
-	s := commandLine{settings: settings{program: node.Program(t), controlPlane: "../build/controlplane", cpus: cpusAuto, smoke: true},
+	s := commandLine{Settings: harness.Settings{Program: node.Program(t), ControlPlane: "../build/controlplane", CPUs: harness.CPUsAuto, Smoke: true},
 		parts: []string{partEndurance}, output: filepath.Join(t.TempDir(), "results.json")}
 	if err := s.check(1); err != nil {
 		t.Fatal(err)
@@ -57,8 +58,8 @@ func TestEnduranceSmoke(t *testing.T) {
 		}
 	}
 	for _, side := range enduranceSides {
-		if side.name == sideEnduranceProxy && controlplane.Find(s.controlPlane) != nil {
-			t.Run("kube-proxy", func(t *testing.T) { t.Skip(controlplane.Find(s.controlPlane)) })
+		if side.name == sideEnduranceProxy && controlplane.Find(s.ControlPlane) != nil {
+			t.Run("kube-proxy", func(t *testing.T) { t.Skip(controlplane.Find(s.ControlPlane)) })
 			continue
 		}
 		// Three loads, two kinds of clients during the flood, and four kinds of idle connections in
@@ -90,11 +91,11 @@ func TestEnduranceSmoke(t *testing.T) {
 func TestEnduranceCountsFaults(t *testing.T) {
 	skipInShort(t)
 	needs.Root(t)
-	one, two, err := chooseCPUs()
+	one, two, err := harness.ChooseCPUs()
 	if err != nil {
 		t.Fatal(err)
 	}
-	b := &enduranceBench{&bench{report: report{results: &result.File{}}, one: one, two: two}, &enduranceSettings{idle: 20}}
+	b := &enduranceBench{&harness.Bench{Report: harness.Report{Results: &result.File{}}, One: one, Two: two}, &enduranceSettings{idle: 20}}
 	rig, err := newEnduranceRig(t.Context(), b, enduranceSides[0], 0)
 	if err != nil {
 		t.Fatal(err)
@@ -202,7 +203,7 @@ func TestEnduranceCountsFaults(t *testing.T) {
 		s.Stop()
 	}
 	rig.servers = nil
-	server, err := endpoint.StartLoadServer(t.Context(), rig.world.Host("b1"), serverPort, netip.MustParsePrefix("192.0.2.0/24"), two.Server)
+	server, err := endpoint.StartLoadServer(t.Context(), rig.world.Host("b1"), harness.ServerPort, netip.MustParsePrefix("192.0.2.0/24"), two.Server)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -19,6 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 
 	"beeline.io/beeline/bench/endpoint"
+	"beeline.io/beeline/bench/harness"
 	"beeline.io/beeline/test/controlplane"
 	"beeline.io/beeline/test/node"
 )
@@ -37,7 +38,7 @@ const (
 	sideEnduranceRunning = "Beeline"
 	sideEnduranceStopped = "Beeline, agent killed"
 	sideEnduranceRules   = "iptables, DNAT and MASQUERADE"
-	sideEnduranceProxy   = proxySides + "nftables"
+	sideEnduranceProxy   = harness.ProxySides + "nftables"
 )
 
 var enduranceSides = []enduranceSide{
@@ -51,7 +52,7 @@ var enduranceSides = []enduranceSide{
 // records is the size of the side's table in a turn, and whether to measure it.
 func (s enduranceSide) records(b *enduranceBench, turn, size, machineMax int) (int, bool) {
 	switch {
-	case s.name == sideEnduranceProxy && controlplane.Find(b.controlPlane) != nil:
+	case s.name == sideEnduranceProxy && controlplane.Find(b.ControlPlane) != nil:
 		return size, false // as the printed table says
 	case !s.conntrack || b.endurance.setMax:
 		return size, true
@@ -65,7 +66,7 @@ type enduranceRig struct {
 	bench   *enduranceBench
 	side    enduranceSide
 	records int
-	world   *world
+	world   *harness.World
 	servers []*endpoint.LoadServer // of the measured Service, and of the other
 	target  netip.AddrPort
 	other   netip.AddrPort
@@ -85,10 +86,10 @@ var enduranceServices = []struct {
 	name   string
 	number uint8
 	at     netip.Addr
-}{{"asked", 101, addressSNAT}, {"other", 102, addressDSR}}
+}{{"asked", 101, harness.AddressSNAT}, {"other", 102, harness.AddressDSR}}
 
 func newEnduranceRig(ctx context.Context, b *enduranceBench, side enduranceSide, records int) (rig *enduranceRig, err error) {
-	w, err := newWorld()
+	w, err := harness.NewWorld()
 	if err != nil {
 		return nil, err
 	}
@@ -106,17 +107,17 @@ func newEnduranceRig(ctx context.Context, b *enduranceBench, side enduranceSide,
 		clients, rig.device = enduranceClientRange, "node-b"
 	}
 	for _, pod := range endurancePods {
-		server, err := endpoint.StartLoadServer(ctx, w.Host(pod), serverPort, clients, b.two.Server)
+		server, err := endpoint.StartLoadServer(ctx, w.Host(pod), harness.ServerPort, clients, b.Two.Server)
 		if err != nil {
 			return rig, err
 		}
 		rig.servers = append(rig.servers, server)
 	}
 	if side.direct {
-		rig.target, rig.other = netip.AddrPortFrom(w.Host("b1").Addr4, serverPort), netip.AddrPortFrom(w.Host("b2").Addr4, serverPort)
+		rig.target, rig.other = netip.AddrPortFrom(w.Host("b1").Addr4, harness.ServerPort), netip.AddrPortFrom(w.Host("b2").Addr4, harness.ServerPort)
 		return rig, nil
 	}
-	rig.target, rig.other = netip.AddrPortFrom(enduranceServices[0].at, servicePort), netip.AddrPortFrom(enduranceServices[1].at, servicePort)
+	rig.target, rig.other = netip.AddrPortFrom(enduranceServices[0].at, harness.ServicePort), netip.AddrPortFrom(enduranceServices[1].at, harness.ServicePort)
 	return rig, side.balance(rig, ctx)
 }
 
@@ -124,7 +125,7 @@ func (rig *enduranceRig) end() error {
 	for _, s := range rig.servers {
 		s.Stop()
 	}
-	return rig.world.end()
+	return rig.world.End()
 }
 
 // finish ends the servers, and checks that all their clients took the side's path.
@@ -171,7 +172,7 @@ func (rig *enduranceRig) addNetwork() error {
 		route("client", "lo", netlink.Route{Dst: network(enduranceClientRange), Type: unix.RTN_LOCAL, Table: unix.RT_TABLE_LOCAL, Scope: netlink.SCOPE_HOST}),
 		route("fabric", "client", netlink.Route{Dst: network(enduranceClientRange), Gw: w.Host("client").Addr4.AsSlice()}),
 		route("fabric", "lo", netlink.Route{Dst: network(enduranceFloodRange), Type: unix.RTN_BLACKHOLE}),
-		routeTo(w.Host("fabric"), "node-a", balancedRange, w.Host("node-a").Addr4),
+		harness.RouteTo(w.Host("fabric"), "node-a", harness.BalancedRange, w.Host("node-a").Addr4),
 	}
 	for _, host := range append([]string{"client"}, endurancePods...) {
 		errs = append(errs, w.Host(host).Do(func() error {
@@ -186,8 +187,8 @@ func (rig *enduranceRig) objects() (all []runtime.Object) {
 	for i, s := range enduranceServices {
 		service, slices := node.Service(s.name, s.number), node.Slices(s.name, rig.world.Host(endurancePods[i]))
 		node.SetPorts(service, slices,
-			node.Port{Name: "tcp", Protocol: corev1.ProtocolTCP, Port: servicePort, Target: serverPort},
-			node.Port{Name: "udp", Protocol: corev1.ProtocolUDP, Port: servicePort, Target: serverPort})
+			node.Port{Name: "tcp", Protocol: corev1.ProtocolTCP, Port: harness.ServicePort, Target: harness.ServerPort},
+			node.Port{Name: "udp", Protocol: corev1.ProtocolUDP, Port: harness.ServicePort, Target: harness.ServerPort})
 		service.Spec.ExternalIPs = []string{s.at.String()}
 		all = append(all, service)
 		for _, slice := range slices {
@@ -199,12 +200,12 @@ func (rig *enduranceRig) objects() (all []runtime.Object) {
 
 // addBeeline starts an agent with its defaults, except for the size of the conntrack table.
 func (rig *enduranceRig) addBeeline(context.Context) error {
-	if err := node.WriteManifest(rig.world.folder, "services.yaml", rig.objects()...); err != nil {
+	if err := node.WriteManifest(rig.world.Folder, "services.yaml", rig.objects()...); err != nil {
 		return err
 	}
-	agent := &node.Agent{Host: rig.world.Host("node-a"), Program: rig.bench.program, Manifests: rig.world.folder,
+	agent := &node.Agent{Host: rig.world.Host("node-a"), Program: rig.bench.Program, Manifests: rig.world.Folder,
 		Flags: append([]string{"--max-flows", strconv.Itoa(rig.records)}, rig.bench.endurance.agent...)}
-	rig.world.agents = append(rig.world.agents, agent)
+	rig.world.Agents = append(rig.world.Agents, agent)
 	return agent.Start()
 }
 
@@ -213,7 +214,7 @@ func (rig *enduranceRig) addStoppedBeeline(ctx context.Context) error {
 	if err := rig.addBeeline(ctx); err != nil {
 		return err
 	}
-	return rig.world.agents[0].Kill()
+	return rig.world.Agents[0].Kill()
 }
 
 func (rig *enduranceRig) addRules(ctx context.Context) error {
@@ -222,8 +223,8 @@ func (rig *enduranceRig) addRules(ctx context.Context) error {
 		backend := rig.world.Host(endurancePods[i]).Addr4
 		for _, protocol := range []string{"tcp", "udp"} {
 			for _, rule := range [][]string{
-				{"PREROUTING", "-d", s.at.String(), "-p", protocol, "--dport", strconv.Itoa(servicePort), "-j", "DNAT", "--to-destination", netip.AddrPortFrom(backend, serverPort).String()},
-				{"POSTROUTING", "-d", backend.String(), "-p", protocol, "--dport", strconv.Itoa(serverPort), "-j", "MASQUERADE"},
+				{"PREROUTING", "-d", s.at.String(), "-p", protocol, "--dport", strconv.Itoa(harness.ServicePort), "-j", "DNAT", "--to-destination", netip.AddrPortFrom(backend, harness.ServerPort).String()},
+				{"POSTROUTING", "-d", backend.String(), "-p", protocol, "--dport", strconv.Itoa(harness.ServerPort), "-j", "MASQUERADE"},
 			} {
 				argv := append([]string{"iptables-nft", "-w", "-t", "nat", "-A"}, rule...)
 				if out, err := host.Command(ctx, argv...).CombinedOutput(); err != nil {
@@ -237,7 +238,7 @@ func (rig *enduranceRig) addRules(ctx context.Context) error {
 
 // addProxy has kube-proxy write its rules, and ends it and the API server: the rules stay.
 func (rig *enduranceRig) addProxy(ctx context.Context) error {
-	control, err := controlplane.Start(ctx, rig.world.Lab, rig.bench.controlPlane)
+	control, err := controlplane.Start(ctx, rig.world.Lab, rig.bench.ControlPlane)
 	if err != nil {
 		return err
 	}
@@ -252,9 +253,9 @@ func (rig *enduranceRig) addProxy(ctx context.Context) error {
 	var wanted []string
 	for i, s := range enduranceServices {
 		for _, protocol := range []string{"tcp", "udp"} {
-			wanted = append(wanted, fmt.Sprintf("%s . %s . %d", s.at, protocol, servicePort))
+			wanted = append(wanted, fmt.Sprintf("%s . %s . %d", s.at, protocol, harness.ServicePort))
 		}
-		wanted = append(wanted, fmt.Sprintf("%s . %d", rig.world.Host(endurancePods[i]).Addr4, serverPort))
+		wanted = append(wanted, fmt.Sprintf("%s . %d", rig.world.Host(endurancePods[i]).Addr4, harness.ServerPort))
 	}
 	limited, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
@@ -275,31 +276,31 @@ func (rig *enduranceRig) startIdle(ctx context.Context) (*endpoint.Idle, error) 
 	each := rig.bench.endurance.idle
 	return endpoint.StartIdle(ctx, rig.world.Host("client"), endpoint.IdleConfig{
 		Targets: []netip.AddrPort{rig.target, rig.other}, Each: each, Sources: enduranceClientRange, First: rig.clients(2 * each),
-		Patience: patience, CPU: rig.bench.two.Client,
+		Patience: patience, CPU: rig.bench.Two.Client,
 	})
 }
 
 // startFlood floods both Services, from the fabric's device towards the node.
 func (rig *enduranceRig) startFlood(ctx context.Context, answered bool) (*endpoint.Flood, error) {
 	fabric := rig.world.Host("fabric")
-	far, err := deviceOf(fabric, rig.device)
+	far, err := harness.DeviceOf(fabric, rig.device)
 	if err != nil {
 		return nil, err
 	}
-	near, err := deviceOf(rig.world.Host(rig.device), "eth0")
+	near, err := harness.DeviceOf(rig.world.Host(rig.device), "eth0")
 	if err != nil {
 		return nil, err
 	}
 	return endpoint.StartFlood(ctx, fabric, endpoint.FloodConfig{
 		Device: rig.device, Index: far.Index, From: [6]byte(far.HardwareAddr), To: [6]byte(near.HardwareAddr),
 		Targets: []netip.AddrPort{rig.target, rig.other}, Sources: enduranceFloodRange, Answered: answered,
-		Rate: rig.bench.endurance.floodRate, CPU: rig.bench.two.Client,
+		Rate: rig.bench.endurance.floodRate, CPU: rig.bench.Two.Client,
 	})
 }
 
 // received is the number of packets received by the node that a flood enters.
 func (rig *enduranceRig) received() (uint64, error) {
-	device, err := deviceOf(rig.world.Host(rig.device), "eth0")
+	device, err := harness.DeviceOf(rig.world.Host(rig.device), "eth0")
 	if err != nil {
 		return 0, err
 	}

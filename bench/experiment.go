@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"beeline.io/beeline/bench/chart"
+	"beeline.io/beeline/bench/harness"
 	"beeline.io/beeline/bench/result"
 	"beeline.io/beeline/bench/stat"
 )
@@ -55,7 +56,7 @@ func (e experiment) check() error {
 		series  result.Series
 		metric  result.Metric
 	}{
-		{e.rates, rateSeries(experimentBase, 0), metricPacketCPU},
+		{e.rates, rateSeries(experimentBase, 0), harness.MetricPacketCPU},
 		{e.instructions, instructionSeries(experimentBase), metricInstructions},
 	} {
 		if need.results.Samples(need.series, need.metric) == nil {
@@ -67,7 +68,7 @@ func (e experiment) check() error {
 
 // Samples of a side: nil if there are none.
 func (e experiment) cpu(side string) []float64 {
-	return e.rates.Samples(rateSeries(side, 0), metricPacketCPU)
+	return e.rates.Samples(rateSeries(side, 0), harness.MetricPacketCPU)
 }
 
 func (e experiment) instructionsOf(side string) []float64 {

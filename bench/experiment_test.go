@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"beeline.io/beeline/bench/harness"
 	"beeline.io/beeline/bench/result"
 )
 
@@ -18,7 +19,7 @@ func experimentFiles(t *testing.T) (rates, instructions string) {
 	one, two := &result.File{Schema: result.Schema}, &result.File{Schema: result.Schema}
 	for range 6 {
 		for side, ns := range map[string]float64{sideXDPSNAT: 400, sideOldIPTables: 2000} {
-			one.Add(result.Row{Series: rateSeries(side, 0), Metric: metricPacketCPU}, ns)
+			one.Add(result.Row{Series: rateSeries(side, 0), Metric: harness.MetricPacketCPU}, ns)
 			for _, rate := range rateOffers {
 				one.Add(result.Row{Series: rateSeries(side, rate), Metric: metricShare}, min(1, ns*float64(rate)/1e9))
 				one.Add(result.Row{Series: rateSeries(side, rate), Metric: metricPassed}, min(float64(rate), 1e9/ns))

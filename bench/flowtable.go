@@ -12,6 +12,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"beeline.io/beeline/bench/harness"
 	"beeline.io/beeline/bench/result"
 	"beeline.io/beeline/bench/stat"
 	"beeline.io/beeline/internal/node/netns"
@@ -37,7 +38,7 @@ type flowtableRig struct {
 }
 
 // countFlowtable counts instructions of both sides, in turns.
-func countFlowtable(ctx context.Context, b *bench, each time.Duration) error {
+func countFlowtable(ctx context.Context, b *harness.Bench, each time.Duration) error {
 	stack, err := newFlowtableRig(ctx, false)
 	if err != nil {
 		return err
@@ -53,7 +54,7 @@ func countFlowtable(ctx context.Context, b *bench, each time.Duration) error {
 			return err
 		}
 	}
-	for range min(b.runs, instructionRounds) {
+	for range min(b.Runs, instructionRounds) {
 		if err := countFlowtableRound(b, each, stack, short); err != nil {
 			return err
 		}
@@ -132,7 +133,7 @@ func clsact(at netlink.Link) *netlink.GenericQdisc {
 }
 
 // countFlowtableRound adds a sample of each side. The generator is measured with a drop at the router's device.
-func countFlowtableRound(b *bench, each time.Duration, stack, short *flowtableRig) error {
+func countFlowtableRound(b *harness.Bench, each time.Duration, stack, short *flowtableRig) error {
 	if err := drop(stack.Router, selftest.ClientDevice); err != nil {
 		return err
 	}
@@ -160,7 +161,7 @@ func countFlowtableRound(b *bench, each time.Duration, stack, short *flowtableRi
 			return fmt.Errorf("%s: %w", side.name, err)
 		}
 		row := result.Row{Series: flowtableSeries(side.name), Metric: metricInstructions}
-		b.results.Add(row, all-generator)
+		b.Results.Add(row, all-generator)
 	}
 	return nil
 }
@@ -170,18 +171,18 @@ func flowtableSeries(side string) result.Series {
 }
 
 // printFlowtable prints nothing for results from before there was a flowtable.
-func printFlowtable(r *report, rows []result.Row) {
-	of := func(side string) []float64 { return r.results.Samples(flowtableSeries(side), metricInstructions) }
+func printFlowtable(r *harness.Report, rows []result.Row) {
+	of := func(side string) []float64 { return r.Results.Samples(flowtableSeries(side), metricInstructions) }
 	if len(of(sideFlowtable)) == 0 {
 		return
 	}
-	r.say("\nA flow of UDP over IPv4 through a router: instructions for a packet, less those of its generator\n")
+	r.Say("\nA flow of UDP over IPv4 through a router: instructions for a packet, less those of its generator\n")
 	for _, row := range rows {
 		if row.Scenario == flowtableSeries("").Scenario {
 			sayInstructions(r, row)
 		}
 	}
-	r.say("  %-34s by %-34s %s", sideRouter, sideFlowtable, strings.TrimSpace(stat.MedianInterval(stat.Ratios(of(sideRouter), of(sideFlowtable))).String()))
+	r.Say("  %-34s by %-34s %s", sideRouter, sideFlowtable, strings.TrimSpace(stat.MedianInterval(stat.Ratios(of(sideRouter), of(sideFlowtable))).String()))
 }
 
 // send returns the instructions for a packet, of everything that the machine does. The stack of the router has to

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 
+	"beeline.io/beeline/bench/harness"
 	"beeline.io/beeline/bench/result"
 	"beeline.io/beeline/bench/stat"
 	"beeline.io/beeline/internal/bpf"
@@ -25,7 +26,7 @@ import (
 const partHook = "hook"
 
 // hookPart is the part hook.
-var hookPart = part{name: partHook, text: "what the programs at connect(2), sendmsg(2) and recvmsg(2) themselves cost", run: runHook, print: printHooks}
+var hookPart = harness.Part{Name: partHook, Text: "what the programs at connect(2), sendmsg(2) and recvmsg(2) themselves cost", Run: runHook, Print: printHooks}
 
 // metricCall is the cost of one program in one case, including the cost of counting.
 var metricCall = result.Metric{Name: "time per call", Unit: "ns", Better: result.Lower}
@@ -38,15 +39,15 @@ const (
 	hookRounds = 11 // at most
 )
 
-func runHook(ctx context.Context, b *bench) (err error) {
+func runHook(ctx context.Context, b *harness.Bench) (err error) {
 	// The kernel counts the runs of all programs and their time while these statistics are enabled.
 	stats, err := ebpf.EnableStats(unix.BPF_STATS_RUN_TIME)
 	if err != nil {
 		return fmt.Errorf("have the kernel time its programs (Linux 5.8): %w", err)
 	}
 	defer stats.Close()
-	sizes, calls := []int{10, manyMost}, hookCalls
-	if b.smoke {
+	sizes, calls := []int{10, harness.MostServices}, hookCalls
+	if b.Smoke {
 		sizes, calls = []int{10, 50}, 200
 	}
 	for _, protocol := range []corev1.Protocol{corev1.ProtocolTCP, corev1.ProtocolUDP} {
@@ -68,20 +69,20 @@ const (
 
 // hookRig is one lab with an agent on node-a, and an empty program on node-b for comparison.
 type hookRig struct {
-	world *world
-	many  *many
+	world *harness.World
+	many  *harness.ServiceFolder
 	agent *node.Agent
 	cpu   int
 }
 
-func measureHooks(ctx context.Context, b *bench, protocol corev1.Protocol, services, calls int) (err error) {
-	w, err := newWorld()
+func measureHooks(ctx context.Context, b *harness.Bench, protocol corev1.Protocol, services, calls int) (err error) {
+	w, err := harness.NewWorld()
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, w.end()) }()
-	rig := &hookRig{world: w, cpu: b.one.Client}
-	rig.many = &many{folder: w.folder, services: services, endpoints: endpointsOf, families: bothFamilies, protocol: protocol}
+	defer func() { err = errors.Join(err, w.End()) }()
+	rig := &hookRig{world: w, cpu: b.One.Client}
+	rig.many = &harness.ServiceFolder{Folder: w.Folder, Services: services, Endpoints: harness.EndpointsPerService, Families: harness.BothFamilies, Protocol: protocol}
 	if err := rig.setUp(b, protocol); err != nil {
 		return err
 	}
@@ -96,13 +97,13 @@ func measureHooks(ctx context.Context, b *bench, protocol corev1.Protocol, servi
 	return nil
 }
 
-func (rig *hookRig) setUp(b *bench, protocol corev1.Protocol) (err error) {
-	if err := rig.many.write(); err != nil {
+func (rig *hookRig) setUp(b *harness.Bench, protocol corev1.Protocol) (err error) {
+	if err := rig.many.Write(); err != nil {
 		return err
 	}
 	if protocol == corev1.ProtocolUDP {
-		err := rig.world.addService("own", ownService, rig.world.Host(hookedPod),
-			node.Port{Name: "udp", Protocol: protocol, Port: servicePort, Target: serverPort})
+		err := rig.world.AddService("own", ownService, rig.world.Host(hookedPod),
+			node.Port{Name: "udp", Protocol: protocol, Port: harness.ServicePort, Target: harness.ServerPort})
 		if err != nil {
 			return err
 		}
@@ -112,12 +113,12 @@ func (rig *hookRig) setUp(b *bench, protocol corev1.Protocol) (err error) {
 			return err
 		}
 	}
-	rig.agent, err = rig.world.startAgent(b.program, "node-a")
+	rig.agent, err = rig.world.StartAgent(b.Program, "node-a")
 	return err
 }
 
 // measure runs the cases of a hook in turn.
-func (rig *hookRig) measure(ctx context.Context, b *bench, h hook, calls int) error {
+func (rig *hookRig) measure(ctx context.Context, b *harness.Bench, h hook, calls int) error {
 	program, err := programOf(rig.agent.BPFFS(), h.name)
 	if err != nil {
 		return err
@@ -135,18 +136,18 @@ func (rig *hookRig) measure(ctx context.Context, b *bench, h hook, calls int) er
 			c.program = empty
 		}
 	}
-	for range min(b.runs, hookRounds) {
+	for range min(b.Runs, hookRounds) {
 		for _, c := range cases {
 			nanoseconds, err := c.run(ctx, rig, calls)
 			if err != nil {
 				return fmt.Errorf("%s: %w", c.name, err)
 			}
-			row := result.Row{Metric: metricCall, Series: result.Series{Part: partHook, Scenario: c.name, Hook: h.name, Side: sideBeeline,
-				Family: h.family, Parameters: result.Parameters{"services": rig.many.services}}}
+			row := result.Row{Metric: metricCall, Series: result.Series{Part: partHook, Scenario: c.name, Hook: h.name, Side: harness.SideBeeline,
+				Family: h.family, Parameters: result.Parameters{"services": rig.many.Services}}}
 			if c.bare {
 				row.Side = sideEmpty
 			}
-			b.results.Add(row, nanoseconds)
+			b.Results.Add(row, nanoseconds)
 		}
 	}
 	return nil
@@ -160,7 +161,7 @@ func unroute(pod *lab.Host) error {
 		return err
 	}
 	defer nl.Close()
-	for _, p := range endpointRange {
+	for _, p := range harness.EndpointRange {
 		err := nl.RouteAdd(&netlink.Route{
 			Dst:  &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())},
 			Type: unix.RTN_UNREACHABLE,
@@ -202,16 +203,16 @@ func attachEmpty(host *lab.Host, attach ebpf.AttachType) (program *ebpf.Program,
 	return program, func() { l.Close(); program.Close() }, nil
 }
 
-func printHooks(r *report) {
-	r.say("\nTime of the program for one call, as the kernel counts it, in ns; net of what the counting costs\n")
-	r.say("  %-9s %8s  %-40s %8s %16s %8s", "", "Services", "", "median", "least - most", "net")
+func printHooks(r *harness.Report) {
+	r.Say("\nTime of the program for one call, as the kernel counts it, in ns; net of what the counting costs\n")
+	r.Say("  %-9s %8s  %-40s %8s %16s %8s", "", "Services", "", "median", "least - most", "net")
 	counting := 0.0
-	for _, row := range r.results.Of(partHook, metricCall) {
+	for _, row := range r.Results.Of(partHook, metricCall) {
 		median := stat.Median(row.Samples)
 		if row.Side == sideEmpty {
 			counting = median
 		}
-		r.say("  %-9s %8d  %-40s %8.0f %8.0f - %5.0f %8.0f", row.Hook, row.Parameters["services"], row.Scenario,
+		r.Say("  %-9s %8d  %-40s %8.0f %8.0f - %5.0f %8.0f", row.Hook, row.Parameters["services"], row.Scenario,
 			median, stat.Quantile(row.Samples, 0), stat.Quantile(row.Samples, 1), median-counting)
 	}
 }

@@ -12,6 +12,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"beeline.io/beeline/bench/endpoint"
+	"beeline.io/beeline/bench/harness"
 	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/test/lab"
 	"beeline.io/beeline/test/node"
@@ -133,7 +134,7 @@ func (rig *hookRig) receiveCases(h hook) []*hookCase {
 		{name: caseEmpty, bare: true, call: rig.receiver(h.family, netip.AddrPort{}), counted: nothing},
 		{name: casePlain, call: rig.receiver(h.family, netip.AddrPort{}), counted: plain},
 		{name: caseAnswer, counted: answer,
-			call: rig.receiver(h.family, netip.AddrPortFrom(netip.MustParseAddr(service), servicePort))},
+			call: rig.receiver(h.family, netip.AddrPortFrom(netip.MustParseAddr(service), harness.ServicePort))},
 	}
 }
 
@@ -141,9 +142,9 @@ func nothing(uint64) bpf.SocketCounters { return bpf.SocketCounters{} }
 
 // targets are an endpoint, which is no Service, and all Services in random order.
 func (rig *hookRig) targets(family string) (plain, all []netip.AddrPort) {
-	plain = []netip.AddrPort{netip.AddrPortFrom(rig.many.endpoint(family, 0, 0), serverPort)}
-	for _, i := range rand.New(rand.NewPCG(1, 2)).Perm(rig.many.services) {
-		all = append(all, rig.many.address(family, i))
+	plain = []netip.AddrPort{netip.AddrPortFrom(rig.many.Endpoint(family, 0, 0), harness.ServerPort)}
+	for _, i := range rand.New(rand.NewPCG(1, 2)).Perm(rig.many.Services) {
+		all = append(all, rig.many.Address(family, i))
 	}
 	return plain, all
 }
@@ -162,7 +163,7 @@ func (rig *hookRig) receiver(family string, service netip.AddrPort) func(context
 		if family == "IPv6" {
 			addr = pod.Addr6
 		}
-		config := endpoint.ReceiverConfig{Sender: netip.AddrPortFrom(addr, serverPort), Asked: service, Calls: calls, CPU: rig.cpu}
+		config := endpoint.ReceiverConfig{Sender: netip.AddrPortFrom(addr, harness.ServerPort), Asked: service, Calls: calls, CPU: rig.cpu}
 		if !service.IsValid() {
 			config.Asked = config.Sender
 		}
@@ -177,7 +178,7 @@ func (c *hookCase) run(ctx context.Context, rig *hookRig, calls int) (nanosecond
 	if c.bare {
 		pod = rig.world.Host(barePod)
 	}
-	counters, err := rig.world.counters()
+	counters, err := rig.world.Counters()
 	if err != nil {
 		return 0, err
 	}
@@ -196,7 +197,7 @@ func (c *hookCase) run(ctx context.Context, rig *hookRig, calls int) (nanosecond
 		return 0, fmt.Errorf("%d calls ran the program %d times", calls, runs)
 	}
 	nanoseconds = float64((after.Runtime - before.Runtime).Nanoseconds()) / float64(calls)
-	now, err := rig.world.counters()
+	now, err := rig.world.Counters()
 	if err != nil {
 		return 0, err
 	}

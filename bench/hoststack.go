@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"strconv"
 
+	"beeline.io/beeline/bench/harness"
 	"beeline.io/beeline/bench/result"
 	"beeline.io/beeline/bench/stat"
 )
@@ -18,7 +19,7 @@ import (
 const partHostStack = "hoststack"
 
 // hoststackPart is the part hoststack. It needs programs of its own.
-var hoststackPart = part{name: partHostStack, text: "programs that talk through shared memory, beside the kernel's loopback", named: true, run: runHostStack, print: printHostStack}
+var hoststackPart = harness.Part{Name: partHostStack, Text: "programs that talk through shared memory, beside the kernel's loopback", Named: true, Run: runHostStack, Print: printHostStack}
 
 // The sides: the kernel's loopback, the same again, and rings. The difference of the first two is what the
 // measurement cannot see.
@@ -33,23 +34,23 @@ var hostStackNames = [hostStackSides]string{"kernel", "kernel (A/A)", "rings"}
 
 const hostStackScenario = "ping-pong of 64 octets between two processes"
 
-func hostStackSeries(side int, c loadCase) result.Series {
+func hostStackSeries(side int, c harness.LoadCase) result.Series {
 	return result.Series{Part: partHostStack, Scenario: hostStackScenario + ", " + c.String(), Side: hostStackNames[side], Family: "IPv4",
-		Parameters: result.Parameters{"connections": c.connections}}
+		Parameters: result.Parameters{"connections": c.Connections}}
 }
 
-func runHostStack(ctx context.Context, b *bench) error {
-	library, pingpong, err := hostStackPrograms(b.program)
+func runHostStack(ctx context.Context, b *harness.Bench) error {
+	library, pingpong, err := harness.HostStackPrograms(b.Program)
 	if err != nil {
 		return err
 	}
-	for _, c := range loadCases(false) {
+	for _, c := range harness.LoadCases(false) {
 		if err := measureHostStack(ctx, b, library, pingpong, c); err != nil {
 			return err
 		}
 	}
 	for _, c := range exchangeCases() {
-		for round := range b.runs {
+		for round := range b.Runs {
 			if err := exchangeRound(ctx, b, library, pingpong, c, round); err != nil {
 				return err
 			}
@@ -58,15 +59,15 @@ func runHostStack(ctx context.Context, b *bench) error {
 	return nil
 }
 
-func measureHostStack(ctx context.Context, b *bench, library, pingpong string, c loadCase) error {
-	if c.busy {
-		stop, err := startBusyProgram(ctx)
+func measureHostStack(ctx context.Context, b *harness.Bench, library, pingpong string, c harness.LoadCase) error {
+	if c.Busy {
+		stop, err := harness.StartBusyProgram(ctx)
 		if err != nil {
 			return err
 		}
 		defer stop()
 	}
-	for round := range b.runs {
+	for round := range b.Runs {
 		if err := hostStackRound(ctx, b, library, pingpong, c, round); err != nil {
 			return err
 		}
@@ -75,22 +76,22 @@ func measureHostStack(ctx context.Context, b *bench, library, pingpong string, c
 }
 
 // hostStackRound has each side take its turn, another one first in each round.
-func hostStackRound(ctx context.Context, b *bench, library, pingpong string, c loadCase, round int) error {
+func hostStackRound(ctx context.Context, b *harness.Bench, library, pingpong string, c harness.LoadCase, round int) error {
 	for turn := range hostStackSides {
 		side := (turn + round) % hostStackSides
 		preload := ""
 		if side == hostStackRings {
 			preload = library
 		}
-		want := map[bool]int{true: c.connections}[side == hostStackRings]
-		sample, err := pingPong(ctx, b, pingpong, preload, c.connections)
+		want := map[bool]int{true: c.Connections}[side == hostStackRings]
+		sample, err := pingPong(ctx, b, pingpong, preload, c.Connections)
 		if err != nil {
-			return fmt.Errorf("%s, %d connections: %w", hostStackNames[side], c.connections, err)
+			return fmt.Errorf("%s, %d connections: %w", hostStackNames[side], c.Connections, err)
 		}
 		if sample.Attached != want {
-			return fmt.Errorf("%s: %d of %d connections are on rings", hostStackNames[side], sample.Attached, c.connections)
+			return fmt.Errorf("%s: %d of %d connections are on rings", hostStackNames[side], sample.Attached, c.Connections)
 		}
-		sample.add(b.results, hostStackSeries(side, c), side == hostStackKernel)
+		sample.add(b.Results, hostStackSeries(side, c), side == hostStackKernel)
 	}
 	return nil
 }
@@ -107,9 +108,9 @@ type pingPongSample struct {
 }
 
 // pingPong runs one slice.
-func pingPong(ctx context.Context, b *bench, program, preload string, connections int, more ...string) (s pingPongSample, err error) {
-	cpus := pairOf(b.results.Settings, connections)
-	arguments := append([]string{"--connections", strconv.Itoa(connections), "--seconds", fmt.Sprint(b.slice.Seconds()),
+func pingPong(ctx context.Context, b *harness.Bench, program, preload string, connections int, more ...string) (s pingPongSample, err error) {
+	cpus := harness.PairOf(b.Results.Settings, connections)
+	arguments := append([]string{"--connections", strconv.Itoa(connections), "--seconds", fmt.Sprint(b.Slice.Seconds()),
 		"--cpus", fmt.Sprintf("%d,%d", cpus.Client, cpus.Server)}, more...)
 	command := exec.CommandContext(ctx, program, arguments...)
 	command.Env = append(os.Environ(), "LD_PRELOAD="+preload, "BEELINE_HOSTSTACK_INCLUDE=127.0.0.0/8")
@@ -126,7 +127,7 @@ func (s pingPongSample) add(results *result.File, series result.Series, yardstic
 	for _, m := range []struct {
 		metric result.Metric
 		value  float64
-	}{{metricP50, s.P50}, {metricP90, s.P90}, {metricCPU, s.ClientCPU + s.ServerCPU}} {
+	}{{harness.MetricP50, s.P50}, {harness.MetricP90, s.P90}, {harness.MetricCPU, s.ClientCPU + s.ServerCPU}} {
 		row := result.Row{Series: series, Metric: m.metric}
 		if !yardstick {
 			row.Against = hostStackNames[hostStackKernel]
@@ -135,23 +136,23 @@ func (s pingPongSample) add(results *result.File, series result.Series, yardstic
 	}
 }
 
-func printHostStack(r *report) {
-	r.say("\n%s on loopback. Ratios to the kernel, median of the rounds [95 %% interval]; the CPU time is of both processes", hostStackScenario)
-	for _, c := range loadCases(false) {
+func printHostStack(r *harness.Report) {
+	r.Say("\n%s on loopback. Ratios to the kernel, median of the rounds [95 %% interval]; the CPU time is of both processes", hostStackScenario)
+	for _, c := range harness.LoadCases(false) {
 		of := func(side int, m result.Metric) []float64 {
-			return r.results.Samples(hostStackSeries(side, c), m)
+			return r.Results.Samples(hostStackSeries(side, c), m)
 		}
-		if len(of(hostStackKernel, metricP50)) == 0 {
+		if len(of(hostStackKernel, harness.MetricP50)) == 0 {
 			continue
 		}
-		r.say("  %d connections, %s: kernel p50 %.1f us, p90 %.1f us, %.1f us of CPU time for each", c.connections, c, stat.Median(of(hostStackKernel, metricP50)),
-			stat.Median(of(hostStackKernel, metricP90)), stat.Median(of(hostStackKernel, metricCPU)))
+		r.Say("  %d connections, %s: kernel p50 %.1f us, p90 %.1f us, %.1f us of CPU time for each", c.Connections, c, stat.Median(of(hostStackKernel, harness.MetricP50)),
+			stat.Median(of(hostStackKernel, harness.MetricP90)), stat.Median(of(hostStackKernel, harness.MetricCPU)))
 		for _, side := range []int{hostStackKernelAgain, hostStackRings} {
 			line := fmt.Sprintf("    %-12s", hostStackNames[side])
-			for _, m := range []result.Metric{metricP50, metricP90, metricCPU} {
+			for _, m := range []result.Metric{harness.MetricP50, harness.MetricP90, harness.MetricCPU} {
 				line += fmt.Sprintf("  %s %s", m.Name, stat.MedianInterval(stat.Ratios(of(side, m), of(hostStackKernel, m))))
 			}
-			r.say("%s", line)
+			r.Say("%s", line)
 		}
 	}
 	printExchanges(r)

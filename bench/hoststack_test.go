@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"beeline.io/beeline/bench/harness"
 	"beeline.io/beeline/bench/result"
 	"beeline.io/beeline/test/node"
 )
@@ -16,10 +17,10 @@ import (
 // should be, or is where it should not.
 func TestHostStack(t *testing.T) {
 	program := node.Program(t)
-	if _, _, err := hostStackPrograms(program); err != nil {
+	if _, _, err := harness.HostStackPrograms(program); err != nil {
 		t.Skip(err)
 	}
-	s := commandLine{settings: settings{program: program, runs: 1, slice: 200 * time.Millisecond, cpus: cpusAuto},
+	s := commandLine{Settings: harness.Settings{Program: program, Runs: 1, Slice: 200 * time.Millisecond, CPUs: harness.CPUsAuto},
 		parts: []string{partHostStack}, output: filepath.Join(t.TempDir(), "results.json")}
 	var out bytes.Buffer
 	if err := run(t.Context(), s, &out); err != nil {
@@ -29,16 +30,16 @@ func TestHostStack(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, c := range loadCases(false) {
+	for _, c := range harness.LoadCases(false) {
 		for side := range hostStackSides {
-			if got := r.Samples(hostStackSeries(side, c), metricP90); len(got) != 1 || got[0] <= 0 {
+			if got := r.Samples(hostStackSeries(side, c), harness.MetricP90); len(got) != 1 || got[0] <= 0 {
 				t.Errorf("%s, %+v: p90 %v", hostStackNames[side], c, got)
 			}
 		}
 	}
 	for _, c := range exchangeCases() {
 		for side := range exchangeSides {
-			if got := r.Samples(exchangeSeries(side, c), metricP90); len(got) != 1 || got[0] <= 0 {
+			if got := r.Samples(exchangeSeries(side, c), harness.MetricP90); len(got) != 1 || got[0] <= 0 {
 				t.Errorf("%s, %s: p90 %v", exchangeNames[side], c, got)
 			}
 		}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"strconv"
 
+	"beeline.io/beeline/bench/harness"
 	"beeline.io/beeline/bench/result"
 	"beeline.io/beeline/bench/stat"
 )
@@ -54,7 +55,7 @@ func exchangeSeries(side int, c exchangeCase) result.Series {
 }
 
 // exchangeRound has each side take its turn, another one first in each round.
-func exchangeRound(ctx context.Context, b *bench, library, pingpong string, c exchangeCase, round int) error {
+func exchangeRound(ctx context.Context, b *harness.Bench, library, pingpong string, c exchangeCase, round int) error {
 	for turn := range exchangeSides {
 		side := (turn + round) % exchangeSides
 		var client, server string
@@ -76,28 +77,28 @@ func exchangeRound(ctx context.Context, b *bench, library, pingpong string, c ex
 		if sample.Attached != want {
 			return fmt.Errorf("%s, %s: %d connections are on rings, want %d", exchangeNames[side], c, sample.Attached, want)
 		}
-		sample.add(b.results, exchangeSeries(side, c), side == exchangeKernel)
+		sample.add(b.Results, exchangeSeries(side, c), side == exchangeKernel)
 	}
 	return nil
 }
 
-func printExchanges(r *report) {
-	r.say("\nRequests of 64 octets by blocking calls. Ratios of the kernel to each side (more is better), median of the rounds [95 %% interval]")
+func printExchanges(r *harness.Report) {
+	r.Say("\nRequests of 64 octets by blocking calls. Ratios of the kernel to each side (more is better), median of the rounds [95 %% interval]")
 	for _, c := range exchangeCases() {
 		of := func(side int, m result.Metric) []float64 {
-			return r.results.Samples(exchangeSeries(side, c), m)
+			return r.Results.Samples(exchangeSeries(side, c), m)
 		}
-		if len(of(exchangeKernel, metricP50)) == 0 {
+		if len(of(exchangeKernel, harness.MetricP50)) == 0 {
 			continue
 		}
-		r.say("  %s: kernel p50 %.1f us, %.1f us of CPU time for each", c, stat.Median(of(exchangeKernel, metricP50)),
-			stat.Median(of(exchangeKernel, metricCPU)))
+		r.Say("  %s: kernel p50 %.1f us, %.1f us of CPU time for each", c, stat.Median(of(exchangeKernel, harness.MetricP50)),
+			stat.Median(of(exchangeKernel, harness.MetricCPU)))
 		for side := exchangeKernelAgain; side < exchangeSides; side++ {
 			line := fmt.Sprintf("    %-22s", exchangeNames[side])
-			for _, m := range []result.Metric{metricP50, metricCPU} {
+			for _, m := range []result.Metric{harness.MetricP50, harness.MetricCPU} {
 				line += fmt.Sprintf("  %s %s", m.Name, stat.MedianInterval(stat.Ratios(of(exchangeKernel, m), of(side, m))))
 			}
-			r.say("%s", line)
+			r.Say("%s", line)
 		}
 	}
 }

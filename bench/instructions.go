@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"beeline.io/beeline/bench/harness"
 	"beeline.io/beeline/bench/result"
 	"beeline.io/beeline/bench/stat"
 )
@@ -17,7 +18,7 @@ import (
 const partInstructions = "instructions"
 
 // instructionsPart is the part instructions. It is not for a real machine.
-var instructionsPart = part{name: partInstructions, text: "instructions for each packet through balancers, IPVS among them, in an emulated machine", named: true, run: runInstructions, print: printInstructions}
+var instructionsPart = harness.Part{Name: partInstructions, Text: "instructions for each packet through balancers, IPVS among them, in an emulated machine", Named: true, Run: runInstructions, Print: printInstructions}
 
 // In an emulated machine whose time is the number of instructions executed (`scripts/kernels --instructions`
 // boots one), CPU time is an instruction count. The path is that of the part rates, with the same threads, on
@@ -30,7 +31,7 @@ const (
 	instructionPackets = 4 * rateFlows
 )
 
-func runInstructions(ctx context.Context, b *bench) (err error) {
+func runInstructions(ctx context.Context, b *harness.Bench) (err error) {
 	each, err := instructionTime()
 	if err != nil {
 		return err
@@ -46,8 +47,8 @@ func runInstructions(ctx context.Context, b *bench) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, rig.end()) }()
-	for round := range min(b.runs, instructionRounds) {
-		for _, i := range turns(round, len(rig.sides)) {
+	for round := range min(b.Runs, instructionRounds) {
+		for _, i := range harness.Turns(round, len(rig.sides)) {
 			s := rig.sides[i]
 			if err := countPackets(ctx, b, s, each); err != nil {
 				return fmt.Errorf("%s: %w", s.name, err)
@@ -62,9 +63,9 @@ func instructionSeries(side string) result.Series {
 }
 
 // countPackets sends packets of known flows; `each` is the time of an instruction.
-func countPackets(ctx context.Context, b *bench, s *rateSide, each time.Duration) error {
+func countPackets(ctx context.Context, b *harness.Bench, s *rateSide, each time.Duration) error {
 	many := burst{set: s.frames(), packets: instructionPackets, like: s.like()}
-	if b.smoke {
+	if b.Smoke {
 		many.packets = rateFlows
 	}
 	o, err := s.run(ctx, many, 0, false)
@@ -72,7 +73,7 @@ func countPackets(ctx context.Context, b *bench, s *rateSide, each time.Duration
 		return err
 	}
 	row := result.Row{Series: instructionSeries(s.name), Metric: metricInstructions, Against: s.against()}
-	b.results.Add(row, float64(o.cpu)/float64(each)/float64(o.sent))
+	b.Results.Add(row, float64(o.cpu)/float64(each)/float64(o.sent))
 	return nil
 }
 
@@ -113,24 +114,24 @@ var instructionPairs = []struct{ side, by string }{
 	{sideIPVSNAT, sideTCSNAT}, {sideIPVSProxy, sideTCSNAT}, {sideIPVSNAT, sideOldIPTables}, {sideIPVSProxy, sideMasquerade},
 }
 
-func printInstructions(r *report) {
-	rows := r.results.Of(partInstructions, metricInstructions)
-	r.say("\n%d flows of UDP over IPv4, both ways known, on one emulated CPU; medians of %d rounds", rateFlows, len(rows[0].Samples))
-	r.say("Instructions of the balancer's own thread for a packet: no client, no receiver, no cache misses, no waiting\n")
-	r.say("  %-34s %12s %20s", "", "instructions", "least - most")
+func printInstructions(r *harness.Report) {
+	rows := r.Results.Of(partInstructions, metricInstructions)
+	r.Say("\n%d flows of UDP over IPv4, both ways known, on one emulated CPU; medians of %d rounds", rateFlows, len(rows[0].Samples))
+	r.Say("Instructions of the balancer's own thread for a packet: no client, no receiver, no cache misses, no waiting\n")
+	r.Say("  %-34s %12s %20s", "", "instructions", "least - most")
 	for _, row := range rows {
 		if row.Scenario == instructionSeries("").Scenario {
 			sayInstructions(r, row)
 		}
 	}
-	r.say("\nRatios of instructions for a packet, round by round")
-	of := func(side string) []float64 { return r.results.Samples(instructionSeries(side), metricInstructions) }
+	r.Say("\nRatios of instructions for a packet, round by round")
+	of := func(side string) []float64 { return r.Results.Samples(instructionSeries(side), metricInstructions) }
 	for _, g := range instructionPairs {
-		r.say("  %-34s by %-34s %s", g.side, g.by, strings.TrimSpace(stat.MedianInterval(stat.Ratios(of(g.side), of(g.by))).String()))
+		r.Say("  %-34s by %-34s %s", g.side, g.by, strings.TrimSpace(stat.MedianInterval(stat.Ratios(of(g.side), of(g.by))).String()))
 	}
 	printFlowtable(r, rows)
 }
 
-func sayInstructions(r *report, row result.Row) {
-	r.say("  %-34s %12.0f %9.0f - %8.0f", row.Side, stat.Median(row.Samples), stat.Quantile(row.Samples, 0), stat.Quantile(row.Samples, 1))
+func sayInstructions(r *harness.Report, row result.Row) {
+	r.Say("  %-34s %12.0f %9.0f - %8.0f", row.Side, stat.Median(row.Samples), stat.Quantile(row.Samples, 0), stat.Quantile(row.Samples, 1))
 }

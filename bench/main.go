@@ -17,12 +17,13 @@ import (
 	"github.com/spf13/cobra"
 
 	"beeline.io/beeline/bench/endpoint"
+	"beeline.io/beeline/bench/harness"
 	"beeline.io/beeline/test/lab"
 )
 
 // parts are all of them, in the order in which they run and are printed. What two of them measure depends on flags.
-func parts(e *enduranceSettings, peers []*peer) []part {
-	return []part{
+func parts(e *enduranceSettings, peers []*peer) []harness.Part {
+	return []harness.Part{
 		socketsPart, hookPart, statisticsPart, podsPart, offloadPart, meshPart, edgePart(peers), ratesPart, balancerPart,
 		controlPart, changesPart, endurancePart(e), hoststackPart, instructionsPart,
 	}
@@ -31,7 +32,7 @@ func parts(e *enduranceSettings, peers []*peer) []part {
 func partNames() []string {
 	var names []string
 	for _, p := range parts(nil, nil) {
-		names = append(names, p.name)
+		names = append(names, p.Name)
 	}
 	return names
 }

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"time"
 
+	"beeline.io/beeline/bench/harness"
 	"beeline.io/beeline/bench/result"
 	"beeline.io/beeline/bench/stat"
 )
@@ -16,7 +17,7 @@ import (
 const partMesh = "mesh"
 
 // meshPart is the part mesh.
-var meshPart = part{name: partMesh, text: "an application and the proxy in its pod: by netfilter, by the hook, and past TCP", run: runMesh, print: printMesh}
+var meshPart = harness.Part{Name: partMesh, Text: "an application and the proxy in its pod: by netfilter, by the hook, and past TCP", Run: runMesh, Print: printMesh}
 
 // The sides: connections of a pod by netfilter's REDIRECT to the proxy in it, by the hook at connect(2), by that with
 // messages past TCP, and by that with the preload library in client and proxy. The second is the first again: their
@@ -57,29 +58,29 @@ var meshTraffics = []meshTraffic{
 
 // A meshCase is a load with a kind of traffic.
 type meshCase struct {
-	loadCase
+	harness.LoadCase
 	meshTraffic
 }
 
 func (c meshCase) String() string {
 	if c.name == "" {
-		return c.loadCase.String()
+		return c.LoadCase.String()
 	}
-	return c.name + ", " + c.loadCase.String()
+	return c.name + ", " + c.LoadCase.String()
 }
 
 // meshCases are those of a proxy. The traffics after the first one are measured alone, and with smoke only by one
 // proxy.
 func meshCases(smoke bool, proxy string) (all []meshCase) {
-	for _, load := range loadCases(smoke) {
+	for _, load := range harness.LoadCases(smoke) {
 		all = append(all, meshCase{load, meshTraffics[0]})
 	}
 	if smoke && proxy != meshSmokeProxy {
 		return all
 	}
 	for _, traffic := range meshTraffics[1:] {
-		for _, load := range loadCases(smoke) {
-			if !load.busy && load.connections <= 64 {
+		for _, load := range harness.LoadCases(smoke) {
+			if !load.Busy && load.Connections <= 64 {
 				all = append(all, meshCase{load, traffic})
 			}
 		}
@@ -92,17 +93,17 @@ const meshSmokeProxy = "haproxy"
 
 func meshSeries(proxy string, c meshCase, side int) result.Series {
 	return result.Series{Part: partMesh, Scenario: proxy + ", " + c.String(), Side: meshNames[side], Family: "IPv4",
-		Parameters: result.Parameters{"connections": c.connections}}
+		Parameters: result.Parameters{"connections": c.Connections}}
 }
 
-func runMesh(ctx context.Context, b *bench) (err error) {
+func runMesh(ctx context.Context, b *harness.Bench) (err error) {
 	rig, err := newMeshRig(ctx, b)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, rig.end()) }()
-	for _, p := range meshProxies(b.envoy) {
-		if !slices.ContainsFunc(meshCases(b.smoke, p.name), func(c meshCase) bool { return wantsMesh(b, p.name, c) }) {
+	for _, p := range meshProxies(b.Envoy) {
+		if !slices.ContainsFunc(meshCases(b.Smoke, p.name), func(c meshCase) bool { return wantsMesh(b, p.name, c) }) {
 			continue
 		}
 		if err := rig.measureProxy(ctx, b, p); err != nil {
@@ -113,11 +114,11 @@ func runMesh(ctx context.Context, b *bench) (err error) {
 }
 
 // wantsMesh reports whether --case matches.
-func wantsMesh(b *bench, proxy string, c meshCase) bool {
-	return b.only == nil || b.only.MatchString(fmt.Sprintf("%s %d %s", proxy, c.connections, c))
+func wantsMesh(b *harness.Bench, proxy string, c meshCase) bool {
+	return b.Only == nil || b.Only.MatchString(fmt.Sprintf("%s %d %s", proxy, c.Connections, c))
 }
 
-func (rig *meshRig) measureProxy(ctx context.Context, b *bench, p meshProxy) error {
+func (rig *meshRig) measureProxy(ctx context.Context, b *harness.Bench, p meshProxy) error {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
 	if err := rig.startProxies(ctx, p); err != nil {
@@ -127,35 +128,35 @@ func (rig *meshRig) measureProxy(ctx context.Context, b *bench, p meshProxy) err
 	for side := range meshSides {
 		err := rig.prove(ctx, side)
 		// The proxies of all sides start together. With the sockmap, programs have to be known.
-		if side == 0 || side == meshSockmap || !b.smoke {
+		if side == 0 || side == meshSockmap || !b.Smoke {
 			err = errors.Join(err, rig.warmUp(ctx, side))
 		}
 		if err != nil {
 			return fmt.Errorf("%s: %w", meshNames[side], err)
 		}
 	}
-	for _, c := range meshCases(b.smoke, p.name) {
+	for _, c := range meshCases(b.Smoke, p.name) {
 		if !wantsMesh(b, p.name, c) {
 			continue
 		}
 		if err := rig.measureCase(ctx, b, p.name, c); err != nil {
-			return fmt.Errorf("%d connections, %s: %w", c.connections, c, err)
+			return fmt.Errorf("%d connections, %s: %w", c.Connections, c, err)
 		}
 	}
 	return nil
 }
 
-func (rig *meshRig) measureCase(ctx context.Context, b *bench, proxy string, c meshCase) error {
-	if c.busy {
-		stop, err := startBusyProgram(ctx)
+func (rig *meshRig) measureCase(ctx context.Context, b *harness.Bench, proxy string, c meshCase) error {
+	if c.Busy {
+		stop, err := harness.StartBusyProgram(ctx)
 		if err != nil {
 			return err
 		}
 		defer stop()
 	}
-	for round := range min(b.runs, meshRounds) {
-		for _, side := range turns(round, meshSides) {
-			if err := rig.measure(ctx, b.results, proxy, c, side); err != nil {
+	for round := range min(b.Runs, meshRounds) {
+		for _, side := range harness.Turns(round, meshSides) {
+			if err := rig.measure(ctx, b.Results, proxy, c, side); err != nil {
 				return fmt.Errorf("%s: %w", meshNames[side], err)
 			}
 		}
@@ -170,7 +171,7 @@ const meshWarmUp = 30 * time.Second
 // start, and may end all of a run.
 func (rig *meshRig) warmUp(ctx context.Context, side int) error {
 	for end := time.Now().Add(meshWarmUp); ; {
-		r, err := rig.wrk(ctx, side, meshCase{loadCase{wrkConnections, false}, meshTraffics[0]})
+		r, err := rig.wrk(ctx, side, meshCase{harness.LoadCase{Connections: wrkConnections, Busy: false}, meshTraffics[0]})
 		if r.Requests > 0 {
 			return nil
 		}
@@ -187,9 +188,9 @@ func (rig *meshRig) measure(ctx context.Context, results *result.File, proxy str
 		return err
 	}
 	onRings := rig.countRings(side)
-	used := usageNow()
+	used := harness.UsageNow()
 	r, err := rig.wrk(ctx, side, c)
-	busy, rings := usageNow().busy-used.busy, onRings()
+	busy, rings := harness.UsageNow().Busy-used.Busy, onRings()
 	if err != nil {
 		return err
 	}
@@ -201,8 +202,8 @@ func (rig *meshRig) measure(ctx context.Context, results *result.File, proxy str
 	if n := after - before; side == meshSockmap && n < r.Requests {
 		return fmt.Errorf("%d messages skipped TCP in %d requests", n, r.Requests)
 	}
-	if side == meshRings && !c.closing && rings < c.connections {
-		return fmt.Errorf("%d of %d connections were on rings", rings, c.connections)
+	if side == meshRings && !c.closing && rings < c.Connections {
+		return fmt.Errorf("%d of %d connections were on rings", rings, c.Connections)
 	}
 	add := func(m result.Metric, value float64) {
 		row := result.Row{Series: meshSeries(proxy, c, side), Metric: m}
@@ -211,17 +212,17 @@ func (rig *meshRig) measure(ctx context.Context, results *result.File, proxy str
 		}
 		results.Add(row, value)
 	}
-	add(metricPerSecond, float64(r.Requests)/r.Microseconds*1e6)
-	add(metricP50, r.P50)
-	add(metricP90, r.P90)
-	if !c.busy { // of the whole machine
-		add(metricRequestCPU, float64(busy.Microseconds())/float64(r.Requests))
+	add(harness.MetricPerSecond, float64(r.Requests)/r.Microseconds*1e6)
+	add(harness.MetricP50, r.P50)
+	add(harness.MetricP90, r.P90)
+	if !c.Busy { // of the whole machine
+		add(harness.MetricRequestCPU, float64(busy.Microseconds())/float64(r.Requests))
 	}
 	return nil
 }
 
-func printMesh(r *report) {
-	r.say("\nwrk in a pod, through the proxy in the same pod, to a web server on another host; answers of %d bytes on open connections where nothing else is said. Medians, and ratios to netfilter [95 %% interval]", answerLength)
+func printMesh(r *harness.Report) {
+	r.Say("\nwrk in a pod, through the proxy in the same pod, to a web server on another host; answers of %d bytes on open connections where nothing else is said. Medians, and ratios to netfilter [95 %% interval]", answerLength)
 	for _, p := range meshProxies("") {
 		for _, c := range meshCases(false, p.name) {
 			printMeshCase(r, p.name, c)
@@ -229,13 +230,13 @@ func printMesh(r *report) {
 	}
 }
 
-func printMeshCase(r *report, proxy string, c meshCase) {
-	of := func(side int, m result.Metric) []float64 { return r.results.Samples(meshSeries(proxy, c, side), m) }
-	if len(of(meshNetfilter, metricPerSecond)) == 0 {
+func printMeshCase(r *harness.Report, proxy string, c meshCase) {
+	of := func(side int, m result.Metric) []float64 { return r.Results.Samples(meshSeries(proxy, c, side), m) }
+	if len(of(meshNetfilter, harness.MetricPerSecond)) == 0 {
 		return
 	}
-	r.say("\n  %s, %d at a time, %s", proxy, c.connections, c)
-	r.say("    %-17s %10s %8s %8s %8s   %-23s %-23s %-23s", "", "per second", "p50 us", "p90 us", "CPU us", "rate", "p90", "CPU")
+	r.Say("\n  %s, %d at a time, %s", proxy, c.Connections, c)
+	r.Say("    %-17s %10s %8s %8s %8s   %-23s %-23s %-23s", "", "per second", "p50 us", "p90 us", "CPU us", "rate", "p90", "CPU")
 	for side := range meshSides {
 		ratio := func(m result.Metric) string {
 			if len(of(side, m)) == 0 {
@@ -244,10 +245,10 @@ func printMeshCase(r *report, proxy string, c meshCase) {
 			return stat.MedianInterval(stat.Ratios(of(side, m), of(meshNetfilter, m))).String()
 		}
 		cpu := "-"
-		if samples := of(side, metricRequestCPU); len(samples) > 0 {
+		if samples := of(side, harness.MetricRequestCPU); len(samples) > 0 {
 			cpu = fmt.Sprintf("%.1f", stat.Median(samples))
 		}
-		r.say("    %-17s %10.0f %8.0f %8.0f %8s   %-23s %-23s %-23s", meshNames[side], stat.Median(of(side, metricPerSecond)),
-			stat.Median(of(side, metricP50)), stat.Median(of(side, metricP90)), cpu, ratio(metricPerSecond), ratio(metricP90), ratio(metricRequestCPU))
+		r.Say("    %-17s %10.0f %8.0f %8.0f %8s   %-23s %-23s %-23s", meshNames[side], stat.Median(of(side, harness.MetricPerSecond)),
+			stat.Median(of(side, harness.MetricP50)), stat.Median(of(side, harness.MetricP90)), cpu, ratio(harness.MetricPerSecond), ratio(harness.MetricP90), ratio(harness.MetricRequestCPU))
 	}
 }

@@ -19,6 +19,7 @@ import (
 	"syscall"
 	"time"
 
+	"beeline.io/beeline/bench/harness"
 	"beeline.io/beeline/internal/shortcut/mesh"
 	"beeline.io/beeline/test/lab"
 	"beeline.io/beeline/test/node"
@@ -26,7 +27,7 @@ import (
 
 // A meshRig is a cluster with an agent on each node, and a web server outside.
 type meshRig struct {
-	world   *world
+	world   *harness.World
 	web     *nginx
 	server  netip.AddrPort
 	folders []string
@@ -64,12 +65,12 @@ http {` + nginxHTTP + `
 }
 `
 
-func newMeshRig(ctx context.Context, b *bench) (rig *meshRig, err error) {
+func newMeshRig(ctx context.Context, b *harness.Bench) (rig *meshRig, err error) {
 	rig = &meshRig{proxies: map[string]*lab.Cmd{}}
-	if rig.library, _, err = hostStackPrograms(b.program); err != nil {
+	if rig.library, _, err = harness.HostStackPrograms(b.Program); err != nil {
 		return nil, err
 	}
-	if rig.world, err = newWorld(); err != nil {
+	if rig.world, err = harness.NewWorld(); err != nil {
 		return nil, err
 	}
 	defer func() {
@@ -104,11 +105,11 @@ func reusePorts(pod *lab.Host) error {
 	return pod.Do(func() error { return os.WriteFile("/proc/sys/net/ipv4/tcp_tw_reuse", []byte("1"), 0o644) })
 }
 
-func (rig *meshRig) startAgent(b *bench, host string, side int, flags ...string) error {
+func (rig *meshRig) startAgent(b *harness.Bench, host string, side int, flags ...string) error {
 	w := rig.world
-	agent := &node.Agent{Host: w.Host(host), Program: b.program, Manifests: w.folder,
+	agent := &node.Agent{Host: w.Host(host), Program: b.Program, Manifests: w.Folder,
 		Flags: append([]string{"--edge-mode=off", "--mesh-cgroups=" + w.Host(meshPods[side]).Cgroup}, flags...)}
-	w.agents = append(w.agents, agent)
+	w.Agents = append(w.Agents, agent)
 	return agent.Start()
 }
 
@@ -119,7 +120,7 @@ func (rig *meshRig) end() error {
 	for _, f := range rig.folders {
 		os.RemoveAll(f)
 	}
-	return rig.world.end()
+	return rig.world.End()
 }
 
 // startProxies starts a proxy in the pod of each side that has one.
@@ -196,7 +197,7 @@ func (rig *meshRig) environment(side int) []string {
 
 // wrk runs wrk in the pod of a side. On a busy machine it may get next to no CPU: such a run is repeated.
 func (rig *meshRig) wrk(ctx context.Context, side int, c meshCase) (r wrkResult, err error) {
-	load := wrkLoad{seconds: meshSeconds, connections: c.connections, path: c.path, closing: c.closing}
+	load := wrkLoad{seconds: meshSeconds, connections: c.Connections, path: c.path, closing: c.closing}
 	for range wrkTries {
 		r, err = runWrkWith(ctx, rig.world.Host(meshPods[side]), rig.server, load, rig.environment(side))
 		if !errors.Is(err, errNoAnswer) {
@@ -283,7 +284,7 @@ func (rig *meshRig) skipped(side int) (uint64, error) {
 	if side != meshSockmap {
 		return 0, nil
 	}
-	counts, err := mesh.ReadCounters(rig.world.agents[0].BPFFS())
+	counts, err := mesh.ReadCounters(rig.world.Agents[0].BPFFS())
 	if err != nil || counts == nil {
 		return 0, errors.Join(err, errors.New("the agent has no counters of the sidecar shortcut"))
 	}

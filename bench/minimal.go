@@ -7,6 +7,7 @@ import (
 
 	"github.com/cilium/ebpf"
 
+	"beeline.io/beeline/bench/harness"
 	"beeline.io/beeline/internal/bpf"
 )
 
@@ -28,7 +29,7 @@ func fillMinimal(tables map[string]*ebpf.Map, asked netip.AddrPort, protocol uin
 			Port    uint16
 			_       uint16
 		}
-		row.Address, row.Port = a.As16(), bpf.NetworkOrder(serverPort)
+		row.Address, row.Port = a.As16(), bpf.NetworkOrder(harness.ServerPort)
 		if err := tables["minimal_backends"].Put(uint32(i), row); err != nil {
 			return err
 		}

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"beeline.io/beeline/bench/harness"
 	"beeline.io/beeline/test/lab"
 )
 
@@ -90,7 +91,7 @@ type nginx struct {
 
 // startWeb starts a web server in a pod.
 func startWeb(ctx context.Context, pod *lab.Host) (*nginx, error) {
-	at := netip.AddrPortFrom(pod.Addr4, serverPort)
+	at := netip.AddrPortFrom(pod.Addr4, harness.ServerPort)
 	return startNginx(ctx, pod, fmt.Sprintf(webConfig, nginxFolder(pod), at, pod.Name, strings.Repeat("b", answerLength)), at)
 }
 

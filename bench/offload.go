@@ -8,6 +8,7 @@ import (
 	"fmt"
 
 	"beeline.io/beeline/bench/endpoint"
+	"beeline.io/beeline/bench/harness"
 	"beeline.io/beeline/bench/result"
 	"beeline.io/beeline/bench/stat"
 )
@@ -15,7 +16,7 @@ import (
 const partOffload = "offload"
 
 // offloadPart is the part offload.
-var offloadPart = part{name: partOffload, text: "forwarded traffic through the stack of a router and past it", run: runOffload, print: printOffload}
+var offloadPart = harness.Part{Name: partOffload, Text: "forwarded traffic through the stack of a router and past it", Run: runOffload, Print: printOffload}
 
 // The sides: forwarded by the stack, with conntrack, and by the flow cache. The second is the first again: their
 // difference is what the measurement cannot see.
@@ -46,8 +47,8 @@ func offloadNAT(nat bool) string {
 	return "plain"
 }
 
-func runOffload(ctx context.Context, b *bench) error {
-	if b.two.Client == b.two.Server {
+func runOffload(ctx context.Context, b *harness.Bench) error {
+	if b.Two.Client == b.Two.Server {
 		return errors.New("the router and its clients need a CPU each, but there is only one")
 	}
 	if err := runOffloadPackets(ctx, b); err != nil {
@@ -59,10 +60,10 @@ func runOffload(ctx context.Context, b *bench) error {
 	return nil
 }
 
-func printOffload(r *report) {
-	r.say("\nUDP packets of established flows through a router, as fast as they are accepted: CPU time of the router for each, in ns. Ratios to the stack, median of the rounds [95 %% interval]")
+func printOffload(r *harness.Report) {
+	r.Say("\nUDP packets of established flows through a router, as fast as they are accepted: CPU time of the router for each, in ns. Ratios to the stack, median of the rounds [95 %% interval]")
 	for _, c := range offloadPacketCases() {
-		of := func(side int) []float64 { return r.results.Samples(c.series(side), metricPacketCPU) }
+		of := func(side int) []float64 { return r.Results.Samples(c.series(side), harness.MetricPacketCPU) }
 		if len(of(offloadStack)) == 0 {
 			continue
 		}
@@ -72,22 +73,22 @@ func printOffload(r *report) {
 		if len(of(offloadRedirect)) > 0 {
 			line += fmt.Sprintf(", only redirect %s", ratio(offloadRedirect))
 		}
-		r.say("%s", line)
+		r.Say("%s", line)
 	}
-	r.say("\nTraffic between two hosts through a router. Ratios to the stack, median of paired slices [95 %% interval]; the CPU time is of both hosts, the router and its agent; of a stream an operation is %d KiB", endpoint.StreamWrite>>10)
+	r.Say("\nTraffic between two hosts through a router. Ratios to the stack, median of paired slices [95 %% interval]; the CPU time is of both hosts, the router and its agent; of a stream an operation is %d KiB", endpoint.StreamWrite>>10)
 	for _, c := range offloadTrafficCases() {
-		if len(r.results.Samples(c.series(offloadStack), metricRate)) == 0 {
+		if len(r.Results.Samples(c.series(offloadStack), harness.MetricRate)) == 0 {
 			continue
 		}
-		r.say("  %s: stack %.0f per second, %.1f us of CPU time each", c, stat.Median(r.results.Samples(c.series(offloadStack), metricRate)),
-			stat.Median(r.results.Samples(c.series(offloadStack), metricCPU)))
+		r.Say("  %s: stack %.0f per second, %.1f us of CPU time each", c, stat.Median(r.Results.Samples(c.series(offloadStack), harness.MetricRate)),
+			stat.Median(r.Results.Samples(c.series(offloadStack), harness.MetricCPU)))
 		for _, side := range []int{offloadStackAgain, offloadCache} {
 			line := fmt.Sprintf("    %-12s", offloadNames[side])
-			for _, m := range []result.Metric{metricP50, metricRate, metricCPU} {
-				of := func(side int) []float64 { return r.results.Samples(c.series(side), m) }
+			for _, m := range []result.Metric{harness.MetricP50, harness.MetricRate, harness.MetricCPU} {
+				of := func(side int) []float64 { return r.Results.Samples(c.series(side), m) }
 				line += fmt.Sprintf("  %s %s", m.Name, stat.MedianInterval(stat.Ratios(of(side), of(offloadStack))))
 			}
-			r.say("%s", line)
+			r.Say("%s", line)
 		}
 	}
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 
+	"beeline.io/beeline/bench/harness"
 	"beeline.io/beeline/bench/result"
 	"beeline.io/beeline/internal/shortcut/offload"
 	"beeline.io/beeline/test/lab"
@@ -38,7 +39,7 @@ const (
 )
 
 // offloadPlain is a destination that no rule translates.
-var offloadPlain = netip.AddrPortFrom(netip.MustParseAddr("10.10.9.12"), serverPort)
+var offloadPlain = netip.AddrPortFrom(netip.MustParseAddr("10.10.9.12"), harness.ServerPort)
 
 // offloadPacketCase is packets of so many flows in turn.
 type offloadPacketCase struct {
@@ -73,9 +74,9 @@ func (c offloadPacketCase) String() string {
 }
 
 // offloadCases are those that --case selects.
-func offloadCases(b *bench) (all []offloadPacketCase) {
+func offloadCases(b *harness.Bench) (all []offloadPacketCase) {
 	for _, c := range offloadPacketCases() {
-		if b.only == nil || b.only.MatchString(c.String()) {
+		if b.Only == nil || b.Only.MatchString(c.String()) {
 			all = append(all, c)
 		}
 	}
@@ -84,7 +85,7 @@ func offloadCases(b *bench) (all []offloadPacketCase) {
 
 // offloadRig is a router whose agent has ended: its programs are attached only in slices of the cache.
 type offloadRig struct {
-	bench    *bench
+	bench    *harness.Bench
 	line     *rateLine
 	router   *lab.Host
 	bpffs    string
@@ -94,15 +95,15 @@ type offloadRig struct {
 	links    []link.Link
 }
 
-func runOffloadPackets(ctx context.Context, b *bench) (err error) {
-	rates := &rateRig{bench: b, cpus: rateCPUs(b.two)}
+func runOffloadPackets(ctx context.Context, b *harness.Bench) (err error) {
+	rates := &rateRig{bench: b, cpus: rateCPUs(b.Two)}
 	defer func() { err = errors.Join(err, rates.end()) }()
 	w, err := rates.newWorld()
 	if err != nil {
 		return err
 	}
 	router := w.Host("node-a")
-	if err := nftRun(ctx, router, fmt.Sprintf(offloadRules, rateService.Addr(), rateEndpoint.Addr(), serverPort)); err != nil {
+	if err := nftRun(ctx, router, fmt.Sprintf(offloadRules, rateService.Addr(), rateEndpoint.Addr(), harness.ServerPort)); err != nil {
 		return err
 	}
 	cases := offloadCases(b)
@@ -111,7 +112,7 @@ func runOffloadPackets(ctx context.Context, b *bench) (err error) {
 	}
 	flows := uint32(offloadFlowsSmoke)
 	for _, c := range cases {
-		if !b.smoke {
+		if !b.Smoke {
 			flows = max(flows, c.flows)
 		}
 	}
@@ -120,9 +121,9 @@ func runOffloadPackets(ctx context.Context, b *bench) (err error) {
 		return err
 	}
 	rates.lines = append(rates.lines, line)
-	agent := &node.Agent{Host: router, Program: b.program, Manifests: w.folder, EdgeMode: "off", Flags: []string{
+	agent := &node.Agent{Host: router, Program: b.Program, Manifests: w.Folder, EdgeMode: "off", Flags: []string{
 		"--offload-devices=eth0", "--offload-provider=cache", "--offload-threshold=1", fmt.Sprintf("--offload-max-flows=%d", 8*flows)}}
-	w.agents = append(w.agents, agent)
+	w.Agents = append(w.Agents, agent)
 	if err := agent.Start(); err != nil {
 		return err
 	}
@@ -269,9 +270,9 @@ func (rig *offloadRig) detach() (err error) {
 }
 
 func (rig *offloadRig) measureAll(ctx context.Context, cases []offloadPacketCase, sides map[bool]*rateSide) error {
-	for round := range min(rig.bench.runs, 2*rateRounds) {
+	for round := range min(rig.bench.Runs, 2*rateRounds) {
 		for _, c := range cases {
-			for _, side := range turns(round, c.sides()) {
+			for _, side := range harness.Turns(round, c.sides()) {
 				if err := rig.measure(ctx, c, sides[c.nat], side); err != nil {
 					return fmt.Errorf("%s, %d flows, %s: %w", offloadNAT(c.nat), c.flows, offloadNames[side], err)
 				}
@@ -298,7 +299,7 @@ func (rig *offloadRig) measure(ctx context.Context, c offloadPacketCase, s *rate
 	if c.flows == offloadFlows {
 		slice.limit = offloadSliceMany
 	}
-	if rig.bench.smoke {
+	if rig.bench.Smoke {
 		slice.limit = rateSliceSmoke
 	}
 	// The first moment loads programs and tables into the caches, and has each flow checked.
@@ -329,7 +330,7 @@ func (rig *offloadRig) measure(ctx context.Context, c offloadPacketCase, s *rate
 	if o.strange > 0 {
 		return fmt.Errorf("%d of %d packets were not translated", o.strange, o.sent)
 	}
-	offloadRow(rig.bench.results, c.series, side, metricPacketCPU, float64(o.cpu.Nanoseconds())/float64(o.sent))
+	offloadRow(rig.bench.Results, c.series, side, harness.MetricPacketCPU, float64(o.cpu.Nanoseconds())/float64(o.sent))
 	return nil
 }
 

@@ -14,6 +14,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"beeline.io/beeline/bench/endpoint"
+	"beeline.io/beeline/bench/harness"
 	"beeline.io/beeline/bench/result"
 	"beeline.io/beeline/internal/shortcut/offload"
 	"beeline.io/beeline/test/lab"
@@ -59,7 +60,7 @@ func (c offloadTrafficCase) series(side int) result.Series {
 // without. Behind router number i the client is 10.i.1.2, the server 10.i.2.2, whose public address is
 // 10.i.3.3.
 type offloadHosts struct {
-	world *world
+	world *harness.World
 	agent *node.Agent
 }
 
@@ -83,27 +84,27 @@ func offloadTarget(side int, nat bool) netip.AddrPort {
 		number = 1
 	}
 	if nat {
-		return netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, number, 3, 3}), serverPort)
+		return netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, number, 3, 3}), harness.ServerPort)
 	}
-	return netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, number, 2, 2}), serverPort)
+	return netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, number, 2, 2}), harness.ServerPort)
 }
 
-func runOffloadTraffic(ctx context.Context, b *bench) (err error) {
-	w, err := newWorldOf(lab.Shape{Bare: true})
+func runOffloadTraffic(ctx context.Context, b *harness.Bench) (err error) {
+	w, err := harness.NewWorldOf(lab.Shape{Bare: true})
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, w.end()) }()
+	defer func() { err = errors.Join(err, w.End()) }()
 	for i, router := range []string{"node-a", "node-b"} {
 		if err := connectOffload(ctx, w, router, i+1); err != nil {
 			return err
 		}
 	}
-	if err := w.startServer(ctx, offloadServerHost, b.two.Server); err != nil {
+	if err := w.StartServer(ctx, offloadServerHost, b.Two.Server); err != nil {
 		return err
 	}
-	rig := &offloadHosts{world: w, agent: &node.Agent{Host: w.Host("node-a"), Program: b.program, Manifests: w.folder, EdgeMode: "off", Flags: []string{"--offload-devices=c0,s0", "--offload-provider=cache"}}}
-	w.agents = append(w.agents, rig.agent)
+	rig := &offloadHosts{world: w, agent: &node.Agent{Host: w.Host("node-a"), Program: b.Program, Manifests: w.Folder, EdgeMode: "off", Flags: []string{"--offload-devices=c0,s0", "--offload-provider=cache"}}}
+	w.Agents = append(w.Agents, rig.agent)
 	if err := rig.agent.Start(); err != nil {
 		return err
 	}
@@ -111,7 +112,7 @@ func runOffloadTraffic(ctx context.Context, b *bench) (err error) {
 		return err
 	}
 	for _, c := range offloadTrafficCases() {
-		if b.only != nil && !b.only.MatchString(c.String()) {
+		if b.Only != nil && !b.Only.MatchString(c.String()) {
 			continue
 		}
 		if err := rig.measure(ctx, b, c); err != nil {
@@ -159,7 +160,7 @@ route add 10.N.0.0/16 via 10.N.2.1
 }
 
 // connectOffload puts a router between client and server.
-func connectOffload(ctx context.Context, w *world, router string, number int) error {
+func connectOffload(ctx context.Context, w *harness.World, router string, number int) error {
 	for _, host := range []string{router, offloadClientHost, offloadServerHost} {
 		script := offloadScripts[host]
 		if host == router {
@@ -169,11 +170,11 @@ func connectOffload(ctx context.Context, w *world, router string, number int) er
 			return err
 		}
 	}
-	return nftRun(ctx, w.Host(router), fmt.Sprintf(offloadRules, fmt.Sprintf("10.%d.3.3", number), fmt.Sprintf("10.%d.2.2", number), serverPort))
+	return nftRun(ctx, w.Host(router), fmt.Sprintf(offloadRules, fmt.Sprintf("10.%d.3.3", number), fmt.Sprintf("10.%d.2.2", number), harness.ServerPort))
 }
 
 // ipBatch runs commands of ip(8), in which names are filled in.
-func ipBatch(ctx context.Context, w *world, host, script string, number int) error {
+func ipBatch(ctx context.Context, w *harness.World, host, script string, number int) error {
 	netns := func(name string) string { return filepath.Base(w.Host(name).NetNS) }
 	cmd := w.Host(host).Command(ctx, "ip", "-batch", "-")
 	cmd.Stdin = strings.NewReader(strings.NewReplacer("DEVICE", fmt.Sprintf("eth%d", number-1), "CLIENT", netns(offloadClientHost), "SERVER", netns(offloadServerHost),
@@ -185,21 +186,21 @@ func ipBatch(ctx context.Context, w *world, host, script string, number int) err
 }
 
 // measure runs the sides in turn.
-func (rig *offloadHosts) measure(ctx context.Context, b *bench, c offloadTrafficCase) error {
-	cpus := pairOf(b.results.Settings, c.connections)
-	if err := rig.world.servers[offloadServerHost].Pin(cpus.Server); err != nil {
+func (rig *offloadHosts) measure(ctx context.Context, b *harness.Bench, c offloadTrafficCase) error {
+	cpus := harness.PairOf(b.Results.Settings, c.connections)
+	if err := rig.world.Servers[offloadServerHost].Pin(cpus.Server); err != nil {
 		return err
 	}
-	for round := range b.runs {
-		for _, side := range turns(round, offloadSides) {
+	for round := range b.Runs {
+		for _, side := range harness.Turns(round, offloadSides) {
 			r, err := rig.slice(ctx, b, c, side, cpus.Client)
 			if err != nil {
 				return fmt.Errorf("%s: %w", offloadNames[side], err)
 			}
 			operations := float64(r.Operations)
-			offloadRow(b.results, c.series, side, metricP50, micros(r.P50))
-			offloadRow(b.results, c.series, side, metricRate, operations/r.Elapsed.Seconds())
-			offloadRow(b.results, c.series, side, metricCPU, micros(r.CPU)/operations)
+			offloadRow(b.Results, c.series, side, harness.MetricP50, harness.Micros(r.P50))
+			offloadRow(b.Results, c.series, side, harness.MetricRate, operations/r.Elapsed.Seconds())
+			offloadRow(b.Results, c.series, side, harness.MetricCPU, harness.Micros(r.CPU)/operations)
 		}
 	}
 	return nil
@@ -207,7 +208,7 @@ func (rig *offloadHosts) measure(ctx context.Context, b *bench, c offloadTraffic
 
 // slice is a short time of traffic on one side, and the proof of its path. On a busy machine the agent may get a
 // CPU too late: such a slice is repeated.
-func (rig *offloadHosts) slice(ctx context.Context, b *bench, c offloadTrafficCase, side, cpu int) (r endpoint.Result, err error) {
+func (rig *offloadHosts) slice(ctx context.Context, b *harness.Bench, c offloadTrafficCase, side, cpu int) (r endpoint.Result, err error) {
 	const tries = 10
 	for range tries {
 		if r, err = rig.try(ctx, b, c, side, cpu); !errors.Is(err, errLateAgent) {
@@ -219,7 +220,7 @@ func (rig *offloadHosts) slice(ctx context.Context, b *bench, c offloadTrafficCa
 
 var errLateAgent = errors.New("the agent was late")
 
-func (rig *offloadHosts) try(ctx context.Context, b *bench, c offloadTrafficCase, side, cpu int) (r endpoint.Result, err error) {
+func (rig *offloadHosts) try(ctx context.Context, b *harness.Bench, c offloadTrafficCase, side, cpu int) (r endpoint.Result, err error) {
 	w := rig.world
 	for _, router := range []string{"node-a", "node-b"} {
 		if err := w.Host(router).Do(func() error { return netlink.ConntrackTableFlush(netlink.ConntrackTable) }); err != nil {
@@ -235,8 +236,8 @@ func (rig *offloadHosts) try(ctx context.Context, b *bench, c offloadTrafficCase
 		warmup = 0 // its packets would count as those of the operations
 	}
 	r, err = endpoint.RunClient(ctx, w.Host(offloadClientHost), endpoint.ClientConfig{
-		Mode: c.mode, Target: offloadTarget(side, c.nat), Connections: c.connections, Requests: c.requests, Warmup: warmup, Measure: b.slice, CPU: cpu,
-		Processes: append([]int{w.servers[offloadServerHost].PID(), rig.agent.PID()}, softirqThreads()...),
+		Mode: c.mode, Target: offloadTarget(side, c.nat), Connections: c.connections, Requests: c.requests, Warmup: warmup, Measure: b.Slice, CPU: cpu,
+		Processes: append([]int{w.Servers[offloadServerHost].PID(), rig.agent.PID()}, harness.SoftirqThreads()...),
 	})
 	if err != nil {
 		return r, err

@@ -12,6 +12,8 @@ import (
 	"strings"
 
 	"github.com/cilium/ebpf"
+
+	"beeline.io/beeline/bench/harness"
 )
 
 // A peer is another balancer's program, loaded and with maps filled by the user, and the packet with which it
@@ -72,7 +74,7 @@ func parsePeer(flag string) (*peer, error) {
 	if name == "" || id == "" || !found || file == "" {
 		return nil, errors.New("want " + peerSyntax)
 	}
-	if name == sideBeeline || name == sideMinimal {
+	if name == harness.SideBeeline || name == sideMinimal {
 		return nil, fmt.Errorf("%q is a side of its own: give the peer another name", name)
 	}
 	number, err := strconv.ParseUint(id, 10, 32)

@@ -16,6 +16,7 @@ import (
 	"github.com/cilium/ebpf/asm"
 	"golang.org/x/sys/unix"
 
+	"beeline.io/beeline/bench/harness"
 	"beeline.io/beeline/bench/result"
 	"beeline.io/beeline/test/needs"
 )
@@ -35,7 +36,7 @@ func loadPeer(t *testing.T, load func() (*ebpf.CollectionSpec, error), flags uin
 		t.Fatal(err)
 	}
 	t.Cleanup(collection.Close)
-	endpoints := []netip.Addr{plus(asked.Addr(), 7)}
+	endpoints := []netip.Addr{harness.Plus(asked.Addr(), 7)}
 	if err := fillMinimal(collection.Maps, asked, unix.IPPROTO_TCP, endpoints...); err != nil {
 		t.Fatal(err)
 	}
@@ -109,8 +110,8 @@ func TestPeers(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer closePeers(peers)
-			b := &bench{settings: settings{runs: 2, smoke: true}, report: report{results: &result.File{}}}
-			if b.one, b.two, err = chooseCPUs(); err != nil {
+			b := &harness.Bench{Settings: harness.Settings{Runs: 2, Smoke: true}, Report: harness.Report{Results: &result.File{}}}
+			if b.One, b.Two, err = harness.ChooseCPUs(); err != nil {
 				t.Fatal(err)
 			}
 			if err := runPeers(t.Context(), b, peers); err != nil {
@@ -118,10 +119,10 @@ func TestPeers(t *testing.T) {
 			}
 			for _, flows := range []int{1, 100} {
 				series := result.Series{Part: partEdge, Scenario: c.scenario, Hook: peers[0].hook, Side: "peer", Family: c.family, Parameters: result.Parameters{"flows": flows}}
-				own := b.results.Samples(series, metricPacket)
+				own := b.Results.Samples(series, metricPacket)
 				series.Side = sideMinimal
-				if minimal := b.results.Samples(series, metricPacket); len(own) != 2 || len(minimal) != 2 {
-					t.Errorf("%d flows: %v and %v; the rows are %+v", flows, own, minimal, b.results.Rows)
+				if minimal := b.Results.Samples(series, metricPacket); len(own) != 2 || len(minimal) != 2 {
+					t.Errorf("%d flows: %v and %v; the rows are %+v", flows, own, minimal, b.Results.Rows)
 				}
 			}
 		})
@@ -159,7 +160,7 @@ func TestPeerErrors(t *testing.T) {
 	if peers, err := openPeers([]string{one, one}); err == nil || peers != nil || !strings.Contains(err.Error(), "another peer") {
 		t.Errorf("two of one name: %v, %v", peers, err)
 	}
-	s := commandLine{settings: settings{runs: 1, slice: time.Second, cpus: cpusAuto}, parts: []string{partHook}, peer: []string{one}}
+	s := commandLine{Settings: harness.Settings{Runs: 1, Slice: time.Second, CPUs: harness.CPUsAuto}, parts: []string{partHook}, peer: []string{one}}
 	if err := s.check(1); err == nil || !strings.Contains(err.Error(), "--part") {
 		t.Errorf("a peer without its part: %v", err)
 	}

@@ -9,6 +9,8 @@ import (
 	"net/netip"
 
 	"golang.org/x/sys/unix"
+
+	"beeline.io/beeline/bench/harness"
 )
 
 // A template is a packet from which flows are made, with other addresses and ports.
@@ -78,7 +80,7 @@ func (t template) flow(n uint32) []byte {
 	} else {
 		at-- // the first port of all others
 	}
-	to := netip.AddrPortFrom(plus(t.source.Addr(), int(at/flowPorts)), uint16(firstFlowPort+at%flowPorts))
+	to := netip.AddrPortFrom(harness.Plus(t.source.Addr(), int(at/flowPorts)), uint16(firstFlowPort+at%flowPorts))
 
 	begin, end := ethernetLength+8, ethernetLength+24
 	if t.is4 {

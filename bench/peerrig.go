@@ -12,6 +12,7 @@ import (
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
+	"beeline.io/beeline/bench/harness"
 	"beeline.io/beeline/bench/result"
 )
 
@@ -26,7 +27,7 @@ type peerRig struct {
 }
 
 // runPeers times the peers, each with the yardstick, with the edge's numbers of flows.
-func runPeers(ctx context.Context, b *bench, peers []*peer) error {
+func runPeers(ctx context.Context, b *harness.Bench, peers []*peer) error {
 	for _, p := range peers {
 		if err := measurePeer(ctx, b, p); err != nil {
 			return fmt.Errorf("--peer %s: %w", p.flag, err)
@@ -35,16 +36,16 @@ func runPeers(ctx context.Context, b *bench, peers []*peer) error {
 	return nil
 }
 
-func measurePeer(ctx context.Context, b *bench, p *peer) error {
+func measurePeer(ctx context.Context, b *harness.Bench, p *peer) error {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	free, err := pin(b.one.Client)
+	free, err := pin(b.One.Client)
 	if err != nil {
 		return err
 	}
 	defer free()
 	most, packets := uint32(someFlows), uint32(somePackets)
-	if b.smoke {
+	if b.Smoke {
 		most, packets = 100, 200
 	}
 	rig, err := newPeerRig(p, most)
@@ -115,7 +116,7 @@ func (rig *peerRig) fill(flows uint32) error {
 	t := rig.peer.template
 	var endpoints []netip.Addr
 	for i := range remoteEndpoints {
-		endpoints = append(endpoints, plus(t.asked.Addr(), 1+i))
+		endpoints = append(endpoints, harness.Plus(t.asked.Addr(), 1+i))
 	}
 	if err := fillMinimal(rig.collection.Maps, t.asked, t.protocol, endpoints...); err != nil {
 		return err
@@ -143,7 +144,7 @@ func (rig *peerRig) set(flows uint32) frameSet {
 	return frameSet{count: flows, resized: rig.resized, rest: rig.peer.template.bytes[min(len(frame{}), len(rig.peer.template.bytes)):]}
 }
 
-func (rig *peerRig) measure(ctx context.Context, b *bench, flows, packets uint32) error {
+func (rig *peerRig) measure(ctx context.Context, b *harness.Bench, flows, packets uint32) error {
 	set := rig.set(flows)
 	if set.resized && !rig.restores {
 		packets = min(packets, onePackets)
@@ -161,7 +162,7 @@ func (rig *peerRig) measure(ctx context.Context, b *bench, flows, packets uint32
 	yard := series
 	yard.Side = sideMinimal
 	next := uint32(0)
-	for round := range min(b.runs, edgeRounds) + 1 {
+	for round := range min(b.Runs, edgeRounds) + 1 {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
@@ -175,8 +176,8 @@ func (rig *peerRig) measure(ctx context.Context, b *bench, flows, packets uint32
 		}
 		next += packets
 		if round > 0 { // the first one is the warm-up
-			b.results.Add(result.Row{Series: series, Metric: metricPacket, Against: sideMinimal}, peer)
-			b.results.Add(result.Row{Series: yard, Metric: metricPacket}, minimal)
+			b.Results.Add(result.Row{Series: series, Metric: metricPacket, Against: sideMinimal}, peer)
+			b.Results.Add(result.Row{Series: yard, Metric: metricPacket}, minimal)
 		}
 	}
 	return nil

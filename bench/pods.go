@@ -15,6 +15,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"beeline.io/beeline/bench/endpoint"
+	"beeline.io/beeline/bench/harness"
 	"beeline.io/beeline/bench/result"
 	"beeline.io/beeline/bench/stat"
 	"beeline.io/beeline/internal/shortcut/pod"
@@ -25,7 +26,7 @@ import (
 const partPods = "pods"
 
 // podsPart is the part pods.
-var podsPart = part{name: partPods, text: "traffic between pods through the stack and past it", run: runPods, print: printPods}
+var podsPart = harness.Part{Name: partPods, Text: "traffic between pods through the stack and past it", Run: runPods, Print: printPods}
 
 // The sides: the same traffic through the stack of the nodes, and past it. The second is the first again: their
 // difference is what the measurement cannot see. The last one shows what of the shortcut's time is
@@ -73,7 +74,7 @@ var podsServers = map[string]string{"local": "a2", "remote": "b1"}
 
 // podsRig is a cluster whose nodes had agents: so the benchmark alone attaches and detaches the programs.
 type podsRig struct {
-	world   *world
+	world   *harness.World
 	nodes   []*podsNode
 	softirq []int
 }
@@ -86,20 +87,20 @@ type podsNode struct {
 	devices []int
 }
 
-func runPods(ctx context.Context, b *bench) (err error) {
-	w, err := newWorld()
+func runPods(ctx context.Context, b *harness.Bench) (err error) {
+	w, err := harness.NewWorld()
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, w.end()) }()
-	rig := &podsRig{world: w, softirq: softirqThreads()}
+	defer func() { err = errors.Join(err, w.End()) }()
+	rig := &podsRig{world: w, softirq: harness.SoftirqThreads()}
 	for _, pod := range podsServers {
-		if err := w.startServer(ctx, pod, b.two.Server); err != nil {
+		if err := w.StartServer(ctx, pod, b.Two.Server); err != nil {
 			return err
 		}
 	}
 	for _, host := range []string{"node-a", "node-b"} {
-		n, err := rig.prepare(b.program, host)
+		n, err := rig.prepare(b.Program, host)
 		if err != nil {
 			return fmt.Errorf("%s: %w", host, err)
 		}
@@ -107,7 +108,7 @@ func runPods(ctx context.Context, b *bench) (err error) {
 		rig.nodes = append(rig.nodes, n)
 	}
 	for _, c := range podsCases() {
-		if b.only != nil && !b.only.MatchString(c.String()) {
+		if b.Only != nil && !b.Only.MatchString(c.String()) {
 			continue
 		}
 		if err := rig.measure(ctx, b, c); err != nil {
@@ -120,8 +121,8 @@ func runPods(ctx context.Context, b *bench) (err error) {
 // prepare has an agent fill the tables of a node, and takes the program from its devices.
 func (rig *podsRig) prepare(program, host string) (*podsNode, error) {
 	w := rig.world
-	agent := &node.Agent{Host: w.Host(host), Program: program, Manifests: w.folder, Flags: []string{"--pod-devices=auto", "--pod-ignore-filters"}}
-	w.agents = append(w.agents, agent)
+	agent := &node.Agent{Host: w.Host(host), Program: program, Manifests: w.Folder, Flags: []string{"--pod-devices=auto", "--pod-ignore-filters"}}
+	w.Agents = append(w.Agents, agent)
 	if err := agent.Start(); err != nil {
 		return nil, err
 	}
@@ -195,23 +196,23 @@ func (n *podsNode) shortcuts() (sum uint64, err error) {
 }
 
 // measure runs the sides in turn.
-func (rig *podsRig) measure(ctx context.Context, b *bench, c podsCase) error {
+func (rig *podsRig) measure(ctx context.Context, b *harness.Bench, c podsCase) error {
 	for _, n := range rig.nodes {
 		if err := n.setRules(ctx, c.rules); err != nil {
 			return err
 		}
 	}
-	cpus := pairOf(b.results.Settings, c.connections)
-	if err := rig.world.servers[podsServers[c.path]].Pin(cpus.Server); err != nil {
+	cpus := harness.PairOf(b.Results.Settings, c.connections)
+	if err := rig.world.Servers[podsServers[c.path]].Pin(cpus.Server); err != nil {
 		return err
 	}
-	for round := range b.runs {
-		for _, side := range turns(round, podsSides) {
+	for round := range b.Runs {
+		for _, side := range harness.Turns(round, podsSides) {
 			slice, err := rig.slice(ctx, b, c, side, cpus.Client)
 			if err != nil {
 				return fmt.Errorf("%s: %w", podsNames[side], err)
 			}
-			c.add(b.results, side, slice)
+			c.add(b.Results, side, slice)
 		}
 	}
 	return nil
@@ -219,14 +220,14 @@ func (rig *podsRig) measure(ctx context.Context, b *bench, c podsCase) error {
 
 // slice is a short time of traffic on one side, and the proof of its path. Flows in the kernel's conntrack, which would
 // stay on the stack, are deleted first.
-func (rig *podsRig) slice(ctx context.Context, b *bench, c podsCase, side, cpu int) (r endpoint.Result, err error) {
+func (rig *podsRig) slice(ctx context.Context, b *harness.Bench, c podsCase, side, cpu int) (r endpoint.Result, err error) {
 	server := podsServers[c.path]
 	config := endpoint.ClientConfig{
-		Mode: c.mode, Target: netip.AddrPortFrom(rig.world.Host(server).Addr4, serverPort), Connections: c.connections,
-		Warmup: b.slice / 10, Measure: b.slice, CPU: cpu, Processes: append([]int{rig.world.servers[server].PID()}, rig.softirq...),
+		Mode: c.mode, Target: netip.AddrPortFrom(rig.world.Host(server).Addr4, harness.ServerPort), Connections: c.connections,
+		Warmup: b.Slice / 10, Measure: b.Slice, CPU: cpu, Processes: append([]int{rig.world.Servers[server].PID()}, rig.softirq...),
 	}
 	if c.family == "IPv6" {
-		config.Target = netip.AddrPortFrom(rig.world.Host(server).Addr6, serverPort)
+		config.Target = netip.AddrPortFrom(rig.world.Host(server).Addr6, harness.ServerPort)
 	}
 	var before, after uint64
 	var redirect *podsRedirect
@@ -286,7 +287,7 @@ func (c podsCase) add(results *result.File, side int, r endpoint.Result) {
 		metric result.Metric
 		value  float64
 	}{
-		{metricP10, micros(r.P10)}, {metricP50, micros(r.P50)}, {metricRate, operations / r.Elapsed.Seconds()}, {metricCPU, micros(r.CPU) / operations},
+		{harness.MetricP10, harness.Micros(r.P10)}, {harness.MetricP50, harness.Micros(r.P50)}, {harness.MetricRate, operations / r.Elapsed.Seconds()}, {harness.MetricCPU, harness.Micros(r.CPU) / operations},
 	} {
 		row := result.Row{Series: c.series(side), Metric: sample.metric}
 		if side != podsStack {
@@ -296,22 +297,22 @@ func (c podsCase) add(results *result.File, side int, r endpoint.Result) {
 	}
 }
 
-func printPods(r *report) {
-	r.say("\nBetween two pods, of one node (local) or of two (remote), through the nodes' stack, past it, and past it by a program that only redirects, with netfilter rules as kube-proxy and flannel make them, and 0 or 1,000 rules of a policy. "+
-		"Ratios to the stack, median of %d paired slices [95 %% interval]; of a stream an operation is %d KiB", r.results.Settings.Runs, endpoint.StreamWrite>>10)
+func printPods(r *harness.Report) {
+	r.Say("\nBetween two pods, of one node (local) or of two (remote), through the nodes' stack, past it, and past it by a program that only redirects, with netfilter rules as kube-proxy and flannel make them, and 0 or 1,000 rules of a policy. "+
+		"Ratios to the stack, median of %d paired slices [95 %% interval]; of a stream an operation is %d KiB", r.Results.Settings.Runs, endpoint.StreamWrite>>10)
 	for _, c := range podsCases() {
-		if len(r.results.Samples(c.series(podsStack), metricRate)) == 0 {
+		if len(r.Results.Samples(c.series(podsStack), harness.MetricRate)) == 0 {
 			continue
 		}
-		r.say("  %s: stack %.0f per second, %.1f us of CPU time each", c, stat.Median(r.results.Samples(c.series(podsStack), metricRate)),
-			stat.Median(r.results.Samples(c.series(podsStack), metricCPU)))
+		r.Say("  %s: stack %.0f per second, %.1f us of CPU time each", c, stat.Median(r.Results.Samples(c.series(podsStack), harness.MetricRate)),
+			stat.Median(r.Results.Samples(c.series(podsStack), harness.MetricCPU)))
 		for _, side := range []int{podsStackAgain, podsShortcut, podsOnlyRedirect} {
 			line := fmt.Sprintf("    %-13s", podsNames[side])
-			for _, m := range []result.Metric{metricP50, metricRate, metricCPU} {
-				of := func(side int) []float64 { return r.results.Samples(c.series(side), m) }
+			for _, m := range []result.Metric{harness.MetricP50, harness.MetricRate, harness.MetricCPU} {
+				of := func(side int) []float64 { return r.Results.Samples(c.series(side), m) }
 				line += fmt.Sprintf("  %s %s", m.Name, stat.MedianInterval(stat.Ratios(of(side), of(podsStack))))
 			}
-			r.say("%s", line)
+			r.Say("%s", line)
 		}
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"reflect"
 
 	"beeline.io/beeline/bench/endpoint"
+	"beeline.io/beeline/bench/harness"
 	"beeline.io/beeline/internal/bpf"
 )
 
@@ -48,7 +49,7 @@ func countersOf(p path, mode endpoint.Mode, sockets int, r endpoint.Result) bpf.
 // prove checks that the hooks have counted exactly what they should. `lost` datagrams may have been lost before
 // the server answered them.
 func prove(before, after, want bpf.SocketCounters, lost uint64) error {
-	got := combine(after, before, func(a, b uint64) uint64 { return a - b })
+	got := harness.Combine(after, before, func(a, b uint64) uint64 { return a - b })
 	if want.DatagramPass-got.DatagramPass <= lost {
 		want.DatagramPass = got.DatagramPass
 	}

@@ -9,13 +9,14 @@ import (
 	"math"
 	"time"
 
+	"beeline.io/beeline/bench/harness"
 	"beeline.io/beeline/bench/result"
 )
 
 const partRates = "rates"
 
 // ratesPart is the part rates.
-var ratesPart = part{name: partRates, text: "packets through balancers: CPU time for each, and how many a core takes", run: runRates, print: printRates}
+var ratesPart = harness.Part{Name: partRates, Text: "packets through balancers: CPU time for each, and how many a core takes", Run: runRates, Print: printRates}
 
 // For each slice of packets. CPU time is the balancer's.
 var (
@@ -31,8 +32,8 @@ const (
 	rateOfferRounds = 5 // at most
 )
 
-func runRates(ctx context.Context, b *bench) (err error) {
-	if b.two.Client == b.two.Server {
+func runRates(ctx context.Context, b *harness.Bench) (err error) {
+	if b.Two.Client == b.Two.Server {
 		return errors.New("the balancer and its clients need a CPU each, but there is only one")
 	}
 	// Beeline first: while the others are created it finds that its Service with DSR has no earlier flows.
@@ -41,10 +42,10 @@ func runRates(ctx context.Context, b *bench) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, rig.end()) }()
-	for round := range min(b.runs, rateRounds) {
-		for _, i := range turns(round, len(rig.sides)) {
+	for round := range min(b.Runs, rateRounds) {
+		for _, i := range harness.Turns(round, len(rig.sides)) {
 			s := rig.sides[i]
-			if b.only != nil && !b.only.MatchString(s.name) {
+			if b.Only != nil && !b.Only.MatchString(s.name) {
 				continue
 			}
 			if err := measureRate(ctx, b, s); err != nil {
@@ -74,9 +75,9 @@ func rateSeries(side string, offered int) result.Series {
 }
 
 // measureRate sends as fast as packets are accepted.
-func measureRate(ctx context.Context, b *bench, s *rateSide) error {
+func measureRate(ctx context.Context, b *harness.Bench, s *rateSide) error {
 	slice := burst{set: s.frames(), packets: math.MaxInt64, limit: rateSlice, like: s.like()}
-	if b.smoke {
+	if b.Smoke {
 		slice.limit = rateSliceSmoke
 	}
 	// The first moment loads the side's program and tables into the caches.
@@ -89,15 +90,15 @@ func measureRate(ctx context.Context, b *bench, s *rateSide) error {
 	if err != nil {
 		return err
 	}
-	row := result.Row{Series: rateSeries(s.name, 0), Metric: metricPacketCPU, Against: s.against()}
-	b.results.Add(row, float64(o.cpu.Nanoseconds())/float64(o.sent))
+	row := result.Row{Series: rateSeries(s.name, 0), Metric: harness.MetricPacketCPU, Against: s.against()}
+	b.Results.Add(row, float64(o.cpu.Nanoseconds())/float64(o.sent))
 	return nil
 }
 
 // offerRate sends so many packets per second, if they are accepted.
-func offerRate(ctx context.Context, b *bench, s *rateSide, rate int) error {
+func offerRate(ctx context.Context, b *harness.Bench, s *rateSide, rate int) error {
 	slice := burst{set: s.frames(), packets: math.MaxInt64, limit: rateOfferSlice, like: s.like(), pace: time.Second / time.Duration(rate)}
-	if b.smoke {
+	if b.Smoke {
 		slice.limit = rateSliceSmoke
 	}
 	o, err := s.slice(ctx, slice)
@@ -105,7 +106,7 @@ func offerRate(ctx context.Context, b *bench, s *rateSide, rate int) error {
 		return err
 	}
 	series := rateSeries(s.name, rate)
-	b.results.Add(result.Row{Series: series, Metric: metricPassed, Against: s.against()}, float64(o.sent)/o.took.Seconds())
-	b.results.Add(result.Row{Series: series, Metric: metricShare, Against: s.against()}, o.cpu.Seconds()/o.took.Seconds())
+	b.Results.Add(result.Row{Series: series, Metric: metricPassed, Against: s.against()}, float64(o.sent)/o.took.Seconds())
+	b.Results.Add(result.Row{Series: series, Metric: metricShare, Against: s.against()}, o.cpu.Seconds()/o.took.Seconds())
 	return nil
 }

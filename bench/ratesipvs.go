@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/netip"
 
+	"beeline.io/beeline/bench/harness"
 	"beeline.io/beeline/test/lab"
 )
 
@@ -42,7 +43,7 @@ func (rig *rateRig) addIPVS(ctx context.Context) error {
 	}
 	for _, v := range []struct {
 		name    string
-		world   *world
+		world   *harness.World
 		host    string
 		method  uint32
 		becomes becoming
@@ -76,7 +77,7 @@ func (rig *rateRig) addIPVS(ctx context.Context) error {
 	return rig.addMasquerade(ctx, other, "node-b")
 }
 
-func (rig *rateRig) addMasquerade(ctx context.Context, w *world, name string) error {
+func (rig *rateRig) addMasquerade(ctx context.Context, w *harness.World, name string) error {
 	host, rule := w.Host(name), iptablesRule("iptables-legacy")
 	snat := []string{"iptables-legacy", "-w", "-t", "nat", "-A", "POSTROUTING", "-d", rateEndpoint.Addr().String(), "-p", "udp", "-j", "MASQUERADE"}
 	for _, command := range [][]string{rule[0], snat} {

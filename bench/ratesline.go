@@ -17,6 +17,7 @@ import (
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
+	"beeline.io/beeline/bench/harness"
 	"beeline.io/beeline/bench/result"
 	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/test/lab"
@@ -26,7 +27,7 @@ import (
 // generator, which sends into the link, and the sink, which receives from it. The balancer's end has a CPU of
 // its own.
 type rateLine struct {
-	world        *world
+	world        *harness.World
 	balancer     *lab.Host
 	far, near    int // devices: the fabric's, the balancer's
 	own, gateway [6]byte
@@ -60,7 +61,7 @@ const (
 
 // newRateLine prepares the link of a node: its ends' threads, the sink, and the balancer's end without an XDP
 // program.
-func newRateLine(ctx context.Context, w *world, name string, cpus result.CPUPair, flows uint32) (l *rateLine, err error) {
+func newRateLine(ctx context.Context, w *harness.World, name string, cpus result.CPUPair, flows uint32) (l *rateLine, err error) {
 	fabric := w.Host("fabric")
 	l = &rateLine{world: w, balancer: w.Host(name), cpu: cpus.Client, flows: flows}
 	defer func() {
@@ -68,11 +69,11 @@ func newRateLine(ctx context.Context, w *world, name string, cpus result.CPUPair
 			err = errors.Join(err, l.end())
 		}
 	}()
-	far, err := deviceOf(fabric, name)
+	far, err := harness.DeviceOf(fabric, name)
 	if err != nil {
 		return l, err
 	}
-	near, err := deviceOf(l.balancer, "eth0")
+	near, err := harness.DeviceOf(l.balancer, "eth0")
 	if err != nil {
 		return l, err
 	}
@@ -81,7 +82,7 @@ func newRateLine(ctx context.Context, w *world, name string, cpus result.CPUPair
 	}
 	l.far, l.near = far.Index, near.Index
 	l.own, l.gateway = [6]byte(near.HardwareAddr), [6]byte(far.HardwareAddr)
-	if err := setNeighbour(l.balancer, l.near, gateways["IPv4"], far.HardwareAddr); err != nil {
+	if err := harness.SetNeighbour(l.balancer, l.near, harness.Gateways["IPv4"], far.HardwareAddr); err != nil {
 		return l, err
 	}
 	if err := l.load(); err != nil {

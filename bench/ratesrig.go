@@ -11,6 +11,7 @@ import (
 
 	"github.com/cilium/ebpf"
 
+	"beeline.io/beeline/bench/harness"
 	"beeline.io/beeline/bench/result"
 	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/test/controlplane"
@@ -21,9 +22,9 @@ import (
 // A rateRig is the labs of all sides, which exist at the same time to take turns. Each node of a lab is a
 // balancer.
 type rateRig struct {
-	bench  *bench
+	bench  *harness.Bench
 	cpus   result.CPUPair // of client and receiver, and of the balancer
-	worlds []*world
+	worlds []*harness.World
 	lines  []*rateLine
 	sides  []*rateSide
 	open   []func() error
@@ -49,16 +50,16 @@ const (
 )
 
 // rateSizes are the numbers of Services in kube-proxy.
-func rateSizes(b *bench) []int {
-	if b.smoke {
+func rateSizes(b *harness.Bench) []int {
+	if b.Smoke {
 		return []int{1}
 	}
-	return []int{1, 1000, manyMost}
+	return []int{1, 1000, harness.MostServices}
 }
 
 // newRateRig has each function add sides, in this order, and proves that each side forwards packets.
-func newRateRig(ctx context.Context, b *bench, adds ...func(*rateRig, context.Context) error) (rig *rateRig, err error) {
-	rig = &rateRig{bench: b, cpus: rateCPUs(b.two)}
+func newRateRig(ctx context.Context, b *harness.Bench, adds ...func(*rateRig, context.Context) error) (rig *rateRig, err error) {
+	rig = &rateRig{bench: b, cpus: rateCPUs(b.Two)}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, rig.end())
@@ -79,8 +80,8 @@ func newRateRig(ctx context.Context, b *bench, adds ...func(*rateRig, context.Co
 
 // streamPause is how long both sides of a UDP flow are silent before they send again, so that the flow
 // counts as established.
-func streamPause(b *bench) time.Duration {
-	if b.smoke {
+func streamPause(b *harness.Bench) time.Duration {
+	if b.Smoke {
 		return 0
 	}
 	return 4 * time.Second
@@ -95,13 +96,13 @@ func (rig *rateRig) end() error {
 		errs = append(errs, l.end())
 	}
 	for _, w := range rig.worlds {
-		errs = append(errs, w.end())
+		errs = append(errs, w.End())
 	}
 	return errors.Join(errs...)
 }
 
-func (rig *rateRig) newWorld() (*world, error) {
-	w, err := newWorldOf(lab.Shape{ThreeNodes: true})
+func (rig *rateRig) newWorld() (*harness.World, error) {
+	w, err := harness.NewWorldOf(lab.Shape{ThreeNodes: true})
 	if err != nil {
 		return nil, err
 	}
@@ -109,7 +110,7 @@ func (rig *rateRig) newWorld() (*world, error) {
 	return w, w.ReadyForXDP()
 }
 
-func (rig *rateRig) newLine(ctx context.Context, w *world, name string) (*rateLine, error) {
+func (rig *rateRig) newLine(ctx context.Context, w *harness.World, name string) (*rateLine, error) {
 	l, err := newRateLine(ctx, w, name, rig.cpus, rateFlows)
 	if err == nil {
 		rig.lines = append(rig.lines, l)
@@ -142,16 +143,16 @@ func (rig *rateRig) addBeeline(ctx context.Context) error {
 		return err
 	}
 	for _, object := range rateServices() {
-		if err := node.WriteManifest(w.folder, object.name+".yaml", object.service, object.slice); err != nil {
+		if err := node.WriteManifest(w.Folder, object.Name+".yaml", object.Service, object.Slice); err != nil {
 			return err
 		}
 	}
 	for _, m := range []struct{ host, mode, snat, dsr string }{
 		{"node-a", "xdp", sideXDPSNAT, sideXDPDSR}, {"node-b", "tc", sideTCSNAT, sideTCDSR},
 	} {
-		agent := &node.Agent{Host: w.Host(m.host), Program: rig.bench.program, Manifests: w.folder, EdgeMode: m.mode,
+		agent := &node.Agent{Host: w.Host(m.host), Program: rig.bench.Program, Manifests: w.Folder, EdgeMode: m.mode,
 			Flags: []string{"--max-flows", strconv.Itoa(rateRecords), "--conntrack-udp-timeout", rememberFor.String(), "--conntrack-udp-timeout-stream", rememberFor.String()}}
-		w.agents = append(w.agents, agent)
+		w.Agents = append(w.Agents, agent)
 		if err := agent.Start(); err != nil {
 			return err
 		}
@@ -176,8 +177,8 @@ func (rig *rateRig) addBeeline(ctx context.Context) error {
 
 // settle waits until the Service with DSR is untracked, and ends the agents.
 func (rig *rateRig) settle(ctx context.Context) error {
-	for _, agent := range rig.worlds[0].agents {
-		if _, err := awaitUntracked(ctx, agent); err != nil {
+	for _, agent := range rig.worlds[0].Agents {
+		if _, err := harness.AwaitUntracked(ctx, agent); err != nil {
 			return err
 		}
 		if err := agent.Stop(); err != nil {
@@ -190,7 +191,7 @@ func (rig *rateRig) settle(ctx context.Context) error {
 // addProxies adds kube-proxy with each number of Services: in nftables mode on node-a, in iptables mode on
 // node-b. It has ended before the measurement; its rules stay.
 func (rig *rateRig) addProxies(ctx context.Context) error {
-	if err := controlplane.Find(rig.bench.controlPlane); err != nil {
+	if err := controlplane.Find(rig.bench.ControlPlane); err != nil {
 		return nil // the printed table says so
 	}
 	for _, services := range rateSizes(rig.bench) {

@@ -14,6 +14,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 
+	"beeline.io/beeline/bench/harness"
 	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/test/controlplane"
 	"beeline.io/beeline/test/lab"
@@ -33,7 +34,7 @@ func (rig *rateRig) addRules(ctx context.Context) error {
 	}{
 		{sideNFT, "node-a", [2][]string{
 			{"nft", fmt.Sprintf("add table ip rates; add chain ip rates pre { type nat hook prerouting priority dstnat; }; "+
-				"add rule ip rates pre ip daddr %s udp dport %d counter dnat to %s", rateService.Addr(), servicePort, rateEndpoint)},
+				"add rule ip rates pre ip daddr %s udp dport %d counter dnat to %s", rateService.Addr(), harness.ServicePort, rateEndpoint)},
 			{"nft", "list", "chain", "ip", "rates", "pre"}}, `counter packets (\d+) `},
 		{sideIPTables, "node-b", iptablesRule("iptables-nft"), iptablesCounter},
 		{sideOldIPTables, "node-c", iptablesRule("iptables-legacy"), iptablesCounter},
@@ -57,7 +58,7 @@ const iptablesCounter = `(?m)^\s*(\d+) .*DNAT`
 func iptablesRule(program string) [2][]string {
 	return [2][]string{
 		{program, "-w", "-t", "nat", "-A", "PREROUTING", "-d", rateService.Addr().String(), "-p", "udp",
-			"--dport", strconv.Itoa(servicePort), "-j", "DNAT", "--to-destination", rateEndpoint.String()},
+			"--dport", strconv.Itoa(harness.ServicePort), "-j", "DNAT", "--to-destination", rateEndpoint.String()},
 		{program, "-w", "-t", "nat", "-L", "PREROUTING", "-v", "-x", "-n"},
 	}
 }
@@ -79,14 +80,14 @@ func ruleCount(ctx context.Context, host *lab.Host, counter string, print []stri
 }
 
 // rateServices are the measured Services: one with SNAT, one with DSR.
-func rateServices() []rateObject {
-	snat := newRateObject("snat", corev1.ProtocolUDP, netip.MustParseAddr("10.96.0.101"), rateEndpoint.Addr())
-	snat.service.Spec.ExternalIPs = []string{rateService.Addr().String()}
-	dsr := newRateObject("dsr", corev1.ProtocolUDP, netip.MustParseAddr("10.96.0.102"), rateEndpoint.Addr())
-	dsr.service.Spec.ExternalIPs = []string{rateDirect.Addr().String()}
+func rateServices() []harness.ServiceObjects {
+	snat := harness.NewServiceObjects("snat", corev1.ProtocolUDP, netip.MustParseAddr("10.96.0.101"), rateEndpoint.Addr())
+	snat.Service.Spec.ExternalIPs = []string{rateService.Addr().String()}
+	dsr := harness.NewServiceObjects("dsr", corev1.ProtocolUDP, netip.MustParseAddr("10.96.0.102"), rateEndpoint.Addr())
+	dsr.Service.Spec.ExternalIPs = []string{rateDirect.Addr().String()}
 	// Its flows need no conntrack entries, and get none.
-	dsr.service.Annotations = map[string]string{service.AnnotationDSR: dsrIPIP, service.AnnotationAlgorithm: "maglev", service.AnnotationStateless: "true"}
-	return []rateObject{snat, dsr}
+	dsr.Service.Annotations = map[string]string{service.AnnotationDSR: dsrIPIP, service.AnnotationAlgorithm: "maglev", service.AnnotationStateless: "true"}
+	return []harness.ServiceObjects{snat, dsr}
 }
 
 func (rig *rateRig) addProxy(ctx context.Context, services int) error {
@@ -94,20 +95,20 @@ func (rig *rateRig) addProxy(ctx context.Context, services int) error {
 	if err != nil {
 		return err
 	}
-	control, err := controlplane.Start(ctx, w.Lab, rig.bench.controlPlane)
+	control, err := controlplane.Start(ctx, w.Lab, rig.bench.ControlPlane)
 	if err != nil {
 		return err
 	}
 	defer control.Stop()
-	all := append([]rateObject{rateServices()[0]}, fillers(services-1, corev1.ProtocolUDP)...)
+	all := append([]harness.ServiceObjects{rateServices()[0]}, harness.Fillers(services-1, corev1.ProtocolUDP)...)
 	objects := node.Cluster(w.Lab)
 	for _, o := range all {
-		objects = append(objects, []runtime.Object{o.service, o.slice}...)
+		objects = append(objects, []runtime.Object{o.Service, o.Slice}...)
 	}
 	if err := control.Create(ctx, objects...); err != nil {
 		return err
 	}
-	last := all[len(all)-1].service.Spec.ClusterIP
+	last := all[len(all)-1].Service.Spec.ClusterIP
 	for _, p := range []struct{ host, mode, name string }{
 		{"node-a", controlplane.NFTables, "nftables"}, {"node-b", controlplane.IPTablesLegacy, "iptables"},
 	} {
@@ -134,9 +135,9 @@ func (rig *rateRig) addProxy(ctx context.Context, services int) error {
 
 func rateProxyName(mode string, services int) string {
 	if services == 1 {
-		return fmt.Sprintf(proxySides+"%s, 1 Service", mode)
+		return fmt.Sprintf(harness.ProxySides+"%s, 1 Service", mode)
 	}
-	return fmt.Sprintf(proxySides+"%s, %d Services", mode, services)
+	return fmt.Sprintf(harness.ProxySides+"%s, %d Services", mode, services)
 }
 
 // tracked is how many of the clients' flows a host's conntrack knows.

@@ -9,6 +9,8 @@ import (
 	"net/netip"
 
 	"golang.org/x/sys/unix"
+
+	"beeline.io/beeline/bench/harness"
 )
 
 // A rateSide is one path through a balancer.
@@ -38,9 +40,9 @@ const (
 
 // The clients' destination, and the backend: an address beyond the fabric, on no balancing node.
 var (
-	rateService  = netip.AddrPortFrom(addressSNAT, servicePort)
-	rateDirect   = netip.AddrPortFrom(addressDSR, servicePort)
-	rateEndpoint = netip.AddrPortFrom(netip.MustParseAddr("10.10.9.11"), serverPort)
+	rateService  = netip.AddrPortFrom(harness.AddressSNAT, harness.ServicePort)
+	rateDirect   = netip.AddrPortFrom(harness.AddressDSR, harness.ServicePort)
+	rateEndpoint = netip.AddrPortFrom(netip.MustParseAddr("10.10.9.11"), harness.ServerPort)
 )
 
 // Flows are from one client, with ports that no translation uses.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strings"
 
+	"beeline.io/beeline/bench/harness"
 	"beeline.io/beeline/bench/stat"
 )
 
@@ -55,48 +56,48 @@ func (g rateGoal) verdict(ratio stat.Interval) string {
 	return ""
 }
 
-func printRates(r *report) {
-	rows := r.results.Of(partRates, metricPacketCPU)
-	cpus := rateCPUs(r.results.Settings.Two)
-	r.say("\n%d flows of UDP over IPv4, both ways known; the balancer on CPU %d, client and receiver on CPU %d; medians of %d rounds", rateFlows, cpus.Server, cpus.Client, len(rows[0].Samples))
-	r.say("CPU time of the balancer for a packet and what a core takes; at rates that are offered, its share of the core (packets that pass, in millions per second)\n")
+func printRates(r *harness.Report) {
+	rows := r.Results.Of(partRates, harness.MetricPacketCPU)
+	cpus := rateCPUs(r.Results.Settings.Two)
+	r.Say("\n%d flows of UDP over IPv4, both ways known; the balancer on CPU %d, client and receiver on CPU %d; medians of %d rounds", rateFlows, cpus.Server, cpus.Client, len(rows[0].Samples))
+	r.Say("CPU time of the balancer for a packet and what a core takes; at rates that are offered, its share of the core (packets that pass, in millions per second)\n")
 	line := fmt.Sprintf("  %-42s %6s %15s %6s ", "", "ns", "least - most", "Mpps")
 	for _, rate := range rateOffers {
 		line += fmt.Sprintf(" %9.4g Mpps", float64(rate)/1e6)
 	}
-	r.say("%s", line)
+	r.Say("%s", line)
 	proxies, ipvs := false, false
 	for _, row := range rows {
 		median := stat.Median(row.Samples)
 		line := fmt.Sprintf("  %-42s %6.0f %6.0f - %6.0f %6.2f ", row.Side, median, stat.Quantile(row.Samples, 0), stat.Quantile(row.Samples, 1), 1e3/median)
 		for _, rate := range rateOffers {
 			series := rateSeries(row.Side, rate)
-			line += fmt.Sprintf(" %5.0f %% (%.2f)", 100*stat.Median(r.results.Samples(series, metricShare)), stat.Median(r.results.Samples(series, metricPassed))/1e6)
+			line += fmt.Sprintf(" %5.0f %% (%.2f)", 100*stat.Median(r.Results.Samples(series, metricShare)), stat.Median(r.Results.Samples(series, metricPassed))/1e6)
 		}
-		r.say("%s", line)
-		proxies = proxies || strings.HasPrefix(row.Side, proxySides)
+		r.Say("%s", line)
+		proxies = proxies || strings.HasPrefix(row.Side, harness.ProxySides)
 		ipvs = ipvs || row.Side == sideIPVSNAT
 	}
 	if !proxies {
-		r.say("  There was no Kubernetes to run at --controlplane, so kube-proxy is left out.")
+		r.Say("  There was no Kubernetes to run at --controlplane, so kube-proxy is left out.")
 	}
 	if !ipvs {
-		r.say("  This kernel has no IPVS, or its module ip_vs is not loaded, so IPVS is left out; the part instructions has it.")
+		r.Say("  This kernel has no IPVS, or its module ip_vs is not loaded, so IPVS is left out; the part instructions has it.")
 	}
-	r.say("\nRatios of CPU time for a packet, round by round [95 %% interval]")
+	r.Say("\nRatios of CPU time for a packet, round by round [95 %% interval]")
 	compare := func(g rateGoal) {
-		of := func(side string) []float64 { return r.results.Samples(rateSeries(side, 0), metricPacketCPU) }
+		of := func(side string) []float64 { return r.Results.Samples(rateSeries(side, 0), harness.MetricPacketCPU) }
 		if len(of(g.side)) == 0 || len(of(g.by)) == 0 {
 			return // excluded by --case
 		}
 		ratio := stat.MedianInterval(stat.Ratios(of(g.side), of(g.by)))
-		r.say("  %-42s by %-22s %-24s %s", g.side, g.by, ratio, g.verdict(ratio))
+		r.Say("  %-42s by %-22s %-24s %s", g.side, g.by, ratio, g.verdict(ratio))
 	}
 	for _, g := range rateGoals {
 		compare(g)
 	}
 	for _, row := range rows {
-		if strings.HasPrefix(row.Side, proxySides) || strings.HasPrefix(row.Side, sidesOfIPVS) {
+		if strings.HasPrefix(row.Side, harness.ProxySides) || strings.HasPrefix(row.Side, sidesOfIPVS) {
 			compare(rateGoal{side: row.Side, by: sideXDPSNAT})
 		}
 	}

@@ -12,6 +12,8 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
+
+	"beeline.io/beeline/bench/harness"
 )
 
 // addYardsticks adds the minimum at each hook: at XDP on node-a, at tc on node-b.
@@ -23,7 +25,7 @@ func (rig *rateRig) addYardsticks(ctx context.Context) error {
 	return errors.Join(rig.addXDPYardsticks(ctx, w), rig.addTCYardsticks(ctx, w))
 }
 
-func (rig *rateRig) addXDPYardsticks(ctx context.Context, w *world) error {
+func (rig *rateRig) addXDPYardsticks(ctx context.Context, w *harness.World) error {
 	line, err := rig.newLine(ctx, w, "node-a")
 	if err != nil {
 		return err
@@ -49,7 +51,7 @@ func (rig *rateRig) addXDPYardsticks(ctx context.Context, w *world) error {
 
 // addTCYardsticks adds the minimal program, which writes packets directly, and one that uses the kernel's
 // helpers where needed.
-func (rig *rateRig) addTCYardsticks(ctx context.Context, w *world) error {
+func (rig *rateRig) addTCYardsticks(ctx context.Context, w *harness.World) error {
 	line, err := rig.newLine(ctx, w, "node-b")
 	if err != nil {
 		return err

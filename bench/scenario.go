@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	"beeline.io/beeline/bench/endpoint"
+	"beeline.io/beeline/bench/harness"
 )
 
 // A scenario is a kind of traffic.
@@ -28,7 +29,7 @@ var modes = []endpoint.Mode{
 // Numbers of Services.
 const (
 	fewServices   = 10
-	manySmokeTest = 50 // instead of manyMost
+	manySmokeTest = 50 // instead of harness.MostServices
 )
 
 // manyServices is the greater number of Services.
@@ -36,14 +37,14 @@ func manyServices(smoke bool) int {
 	if smoke {
 		return manySmokeTest
 	}
-	return manyMost
+	return harness.MostServices
 }
 
 func scenarios(smoke bool) []scenario {
 	var all []scenario
 	for _, mode := range modes {
 		for _, connections := range []int{1, 64} {
-			for _, family := range bothFamilies {
+			for _, family := range harness.BothFamilies {
 				for _, backend := range []string{"local", "remote"} {
 					all = append(all, scenario{mode, family, backend, connections, fewServices})
 				}

@@ -13,24 +13,25 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 
+	"beeline.io/beeline/bench/harness"
 	"beeline.io/beeline/test/controlplane"
 	"beeline.io/beeline/test/node"
 )
 
 // socketObjects are so many Services, two of them used, and their endpoints. All clusters have the same.
-func socketObjects(w *world, services int) (all []runtime.Object) {
+func socketObjects(w *harness.World, services int) (all []runtime.Object) {
 	for name, b := range backends {
 		service, slices := node.Service(name, b.number), node.Slices(name, w.Host(b.server))
 		node.SetPorts(service, slices,
-			node.Port{Name: "tcp", Protocol: corev1.ProtocolTCP, Port: servicePort, Target: serverPort},
-			node.Port{Name: "udp", Protocol: corev1.ProtocolUDP, Port: servicePort, Target: serverPort})
+			node.Port{Name: "tcp", Protocol: corev1.ProtocolTCP, Port: harness.ServicePort, Target: harness.ServerPort},
+			node.Port{Name: "udp", Protocol: corev1.ProtocolUDP, Port: harness.ServicePort, Target: harness.ServerPort})
 		all = append(all, service)
 		for _, slice := range slices {
 			all = append(all, slice)
 		}
 	}
-	for _, o := range fillers(services-len(backends), corev1.ProtocolTCP) {
-		all = append(all, o.service, o.slice)
+	for _, o := range harness.Fillers(services-len(backends), corev1.ProtocolTCP) {
+		all = append(all, o.Service, o.Slice)
 	}
 	return all
 }
@@ -46,20 +47,20 @@ func serviceOf(server, family string) netip.AddrPort {
 		if family == "IPv6" {
 			address = node.ClusterIPs(b.number)[1]
 		}
-		found = netip.AddrPortFrom(netip.MustParseAddr(address), servicePort)
+		found = netip.AddrPortFrom(netip.MustParseAddr(address), harness.ServicePort)
 	}
 	return found
 }
 
 // addProxied adds a cluster with kube-proxy and so many Services. It has ended before the measurement; its
 // rules stay.
-func (rig *socketRig) addProxied(ctx context.Context, b *bench, services int) error {
-	w, err := newWorld()
+func (rig *socketRig) addProxied(ctx context.Context, b *harness.Bench, services int) error {
+	w, err := harness.NewWorld()
 	if err != nil {
 		return err
 	}
 	rig.proxied[services] = w
-	control, err := controlplane.Start(ctx, w.Lab, b.controlPlane)
+	control, err := controlplane.Start(ctx, w.Lab, b.ControlPlane)
 	if err != nil {
 		return err
 	}
@@ -68,7 +69,7 @@ func (rig *socketRig) addProxied(ctx context.Context, b *bench, services int) er
 	if err := control.Create(ctx, objects...); err != nil {
 		return err
 	}
-	last := plus(firstService["IPv4"], services-len(backends)-1).String()
+	last := harness.Plus(harness.FirstService["IPv4"], services-len(backends)-1).String()
 	for _, p := range []struct{ host, mode string }{{"node-a", controlplane.NFTables}, {"node-b", controlplane.IPTablesLegacy}} {
 		proxy, err := control.StartProxy(w.Host(p.host), p.mode)
 		if err != nil {
@@ -76,7 +77,7 @@ func (rig *socketRig) addProxied(ctx context.Context, b *bench, services int) er
 		}
 		want := []string{last}
 		for server := range map[string]bool{"a2": true, "b1": true} {
-			for _, family := range bothFamilies {
+			for _, family := range harness.BothFamilies {
 				want = append(want, serviceOf(server, family).Addr().String())
 			}
 			want = append(want, w.Host(server).Addr4.String(), w.Host(server).Addr6.String())
@@ -88,11 +89,11 @@ func (rig *socketRig) addProxied(ctx context.Context, b *bench, services int) er
 			return err
 		}
 	}
-	if err := errors.Join(control.Stop(), rig.startServers(ctx, b, w), w.proveHooks(0)); err != nil {
+	if err := errors.Join(control.Stop(), rig.startServers(ctx, b, w), w.ProveHooks(0)); err != nil {
 		return err
 	}
 	for client, server := range map[string]string{"a1": "b1", "b2": "a2"} {
-		for _, family := range bothFamilies {
+		for _, family := range harness.BothFamilies {
 			if err := proveTranslated(ctx, w, client, server, family); err != nil {
 				return fmt.Errorf("from %s: %w", client, err)
 			}
@@ -103,7 +104,7 @@ func (rig *socketRig) addProxied(ctx context.Context, b *bench, services int) er
 
 // proveTranslated has a pod connect to a ClusterIP, and checks in its node's conntrack that the server's pod
 // has replied. There is no route to ClusterIPs: an untranslated connection fails.
-func proveTranslated(ctx context.Context, w *world, client, server, family string) error {
+func proveTranslated(ctx context.Context, w *harness.World, client, server, family string) error {
 	target, pod, kind := serviceOf(server, family), w.Host(server).Addr4, unix.AF_INET
 	if family == "IPv6" {
 		pod, kind = w.Host(server).Addr6, unix.AF_INET6

@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	"beeline.io/beeline/bench/endpoint"
+	"beeline.io/beeline/bench/harness"
 	"beeline.io/beeline/bench/result"
 	"beeline.io/beeline/bench/stat"
 )
@@ -20,7 +21,7 @@ var (
 
 // The metrics with printed ratios. The tenth percentile is of undisturbed operations: on a busy machine only
 // that may be significant.
-var ratioMetrics = []result.Metric{metricP10, metricP50, metricRate, metricCPU}
+var ratioMetrics = []result.Metric{harness.MetricP10, harness.MetricP50, harness.MetricRate, harness.MetricCPU}
 
 // series is the scenario on one side.
 func (s scenario) series(side int) result.Series {
@@ -39,12 +40,12 @@ func (s scenario) addSlice(results *result.File, side int, r endpoint.Result) {
 		results.Add(row, value)
 	}
 	add(metricOperations, operations)
-	add(metricP10, micros(r.P10))
-	add(metricP50, micros(r.P50))
-	add(metricP90, micros(r.P90))
-	add(metricP99, micros(r.P99))
-	add(metricRate, operations/r.Elapsed.Seconds())
-	add(metricCPU, micros(r.CPU)/operations)
+	add(harness.MetricP10, harness.Micros(r.P10))
+	add(harness.MetricP50, harness.Micros(r.P50))
+	add(harness.MetricP90, harness.Micros(r.P90))
+	add(harness.MetricP99, harness.Micros(r.P99))
+	add(harness.MetricRate, operations/r.Elapsed.Seconds())
+	add(harness.MetricCPU, harness.Micros(r.CPU)/operations)
 	if s.Mode == endpoint.Stream {
 		add(metricThroughput, operations*endpoint.StreamWrite/r.Elapsed.Seconds()/1e9)
 		add(metricByteCPU, float64(r.CPU.Nanoseconds())/operations/endpoint.StreamWrite)
@@ -70,57 +71,57 @@ var pairs = []struct {
 	{"ClusterIP to iptables", sideService, sideProxyIPT},
 }
 
-func printSockets(r *report) {
+func printSockets(r *harness.Report) {
 	var measured []scenario
-	for _, s := range scenarios(r.results.Settings.Smoke) {
-		if r.results.Samples(s.series(sideBare), metricP50) != nil {
+	for _, s := range scenarios(r.Results.Settings.Smoke) {
+		if r.Results.Samples(s.series(sideBare), harness.MetricP50) != nil {
 			measured = append(measured, s)
 			s.print(r)
 		}
 	}
 	// The ratios of all scenarios side by side.
 	for _, m := range ratioMetrics {
-		r.say("\nRatios of %s, median of %d paired slices [95 %% interval]", m.Name, r.results.Settings.Runs)
+		r.Say("\nRatios of %s, median of %d paired slices [95 %% interval]", m.Name, r.Results.Settings.Runs)
 		line := fmt.Sprintf("  %-72s", "")
 		for _, p := range pairs {
 			line += fmt.Sprintf(" %-22s", p.name)
 		}
-		r.say("%s", line)
+		r.Say("%s", line)
 		for _, s := range measured {
 			line := fmt.Sprintf("  %-72s", s)
 			for _, p := range pairs {
-				side, by := r.results.Samples(s.series(p.side), m), r.results.Samples(s.series(p.by), m)
+				side, by := r.Results.Samples(s.series(p.side), m), r.Results.Samples(s.series(p.by), m)
 				if side == nil || by == nil {
 					line += fmt.Sprintf(" %-22s", "-")
 					continue
 				}
 				line += fmt.Sprintf(" %-22s", stat.MedianInterval(stat.Ratios(side, by)))
 			}
-			r.say("%s", line)
+			r.Say("%s", line)
 		}
 	}
 }
 
-func (s scenario) print(r *report) {
-	cpus := pairOf(r.results.Settings, s.Connections)
-	r.say("\n%s; client on CPU %d, server on CPU %d", s, cpus.Client, cpus.Server)
-	r.say("  %-24s %8s %8s %8s %8s %10s %8s", "", "p10 us", "p50 us", "p90 us", "p99 us", "per second", "CPU us")
+func (s scenario) print(r *harness.Report) {
+	cpus := harness.PairOf(r.Results.Settings, s.Connections)
+	r.Say("\n%s; client on CPU %d, server on CPU %d", s, cpus.Client, cpus.Server)
+	r.Say("  %-24s %8s %8s %8s %8s %10s %8s", "", "p10 us", "p50 us", "p90 us", "p99 us", "per second", "CPU us")
 	resent := 0.0
 	for i, name := range sideNames {
-		if r.results.Samples(s.series(i), metricP50) == nil {
+		if r.Results.Samples(s.series(i), harness.MetricP50) == nil {
 			continue // no kube-proxy
 		}
-		median := func(m result.Metric) float64 { return stat.Median(r.results.Samples(s.series(i), m)) }
-		r.say("  %-24s %8.1f %8.1f %8.1f %8.1f %10.0f %8.1f", name, median(metricP10),
-			median(metricP50), median(metricP90), median(metricP99), median(metricRate), median(metricCPU))
+		median := func(m result.Metric) float64 { return stat.Median(r.Results.Samples(s.series(i), m)) }
+		r.Say("  %-24s %8.1f %8.1f %8.1f %8.1f %10.0f %8.1f", name, median(harness.MetricP10),
+			median(harness.MetricP50), median(harness.MetricP90), median(harness.MetricP99), median(harness.MetricRate), median(harness.MetricCPU))
 		if s.Mode == endpoint.Stream {
-			r.say("  %-24s %.2f GB/s, %.3f ns of CPU time for a byte", "", median(metricThroughput), median(metricByteCPU))
+			r.Say("  %-24s %.2f GB/s, %.3f ns of CPU time for a byte", "", median(metricThroughput), median(metricByteCPU))
 		}
-		for _, n := range r.results.Samples(s.series(i), metricResent) {
+		for _, n := range r.Results.Samples(s.series(i), metricResent) {
 			resent += n
 		}
 	}
 	if resent > 0 {
-		r.say("  %.0f datagrams had no answer and were sent again.", resent)
+		r.Say("  %.0f datagrams had no answer and were sent again.", resent)
 	}
 }

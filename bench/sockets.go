@@ -15,6 +15,7 @@ import (
 	"github.com/cilium/ebpf/link"
 
 	"beeline.io/beeline/bench/endpoint"
+	"beeline.io/beeline/bench/harness"
 	"beeline.io/beeline/test/controlplane"
 	"beeline.io/beeline/test/lab"
 	"beeline.io/beeline/test/node"
@@ -23,7 +24,7 @@ import (
 const partSockets = "sockets"
 
 // socketsPart is the part sockets.
-var socketsPart = part{name: partSockets, text: "requests through a ClusterIP beside the direct way", run: runSockets, print: printSockets}
+var socketsPart = harness.Part{Name: partSockets, Text: "requests through a ClusterIP beside the direct way", Run: runSockets, Print: printSockets}
 
 // A side is one path to a server.
 type side struct {
@@ -37,19 +38,19 @@ type side struct {
 // Services, those with Beeline, and those with kube-proxy, in nftables mode on node-a and in iptables mode on
 // node-b.
 type socketRig struct {
-	bare, noOp      *world
-	hooked, proxied map[int]*world
+	bare, noOp      *harness.World
+	hooked, proxied map[int]*harness.World
 	softirq         []int
 	attached        []io.Closer
 }
 
-func runSockets(ctx context.Context, b *bench) (err error) {
-	rig := &socketRig{softirq: softirqThreads(), hooked: map[int]*world{}, proxied: map[int]*world{}}
+func runSockets(ctx context.Context, b *harness.Bench) (err error) {
+	rig := &socketRig{softirq: harness.SoftirqThreads(), hooked: map[int]*harness.World{}, proxied: map[int]*harness.World{}}
 	defer func() { err = errors.Join(err, rig.end()) }()
 	if err := rig.setUp(ctx, b); err != nil {
 		return err
 	}
-	for _, s := range scenarios(b.smoke) {
+	for _, s := range scenarios(b.Smoke) {
 		if err := rig.measure(ctx, b, s); err != nil {
 			return fmt.Errorf("%s: %w", s, err)
 		}
@@ -57,21 +58,21 @@ func runSockets(ctx context.Context, b *bench) (err error) {
 	return nil
 }
 
-func (rig *socketRig) setUp(ctx context.Context, b *bench) (err error) {
-	if rig.bare, err = newWorld(); err != nil {
+func (rig *socketRig) setUp(ctx context.Context, b *harness.Bench) (err error) {
+	if rig.bare, err = harness.NewWorld(); err != nil {
 		return err
 	}
-	if err := errors.Join(rig.startServers(ctx, b, rig.bare), rig.bare.proveHooks(0)); err != nil {
+	if err := errors.Join(rig.startServers(ctx, b, rig.bare), rig.bare.ProveHooks(0)); err != nil {
 		return err
 	}
 	if err := rig.addNoOp(ctx, b); err != nil {
 		return fmt.Errorf("no-op programs: %w", err)
 	}
-	for _, services := range []int{fewServices, manyServices(b.smoke)} {
+	for _, services := range []int{fewServices, manyServices(b.Smoke)} {
 		if err := rig.addHooked(ctx, b, services); err != nil {
 			return fmt.Errorf("%d Services: %w", services, err)
 		}
-		if controlplane.Find(b.controlPlane) != nil {
+		if controlplane.Find(b.ControlPlane) != nil {
 			continue // the printed text omits kube-proxy then
 		}
 		if err := rig.addProxied(ctx, b, services); err != nil {
@@ -81,9 +82,9 @@ func (rig *socketRig) setUp(ctx context.Context, b *bench) (err error) {
 	return nil
 }
 
-func (rig *socketRig) startServers(ctx context.Context, b *bench, w *world) error {
+func (rig *socketRig) startServers(ctx context.Context, b *harness.Bench, w *harness.World) error {
 	for _, pod := range []string{"a2", "b1"} {
-		if err := w.startServer(ctx, pod, b.two.Server); err != nil {
+		if err := w.StartServer(ctx, pod, b.Two.Server); err != nil {
 			return err
 		}
 	}
@@ -91,8 +92,8 @@ func (rig *socketRig) startServers(ctx context.Context, b *bench, w *world) erro
 }
 
 // addNoOp adds a cluster whose nodes have no-op programs where Beeline has the edge's.
-func (rig *socketRig) addNoOp(ctx context.Context, b *bench) (err error) {
-	if rig.noOp, err = newWorld(); err != nil {
+func (rig *socketRig) addNoOp(ctx context.Context, b *harness.Bench) (err error) {
+	if rig.noOp, err = harness.NewWorld(); err != nil {
 		return err
 	}
 	spec, err := LoadCostTC()
@@ -106,7 +107,7 @@ func (rig *socketRig) addNoOp(ctx context.Context, b *bench) (err error) {
 	defer collection.Close()
 	for _, name := range []string{"node-a", "node-b"} {
 		host := rig.noOp.Host(name)
-		device, err := deviceOf(host, "eth0")
+		device, err := harness.DeviceOf(host, "eth0")
 		if err != nil {
 			return err
 		}
@@ -122,28 +123,28 @@ func (rig *socketRig) addNoOp(ctx context.Context, b *bench) (err error) {
 			}
 		}
 	}
-	return errors.Join(rig.startServers(ctx, b, rig.noOp), rig.noOp.proveHooks(0))
+	return errors.Join(rig.startServers(ctx, b, rig.noOp), rig.noOp.ProveHooks(0))
 }
 
 // addHooked adds a cluster with Beeline and so many Services.
-func (rig *socketRig) addHooked(ctx context.Context, b *bench, services int) error {
-	w, err := newWorld()
+func (rig *socketRig) addHooked(ctx context.Context, b *harness.Bench, services int) error {
+	w, err := harness.NewWorld()
 	if err != nil {
 		return err
 	}
 	rig.hooked[services] = w
-	if err := node.WriteManifest(w.folder, "services.yaml", socketObjects(w, services)...); err != nil {
+	if err := node.WriteManifest(w.Folder, "services.yaml", socketObjects(w, services)...); err != nil {
 		return err
 	}
 	if err := rig.startServers(ctx, b, w); err != nil {
 		return err
 	}
 	for _, host := range []string{"node-a", "node-b"} {
-		if _, err := w.startAgent(b.program, host); err != nil {
+		if _, err := w.StartAgent(b.Program, host); err != nil {
 			return err
 		}
 	}
-	return w.proveHooks(1)
+	return w.ProveHooks(1)
 }
 
 func (rig *socketRig) end() error {
@@ -151,9 +152,9 @@ func (rig *socketRig) end() error {
 	for _, l := range rig.attached {
 		errs = append(errs, l.Close())
 	}
-	for _, w := range slices.Concat([]*world{rig.bare, rig.noOp}, slices.Collect(maps.Values(rig.hooked)), slices.Collect(maps.Values(rig.proxied))) {
+	for _, w := range slices.Concat([]*harness.World{rig.bare, rig.noOp}, slices.Collect(maps.Values(rig.hooked)), slices.Collect(maps.Values(rig.proxied))) {
 		if w != nil {
-			errs = append(errs, w.end())
+			errs = append(errs, w.End())
 		}
 	}
 	return errors.Join(errs...)
@@ -166,11 +167,11 @@ func (rig *socketRig) sides(s scenario) [sides]side {
 	if s.Family == "IPv6" {
 		address = func(h *lab.Host) netip.Addr { return h.Addr6 }
 	}
-	direct := func(w *world, client, server string, p path) side {
-		to := netip.AddrPortFrom(address(w.Host(server)), serverPort)
-		return side{w.Host(client), w.servers[server], to, p}
+	direct := func(w *harness.World, client, server string, p path) side {
+		to := netip.AddrPortFrom(address(w.Host(server)), harness.ServerPort)
+		return side{w.Host(client), w.Servers[server], to, p}
 	}
-	service := func(w *world, client, server string, p path) side {
+	service := func(w *harness.World, client, server string, p path) side {
 		all := direct(w, client, server, p)
 		all.target = serviceOf(server, s.Family)
 		return all
@@ -192,8 +193,8 @@ func (rig *socketRig) sides(s scenario) [sides]side {
 }
 
 // measure runs the sides in turn, round by round, in an order that changes: so any drift affects all of them.
-func (rig *socketRig) measure(ctx context.Context, b *bench, s scenario) error {
-	cpus, resent := pairOf(b.results.Settings, s.Connections), uint64(0)
+func (rig *socketRig) measure(ctx context.Context, b *harness.Bench, s scenario) error {
+	cpus, resent := harness.PairOf(b.Results.Settings, s.Connections), uint64(0)
 	all := rig.sides(s)
 	for _, side := range all {
 		if side.client == nil {
@@ -203,8 +204,8 @@ func (rig *socketRig) measure(ctx context.Context, b *bench, s scenario) error {
 			return err
 		}
 	}
-	for round := range b.runs {
-		for _, i := range turns(round, len(all)) {
+	for round := range b.Runs {
+		for _, i := range harness.Turns(round, len(all)) {
 			if all[i].client == nil {
 				continue
 			}
@@ -212,7 +213,7 @@ func (rig *socketRig) measure(ctx context.Context, b *bench, s scenario) error {
 			if err != nil {
 				return fmt.Errorf("%s: %w", sideNames[i], err)
 			}
-			s.addSlice(b.results, i, slice)
+			s.addSlice(b.Results, i, slice)
 			if resent += slice.Resent; resent > endpoint.LostMost {
 				return fmt.Errorf("%d datagrams were retransmitted, which is too many for devices that lose none", resent)
 			}
@@ -223,31 +224,31 @@ func (rig *socketRig) measure(ctx context.Context, b *bench, s scenario) error {
 
 // slice is a short time of traffic on one side. On a busy machine an end may get no CPU at all: such a slice is
 // repeated.
-func (rig *socketRig) slice(ctx context.Context, b *bench, s scenario, cpu int, side side) (r endpoint.Result, err error) {
+func (rig *socketRig) slice(ctx context.Context, b *harness.Bench, s scenario, cpu int, side side) (r endpoint.Result, err error) {
 	const tries = 10
 	for range tries {
 		if r, err = rig.moment(ctx, b, s, cpu, side); err != nil || r.Operations > 0 {
 			return r, err
 		}
 	}
-	return r, fmt.Errorf("no reply in %s, %d times in a row", b.slice, tries)
+	return r, fmt.Errorf("no reply in %s, %d times in a row", b.Slice, tries)
 }
 
 // moment is traffic on one side, and the proof that it took that side's path.
-func (rig *socketRig) moment(ctx context.Context, b *bench, s scenario, cpu int, side side) (r endpoint.Result, err error) {
-	before, err := rig.hooked[s.Services].counters()
+func (rig *socketRig) moment(ctx context.Context, b *harness.Bench, s scenario, cpu int, side side) (r endpoint.Result, err error) {
+	before, err := rig.hooked[s.Services].Counters()
 	if err != nil {
 		return r, err
 	}
 	r, err = endpoint.RunClient(ctx, side.client, endpoint.ClientConfig{
 		Mode: s.Mode, Target: side.target, Connections: s.Connections,
-		Warmup: b.slice / 10, Measure: b.slice, CPU: cpu,
+		Warmup: b.Slice / 10, Measure: b.Slice, CPU: cpu,
 		Processes: append([]int{side.server.PID()}, rig.softirq...),
 	})
 	if err != nil {
 		return r, err
 	}
-	after, err := rig.hooked[s.Services].counters()
+	after, err := rig.hooked[s.Services].Counters()
 	if err != nil {
 		return r, err
 	}

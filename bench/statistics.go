@@ -13,6 +13,7 @@ import (
 	"github.com/cilium/ebpf/link"
 
 	"beeline.io/beeline/bench/endpoint"
+	"beeline.io/beeline/bench/harness"
 	"beeline.io/beeline/bench/result"
 	"beeline.io/beeline/bench/stat"
 	"beeline.io/beeline/internal/bpf"
@@ -22,7 +23,7 @@ import (
 const partStatistics = "statistics"
 
 // statisticsPart is the part statistics.
-var statisticsPart = part{name: partStatistics, text: "what it costs to count connections at sockets", run: runStatistics, print: printStatistics}
+var statisticsPart = harness.Part{Name: partStatistics, Text: "what it costs to count connections at sockets", Run: runStatistics, Print: printStatistics}
 
 // The sides: the same connections while the program that counts them is attached, and while it is not. The second is
 // the first again: their difference is what the measurement cannot see.
@@ -46,19 +47,19 @@ var statisticsPairs = []struct{ side, by int }{
 
 // statisticsRig is a cluster whose node-a had an agent: so the benchmark alone attaches and detaches the program.
 type statisticsRig struct {
-	world   *world
+	world   *harness.World
 	bpffs   string
 	program *ebpf.Program
 	softirq []int
 }
 
-func runStatistics(ctx context.Context, b *bench) (err error) {
-	w, err := newWorld()
+func runStatistics(ctx context.Context, b *harness.Bench) (err error) {
+	w, err := harness.NewWorld()
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, w.end()) }()
-	rig := &statisticsRig{world: w, softirq: softirqThreads()}
+	defer func() { err = errors.Join(err, w.End()) }()
+	rig := &statisticsRig{world: w, softirq: harness.SoftirqThreads()}
 	if err := rig.setUp(ctx, b); err != nil {
 		return err
 	}
@@ -71,15 +72,15 @@ func runStatistics(ctx context.Context, b *bench) (err error) {
 	return nil
 }
 
-func (rig *statisticsRig) setUp(ctx context.Context, b *bench) error {
+func (rig *statisticsRig) setUp(ctx context.Context, b *harness.Bench) error {
 	w := rig.world
-	if err := node.WriteManifest(w.folder, "services.yaml", socketObjects(w, fewServices)...); err != nil {
+	if err := node.WriteManifest(w.Folder, "services.yaml", socketObjects(w, fewServices)...); err != nil {
 		return err
 	}
-	if err := w.startServer(ctx, backends["local"].server, b.two.Server); err != nil {
+	if err := w.StartServer(ctx, backends["local"].server, b.Two.Server); err != nil {
 		return err
 	}
-	agent, err := w.startAgent(b.program, "node-a")
+	agent, err := w.StartAgent(b.Program, "node-a")
 	if err != nil {
 		return err
 	}
@@ -99,32 +100,32 @@ func (rig *statisticsRig) setUp(ctx context.Context, b *bench) error {
 }
 
 // measure runs the sides in turn.
-func (rig *statisticsRig) measure(ctx context.Context, b *bench, connections int) error {
-	cpus := pairOf(b.results.Settings, connections)
-	if err := rig.world.servers[backends["local"].server].Pin(cpus.Server); err != nil {
+func (rig *statisticsRig) measure(ctx context.Context, b *harness.Bench, connections int) error {
+	cpus := harness.PairOf(b.Results.Settings, connections)
+	if err := rig.world.Servers[backends["local"].server].Pin(cpus.Server); err != nil {
 		return err
 	}
-	for round := range b.runs {
-		for _, side := range turns(round, statisticsSides) {
+	for round := range b.Runs {
+		for _, side := range harness.Turns(round, statisticsSides) {
 			slice, err := rig.slice(ctx, b, side, connections, cpus.Client)
 			if err != nil {
 				return fmt.Errorf("%s: %w", statisticsNames[side], err)
 			}
-			rig.add(b.results, side, connections, slice)
+			rig.add(b.Results, side, connections, slice)
 		}
 	}
 	return nil
 }
 
 // slice is a short time of traffic on one side, and the proof that its connections were counted, or not.
-func (rig *statisticsRig) slice(ctx context.Context, b *bench, side, connections, cpu int) (r endpoint.Result, err error) {
+func (rig *statisticsRig) slice(ctx context.Context, b *harness.Bench, side, connections, cpu int) (r endpoint.Result, err error) {
 	w, server := rig.world, backends["local"].server
 	config := endpoint.ClientConfig{
 		Mode: endpoint.ConnectRequestClose, Target: serviceOf(server, "IPv4"), Connections: connections,
-		Warmup: b.slice / 10, Measure: b.slice, CPU: cpu, Processes: append([]int{w.servers[server].PID()}, rig.softirq...),
+		Warmup: b.Slice / 10, Measure: b.Slice, CPU: cpu, Processes: append([]int{w.Servers[server].PID()}, rig.softirq...),
 	}
 	if side == directOff || side == directOn {
-		config.Target = netip.AddrPortFrom(w.Host(server).Addr4, serverPort)
+		config.Target = netip.AddrPortFrom(w.Host(server).Addr4, harness.ServerPort)
 	}
 	if side == statisticsOn || side == directOn {
 		l, err := link.AttachCgroup(link.CgroupOptions{Path: w.Host("node-a").CgroupRoot, Attach: ebpf.AttachCGroupSockOps, Program: rig.program})
@@ -175,7 +176,7 @@ func (rig *statisticsRig) add(results *result.File, side, connections int, r end
 		metric result.Metric
 		value  float64
 	}{
-		{metricP10, micros(r.P10)}, {metricP50, micros(r.P50)}, {metricRate, operations / r.Elapsed.Seconds()}, {metricCPU, micros(r.CPU) / operations},
+		{harness.MetricP10, harness.Micros(r.P10)}, {harness.MetricP50, harness.Micros(r.P50)}, {harness.MetricRate, operations / r.Elapsed.Seconds()}, {harness.MetricCPU, harness.Micros(r.CPU) / operations},
 	} {
 		row := result.Row{Series: statisticsSeries(side, connections), Metric: sample.metric}
 		for _, p := range statisticsPairs {
@@ -187,24 +188,24 @@ func (rig *statisticsRig) add(results *result.File, side, connections int, r end
 	}
 }
 
-func printStatistics(r *report) {
+func printStatistics(r *harness.Report) {
 	for _, connections := range []int{1, 64} {
-		r.say("\nConnect, request, close through a ClusterIP to a local backend, IPv4, %d at a time; ratios are medians of %d paired slices [95 %% interval]",
-			connections, r.results.Settings.Runs)
+		r.Say("\nConnect, request, close through a ClusterIP to a local backend, IPv4, %d at a time; ratios are medians of %d paired slices [95 %% interval]",
+			connections, r.Results.Settings.Runs)
 		for side, name := range statisticsNames {
 			line := fmt.Sprintf("  %-32s", name)
 			for _, m := range ratioMetrics {
-				line += fmt.Sprintf(" %s %10.1f %s", m.Name, stat.Median(r.results.Samples(statisticsSeries(side, connections), m)), m.Unit)
+				line += fmt.Sprintf(" %s %10.1f %s", m.Name, stat.Median(r.Results.Samples(statisticsSeries(side, connections), m)), m.Unit)
 			}
-			r.say("%s", line)
+			r.Say("%s", line)
 		}
 		for _, p := range statisticsPairs {
 			line := fmt.Sprintf("  %s / %s:", statisticsNames[p.side], statisticsNames[p.by])
 			for _, m := range ratioMetrics {
-				of := func(side int) []float64 { return r.results.Samples(statisticsSeries(side, connections), m) }
+				of := func(side int) []float64 { return r.Results.Samples(statisticsSeries(side, connections), m) }
 				line += fmt.Sprintf("  %s %s", m.Name, stat.MedianInterval(stat.Ratios(of(p.side), of(p.by))))
 			}
-			r.say("%s", line)
+			r.Say("%s", line)
 		}
 	}
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package harness
 
 import (
 	"context"
@@ -21,29 +21,29 @@ import (
 	"beeline.io/beeline/test/node"
 )
 
-// A world is a lab for measurements.
-type world struct {
+// A World is a lab for measurements.
+type World struct {
 	*lab.Lab
-	folder  string // of the agents' manifests, removed with the lab
-	agents  []*node.Agent
-	servers map[string]*endpoint.Server // by pod
+	Folder  string // of the agents' manifests, removed with the lab
+	Agents  []*node.Agent
+	Servers map[string]*endpoint.Server // by pod
 }
 
-// newWorld creates a lab. However this program ends, nothing of it remains: the lab's processes end with this
+// NewWorld creates a lab. However this program ends, nothing of it remains: the lab's processes end with this
 // one, and the next run removes the rest.
-func newWorld() (*world, error) { return newWorldOf(lab.Shape{}) }
+func NewWorld() (*World, error) { return NewWorldOf(lab.Shape{}) }
 
-// newWorldOf creates a lab with another shape.
-func newWorldOf(shape lab.Shape) (*world, error) {
+// NewWorldOf creates a lab with another shape.
+func NewWorldOf(shape lab.Shape) (*World, error) {
 	l, err := lab.Up(lab.Config{Temporary: true, Shape: shape})
 	if err != nil {
 		return nil, err
 	}
-	w := &world{Lab: l, servers: map[string]*endpoint.Server{}}
-	w.folder = filepath.Join(l.Host("node-a").RunDir, "manifests")
-	err = os.Mkdir(w.folder, 0o755)
+	w := &World{Lab: l, Servers: map[string]*endpoint.Server{}}
+	w.Folder = filepath.Join(l.Host("node-a").RunDir, "manifests")
+	err = os.Mkdir(w.Folder, 0o755)
 	if err == nil {
-		err = node.WriteManifest(w.folder, "cluster.yaml", node.Cluster(l)...)
+		err = node.WriteManifest(w.Folder, "cluster.yaml", node.Cluster(l)...)
 	}
 	if err != nil {
 		return nil, errors.Join(err, l.Down())
@@ -51,58 +51,58 @@ func newWorldOf(shape lab.Shape) (*world, error) {
 	return w, nil
 }
 
-// end takes the lab down.
-func (w *world) end() error {
-	for _, s := range w.servers {
+// End takes the lab down.
+func (w *World) End() error {
+	for _, s := range w.Servers {
 		s.Stop()
 	}
-	for _, a := range w.agents {
+	for _, a := range w.Agents {
 		a.Kill() // its state is removed with the lab
 	}
 	return w.Down()
 }
 
-// startAgent starts an agent on a node, and waits until it is ready.
-func (w *world) startAgent(program, host string) (*node.Agent, error) {
-	a := &node.Agent{Host: w.Host(host), Program: program, Manifests: w.folder}
-	w.agents = append(w.agents, a)
+// StartAgent starts an agent on a node, and waits until it is ready.
+func (w *World) StartAgent(program, host string) (*node.Agent, error) {
+	a := &node.Agent{Host: w.Host(host), Program: program, Manifests: w.Folder}
+	w.Agents = append(w.Agents, a)
 	return a, a.Start()
 }
 
 // Addresses and ports of the measured Services and the servers.
 const (
-	servicePort = 80
-	serverPort  = 8080
+	ServicePort = 80
+	ServerPort  = 8080
 )
 
-// addService writes a Service with one pod as its backend.
-func (w *world) addService(name string, number uint8, backend *lab.Host, ports ...node.Port) error {
+// AddService writes a Service with one pod as its backend.
+func (w *World) AddService(name string, number uint8, backend *lab.Host, ports ...node.Port) error {
 	service, slices := node.Service(name, number), node.Slices(name, backend)
 	node.SetPorts(service, slices, ports...)
 	objects := []runtime.Object{service}
 	for _, slice := range slices {
 		objects = append(objects, slice)
 	}
-	return node.WriteManifest(w.folder, name+".yaml", objects...)
+	return node.WriteManifest(w.Folder, name+".yaml", objects...)
 }
 
-func (w *world) startServer(ctx context.Context, pod string, cpu int) error {
-	s, err := endpoint.StartServer(ctx, w.Host(pod), serverPort, cpu)
+func (w *World) StartServer(ctx context.Context, pod string, cpu int) error {
+	s, err := endpoint.StartServer(ctx, w.Host(pod), ServerPort, cpu)
 	if err == nil {
-		w.servers[pod] = s
+		w.Servers[pod] = s
 	}
 	return err
 }
 
-// counters is the sum of all agents' hook counters.
-func (w *world) counters() (bpf.SocketCounters, error) {
+// Counters is the sum of all agents' hook counters.
+func (w *World) Counters() (bpf.SocketCounters, error) {
 	var sum bpf.SocketCounters
-	for _, a := range w.agents {
+	for _, a := range w.Agents {
 		c, err := bpf.ReadCounters(a.BPFFS())
 		if err != nil {
 			return sum, err
 		}
-		sum = combine(sum, *c, func(a, b uint64) uint64 { return a + b })
+		sum = Combine(sum, *c, func(a, b uint64) uint64 { return a + b })
 	}
 	return sum, nil
 }
@@ -114,9 +114,9 @@ var trafficHooks = []ebpf.AttachType{
 	ebpf.AttachCGroupUDP4Recvmsg, ebpf.AttachCGroupUDP6Recvmsg,
 }
 
-// proveHooks checks that traffic of pods runs through so many programs, whoever attached them and wherever
+// ProveHooks checks that traffic of pods runs through so many programs, whoever attached them and wherever
 // above the pods.
-func (w *world) proveHooks(want int) error {
+func (w *World) ProveHooks(want int) error {
 	for _, pod := range w.Pods() {
 		cgroup, err := os.Open(pod.Cgroup)
 		if err != nil {
@@ -139,8 +139,8 @@ func (w *world) proveHooks(want int) error {
 	return nil
 }
 
-// combine combines each pair of counters with the same name.
-func combine(a, b bpf.SocketCounters, of func(a, b uint64) uint64) bpf.SocketCounters {
+// Combine combines each pair of counters with the same name.
+func Combine(a, b bpf.SocketCounters, of func(a, b uint64) uint64) bpf.SocketCounters {
 	result := reflect.ValueOf(&a).Elem()
 	for i := range result.NumField() {
 		if field := result.Field(i); field.CanSet() {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package harness
 
 import (
 	"context"
@@ -12,33 +12,33 @@ import (
 	"path/filepath"
 )
 
-// A loadCase is a load, beside another program that is always busy or not.
-type loadCase struct {
-	connections int
-	busy        bool
+// A LoadCase is a load, beside another program that is always busy or not.
+type LoadCase struct {
+	Connections int
+	Busy        bool
 }
 
-func (c loadCase) String() string {
-	if c.busy {
+func (c LoadCase) String() string {
+	if c.Busy {
 		return "beside a busy program"
 	}
 	return "alone"
 }
 
-func loadCases(smoke bool) (all []loadCase) {
+func LoadCases(smoke bool) (all []LoadCase) {
 	if smoke {
-		return []loadCase{{64, false}}
+		return []LoadCase{{64, false}}
 	}
 	for _, busy := range []bool{false, true} {
 		for _, connections := range []int{1, 64, 200} {
-			all = append(all, loadCase{connections, busy})
+			all = append(all, LoadCase{connections, busy})
 		}
 	}
 	return all
 }
 
-// startBusyProgram starts a program that always has work, until stop ends it.
-func startBusyProgram(ctx context.Context) (stop func(), err error) {
+// StartBusyProgram starts a program that always has work, until stop ends it.
+func StartBusyProgram(ctx context.Context) (stop func(), err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	program := exec.CommandContext(ctx, "sh", "-c", "while :; do :; done")
 	if err := program.Start(); err != nil {
@@ -48,8 +48,8 @@ func startBusyProgram(ctx context.Context) (stop func(), err error) {
 	return func() { cancel(); program.Wait() }, nil
 }
 
-// hostStackPrograms are beside the program: `make hoststack` builds them.
-func hostStackPrograms(program string) (library, pingpong string, err error) {
+// HostStackPrograms are beside the program: `make hoststack` builds them.
+func HostStackPrograms(program string) (library, pingpong string, err error) {
 	folder, err := filepath.Abs(filepath.Dir(program))
 	if err != nil {
 		return "", "", err

@@ -1,25 +1,33 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package endpoint_test
 
 import (
 	"net"
 	"net/netip"
+	"os"
 	"strings"
 	"testing"
 	"time"
 
 	"beeline.io/beeline/bench/endpoint"
+	"beeline.io/beeline/bench/harness"
 	"beeline.io/beeline/test/lab"
 	"beeline.io/beeline/test/needs"
 )
+
+func TestMain(m *testing.M) {
+	lab.Main()
+	endpoint.Main()
+	os.Exit(m.Run())
+}
 
 // A datagram client tolerates a server that loses some, answers twice or pauses as a busy machine does, and
 // fails if that would invalidate the measurement.
 func TestDatagramClient(t *testing.T) {
 	needs.Root(t)
 	t.Parallel()
-	cpus, _, err := chooseCPUs()
+	cpus, _, err := harness.ChooseCPUs()
 	if err != nil {
 		t.Fatal(err)
 	}

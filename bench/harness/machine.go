@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package harness
 
 import (
 	"fmt"
@@ -48,7 +48,7 @@ func thisMachine() result.Machine {
 	return m
 }
 
-func loadAverage() string {
+func LoadAverage() string {
 	text, _ := os.ReadFile("/proc/loadavg")
 	fields := strings.Fields(string(text))
 	return strings.Join(fields[:min(3, len(fields))], " ")
@@ -57,13 +57,13 @@ func loadAverage() string {
 // Where the two ends of a connection run. Unpinned they would move, and times would have two peaks: one for a
 // wake-up on the same CPU and one for another. These are the values of --cpus.
 const (
-	cpusAuto = "auto"
-	cpusOne  = "one"
-	cpusTwo  = "two"
+	CPUsAuto = "auto"
+	CPUsOne  = "one"
+	CPUsTwo  = "two"
 )
 
-// chooseCPUs returns the last CPUs that this process may use; interrupts mostly go to the first.
-func chooseCPUs() (one, two result.CPUPair, err error) {
+// ChooseCPUs returns the last CPUs that this process may use; interrupts mostly go to the first.
+func ChooseCPUs() (one, two result.CPUPair, err error) {
 	var set unix.CPUSet
 	if err := unix.SchedGetaffinity(0, &set); err != nil {
 		return one, two, fmt.Errorf("sched_getaffinity: %w", err)
@@ -79,19 +79,19 @@ func chooseCPUs() (one, two result.CPUPair, err error) {
 	return result.CPUPair{Client: last, Server: last}, result.CPUPair{Client: last, Server: other}, nil
 }
 
-// pairOf is where the ends of so many connections run. With one connection, one of the ends is always idle: on
+// PairOf is where the ends of so many connections run. With one connection, one of the ends is always idle: on
 // one CPU that costs no time, and avoids waking a sleeping CPU, which on a virtual machine would be most of the
 // measured time and nearly all of its noise.
-func pairOf(s result.Settings, connections int) result.CPUPair {
-	if s.CPUs == cpusOne || s.CPUs == cpusAuto && connections == 1 {
+func PairOf(s result.Settings, connections int) result.CPUPair {
+	if s.CPUs == CPUsOne || s.CPUs == CPUsAuto && connections == 1 {
 		return s.One
 	}
 	return s.Two
 }
 
-// softirqThreads are the kernel threads that handle packets when a CPU has too many of them for the current
+// SoftirqThreads are the kernel threads that handle packets when a CPU has too many of them for the current
 // process: their time belongs to the traffic.
-func softirqThreads() []int {
+func SoftirqThreads() []int {
 	var pids []int
 	paths, _ := filepath.Glob("/proc/[0-9]*/comm")
 	for _, path := range paths {

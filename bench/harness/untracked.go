@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package harness
 
 import (
 	"context"
@@ -12,30 +12,30 @@ import (
 	"beeline.io/beeline/test/node"
 )
 
-// sweepTimeout is for GC passes over all flows. One is due every ten seconds, but after one that took more than
+// SweepTimeout is for GC passes over all flows. One is due every ten seconds, but after one that took more than
 // half a second, as on a busy machine, a minute later.
-const sweepTimeout = 5 * time.Minute
+const SweepTimeout = 5 * time.Minute
 
-// awaitUntracked waits until an agent has untracked Services, none of which still has a history of earlier
+// AwaitUntracked waits until an agent has untracked Services, none of which still has a history of earlier
 // flows.
-func awaitUntracked(ctx context.Context, agent *node.Agent) (*bpf.Tables, error) {
+func AwaitUntracked(ctx context.Context, agent *node.Agent) (*bpf.Tables, error) {
 	tables, err := bpf.OpenTables(agent.BPFFS())
 	if err != nil {
 		return nil, err
 	}
-	for deadline := time.Now().Add(sweepTimeout); ; time.Sleep(50 * time.Millisecond) {
-		untracked, contested, err := untrackedServices(tables)
+	for deadline := time.Now().Add(SweepTimeout); ; time.Sleep(50 * time.Millisecond) {
+		untracked, contested, err := UntrackedServices(tables)
 		if err != nil || untracked > 0 && contested == 0 {
 			return tables, err
 		}
 		if time.Now().After(deadline) || ctx.Err() != nil {
-			return nil, fmt.Errorf("%s: %d of %d untracked Services are contested after %s", agent.Host.Name, contested, untracked, sweepTimeout)
+			return nil, fmt.Errorf("%s: %d of %d untracked Services are contested after %s", agent.Host.Name, contested, untracked, SweepTimeout)
 		}
 	}
 }
 
-// untrackedServices counts the untracked service ports, and those with contested slots.
-func untrackedServices(tables *bpf.Tables) (all, contested int, err error) {
+// UntrackedServices counts the untracked service ports, and those with contested slots.
+func UntrackedServices(tables *bpf.Tables) (all, contested int, err error) {
 	index, err := tables.Frontends.All()
 	untracked := map[uint32]bool{}
 	for _, number := range index {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package harness
 
 import (
 	"fmt"
@@ -14,8 +14,8 @@ import (
 	"beeline.io/beeline/test/lab"
 )
 
-// deviceOf returns the attributes of a host's device.
-func deviceOf(h *lab.Host, name string) (*netlink.LinkAttrs, error) {
+// DeviceOf returns the attributes of a host's device.
+func DeviceOf(h *lab.Host, name string) (*netlink.LinkAttrs, error) {
 	nl, link, err := h.OpenDevice(name)
 	if err != nil {
 		return nil, err
@@ -24,8 +24,8 @@ func deviceOf(h *lab.Host, name string) (*netlink.LinkAttrs, error) {
 	return link.Attrs(), nil
 }
 
-// programsAt opens the programs that an agent has attached to a device of this namespace.
-func programsAt(bpffs string, device int, each func(bpf.EdgeHook, *ebpf.Program) error) error {
+// ProgramsAt opens the programs that an agent has attached to a device of this namespace.
+func ProgramsAt(bpffs string, device int, each func(bpf.EdgeHook, *ebpf.Program) error) error {
 	attached, err := bpf.EdgeAttachments(bpffs)
 	if err != nil {
 		return err
@@ -45,11 +45,11 @@ func programsAt(bpffs string, device int, each func(bpf.EdgeHook, *ebpf.Program)
 	return nil
 }
 
-// gateways are the nodes' on the fabric, by family.
-var gateways = map[string]netip.Addr{"IPv4": netip.MustParseAddr("192.168.100.254"), "IPv6": netip.MustParseAddr("fd00:100::fe")}
+// Gateways are the nodes' on the fabric, by family.
+var Gateways = map[string]netip.Addr{"IPv4": netip.MustParseAddr("192.168.100.254"), "IPv6": netip.MustParseAddr("fd00:100::fe")}
 
-// setNeighbour adds a permanent neighbour entry to a host.
-func setNeighbour(h *lab.Host, device int, address netip.Addr, mac net.HardwareAddr) error {
+// SetNeighbour adds a permanent neighbour entry to a host.
+func SetNeighbour(h *lab.Host, device int, address netip.Addr, mac net.HardwareAddr) error {
 	nl, err := h.Netlink()
 	if err != nil {
 		return err
@@ -62,9 +62,9 @@ func setNeighbour(h *lab.Host, device int, address netip.Addr, mac net.HardwareA
 	return nil
 }
 
-// routeTo adds a route to a host.
-func routeTo(h *lab.Host, device string, to netip.Prefix, via netip.Addr) error {
-	link, err := deviceOf(h, device)
+// RouteTo adds a route to a host.
+func RouteTo(h *lab.Host, device string, to netip.Prefix, via netip.Addr) error {
+	link, err := DeviceOf(h, device)
 	if err != nil {
 		return err
 	}
@@ -83,7 +83,7 @@ func routeTo(h *lab.Host, device string, to netip.Prefix, via netip.Addr) error 
 
 // External addresses of Services.
 var (
-	balancedRange = netip.MustParsePrefix("192.0.2.0/24") // all of it is routed to node-a
-	addressSNAT   = netip.MustParseAddr("192.0.2.1")
-	addressDSR    = netip.MustParseAddr("192.0.2.2")
+	BalancedRange = netip.MustParsePrefix("192.0.2.0/24") // all of it is routed to node-a
+	AddressSNAT   = netip.MustParseAddr("192.0.2.1")
+	AddressDSR    = netip.MustParseAddr("192.0.2.2")
 )

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package harness
 
 import (
 	"os"
@@ -15,13 +15,13 @@ import (
 
 // usage is the CPU time of the whole machine and of the benchmark.
 type usage struct {
-	busy, stolen, all time.Duration
+	Busy, Stolen, All time.Duration
 	own               time.Duration
 }
 
-// usageNow reads it. Processes count as the benchmark's own once they have ended; at the end of a run all of
+// UsageNow reads it. Processes count as the benchmark's own once they have ended; at the end of a run all of
 // them have.
-func usageNow() usage {
+func UsageNow() usage {
 	var u usage
 	text, _ := os.ReadFile("/proc/stat")
 	line, _, _ := strings.Cut(string(text), "\n")
@@ -32,13 +32,13 @@ func usageNow() usage {
 			continue // the name, and guest times, which user time includes
 		}
 		const tick = time.Second / 100 // USER_HZ
-		u.all += time.Duration(ticks) * tick
+		u.All += time.Duration(ticks) * tick
 		switch i {
 		case 4, 5: // idle, and iowait
 		case 8:
-			u.stolen += time.Duration(ticks) * tick
+			u.Stolen += time.Duration(ticks) * tick
 		default:
-			u.busy += time.Duration(ticks) * tick
+			u.Busy += time.Duration(ticks) * tick
 		}
 	}
 	for _, who := range []int{unix.RUSAGE_SELF, unix.RUSAGE_CHILDREN} {
@@ -50,12 +50,12 @@ func usageNow() usage {
 	return u
 }
 
-// noiseBetween is the share of the machine that the benchmark did not use.
-func noiseBetween(before, after usage) result.Noise {
-	all := (after.all - before.all).Seconds()
+// NoiseBetween is the share of the machine that the benchmark did not use.
+func NoiseBetween(before, after usage) result.Noise {
+	all := (after.All - before.All).Seconds()
 	if all <= 0 {
 		return result.Noise{}
 	}
-	others := (after.busy - before.busy) - (after.own - before.own)
-	return result.Noise{Others: max(0, others.Seconds()/all), Stolen: (after.stolen - before.stolen).Seconds() / all}
+	others := (after.Busy - before.Busy) - (after.own - before.own)
+	return result.Noise{Others: max(0, others.Seconds()/all), Stolen: (after.Stolen - before.Stolen).Seconds() / all}
 }

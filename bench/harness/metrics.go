@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package harness
+
+import (
+	"time"
+
+	"beeline.io/beeline/bench/result"
+)
+
+// Metrics of more than one part. CPU time is that of all ends and kernel threads together, for a packet that of the
+// balancer.
+var (
+	MetricP10        = result.Metric{Name: "p10 latency", Unit: "us", Better: result.Lower}
+	MetricP50        = result.Metric{Name: "p50 latency", Unit: "us", Better: result.Lower}
+	MetricP90        = result.Metric{Name: "p90 latency", Unit: "us", Better: result.Lower}
+	MetricP99        = result.Metric{Name: "p99 latency", Unit: "us", Better: result.Lower}
+	MetricRate       = result.Metric{Name: "operations per second", Unit: "1/s", Better: result.Higher}
+	MetricCPU        = result.Metric{Name: "CPU time per operation", Unit: "us", Better: result.Lower}
+	MetricPerSecond  = result.Metric{Name: "requests per second", Unit: "1/s", Better: result.Higher}
+	MetricRequestCPU = result.Metric{Name: "CPU time per request", Unit: "us", Better: result.Lower}
+	MetricPacketCPU  = result.Metric{Name: "CPU time per packet", Unit: "ns", Better: result.Lower}
+	MetricTime       = result.Metric{Name: "time", Unit: "ms", Better: result.Lower}
+	// The rest of the resident memory is the program, and the tables as far as the agent reads them.
+	MetricResident = result.Metric{Name: "resident memory", Unit: "MiB", Better: result.Lower}
+	MetricPeak     = result.Metric{Name: "most resident memory", Unit: "MiB", Better: result.Lower}
+)
+
+// Micros is a duration in the unit of latencies.
+func Micros(d time.Duration) float64 { return float64(d.Nanoseconds()) / 1e3 }
