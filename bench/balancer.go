@@ -10,6 +10,7 @@ import (
 	"beeline.io/beeline/bench/harness"
 	"beeline.io/beeline/bench/result"
 	"beeline.io/beeline/bench/stat"
+	"beeline.io/beeline/bench/web"
 )
 
 const partBalancer = "balancer"
@@ -57,12 +58,12 @@ const fewestRequests = 200
 
 // measure runs wrk once. On a busy machine it may get next to no CPU: such a run is repeated.
 func (w *way) measure(ctx context.Context, b *harness.Bench, seconds int) error {
-	for range wrkTries {
-		if err := w.run(ctx, b, seconds); !errors.Is(err, errNoAnswer) {
+	for range web.Tries {
+		if err := w.run(ctx, b, seconds); !errors.Is(err, web.ErrNoAnswer) {
 			return err
 		}
 	}
-	return fmt.Errorf("fewer than %d requests in %d s, %d times in a row", fewestRequests, seconds, wrkTries)
+	return fmt.Errorf("fewer than %d requests in %d s, %d times in a row", fewestRequests, seconds, web.Tries)
 }
 
 // run runs wrk, and proves which path its requests took.
@@ -72,12 +73,12 @@ func (w *way) run(ctx context.Context, b *harness.Bench, seconds int) error {
 		return err
 	}
 	used := harness.UsageNow()
-	r, err := runWrk(ctx, w.world.Host("client"), w.to, seconds)
+	r, err := web.Run(ctx, w.world.Host("client"), w.to, seconds)
 	if err != nil {
 		return err
 	}
 	if r.Requests < fewestRequests {
-		return errNoAnswer
+		return web.ErrNoAnswer
 	}
 	busy := harness.UsageNow().Busy - used.Busy
 	after, err := w.traffic()
@@ -102,13 +103,13 @@ func (w *way) run(ctx context.Context, b *harness.Bench, seconds int) error {
 
 func waySeries(way string) result.Series {
 	return result.Series{Part: partBalancer, Scenario: "HTTP, connections kept open", Side: way, Family: "IPv4",
-		Parameters: result.Parameters{"connections": wrkConnections, "servers": len(webPods)}}
+		Parameters: result.Parameters{"connections": web.Connections, "servers": len(webPods)}}
 }
 
 func printBalancer(r *harness.Report) {
 	rates := func(way string) []float64 { return r.Results.Samples(waySeries(way), harness.MetricPerSecond) }
 	direct, sockmap := rates(wayOfDirect), rates(wayOfSockmap)
-	r.Say("\nwrk -t%d -c%d through two web servers, answers of %d bytes; medians of %d rounds, rates also least - most", wrkThreads, wrkConnections, answerLength, len(direct))
+	r.Say("\nwrk -t%d -c%d through two web servers, answers of %d bytes; medians of %d rounds, rates also least - most", web.Threads, web.Connections, web.AnswerLength, len(direct))
 	r.Say("\n  %-24s %10s %17s %8s %8s %8s   %-23s %-23s", "", "per second", "", "p50 us", "p99 us", "CPU us", "rate, by direct", "rate, by sockmap")
 	for _, row := range r.Results.Of(partBalancer, harness.MetricPerSecond) {
 		median := func(m result.Metric) float64 { return stat.Median(r.Results.Samples(row.Series, m)) }

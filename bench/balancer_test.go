@@ -73,21 +73,3 @@ func TestProveHook(t *testing.T) {
 		wantWrong(t, c.what, w.proveHook(c.before, c.after), c.wrong)
 	}
 }
-
-// A run of wrk with errors, without replies or without a result is invalid.
-func TestParseWrk(t *testing.T) {
-	const report = "Running 2s test @ http://192.0.2.1:80/\n  2 threads and 100 connections\n"
-	r, err := parseWrk(report + `{"requests":200,"microseconds":2000000,"p50":1500,"p99":9000,"errors":0}` + "\n")
-	if want := (wrkResult{Requests: 200, Microseconds: 2e6, P50: 1500, P99: 9000}); err != nil || r != want {
-		t.Errorf("%+v (%v), want %+v", r, err, want)
-	}
-	for _, c := range []struct{ out, wrong string }{
-		{report + `{"requests":200,"microseconds":2000000,"p50":1500,"p99":9000,"errors":3}`, "3 errors"},
-		{report + `{"requests":0,"microseconds":2000000,"p50":0,"p99":0,"errors":0}`, "no or few replies"},
-		{report, "no result"},
-		{"", "no result"},
-	} {
-		_, err := parseWrk(c.out)
-		wantWrong(t, c.out, err, c.wrong)
-	}
-}

@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 
 	"beeline.io/beeline/bench/harness"
+	"beeline.io/beeline/bench/web"
 	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/test/lab"
@@ -22,7 +23,7 @@ import (
 // the user-space balancers run on node-a; in the others agents serve both nodes, by XDP and by tc.
 type balancerRig struct {
 	bare, xdp, tc *harness.World
-	web           []*nginx // and the balancer
+	web           []*web.Nginx // and the balancer
 	sockmap       *sockmapBalancer
 }
 
@@ -48,7 +49,7 @@ func newBalancerRig(ctx context.Context, b *harness.Bench) (rig *balancerRig, er
 	}
 	backends := webServers(rig.bare)
 	balancer := rig.bare.Host("node-a")
-	proxy, err := startProxy(ctx, balancer, httpPort, streamPort, backends)
+	proxy, err := web.StartProxy(ctx, balancer, httpPort, streamPort, backends)
 	if err != nil {
 		return rig, err
 	}
@@ -65,7 +66,7 @@ func (rig *balancerRig) end() error {
 		errs = append(errs, rig.sockmap.close())
 	}
 	for _, n := range rig.web {
-		n.stop()
+		n.Stop()
 	}
 	for _, w := range []*harness.World{rig.bare, rig.xdp, rig.tc} {
 		if w != nil {
@@ -90,7 +91,7 @@ func (rig *balancerRig) addWeb(ctx context.Context, w *harness.World) error {
 		return err
 	}
 	for _, pod := range webPods {
-		server, err := startWeb(ctx, w.Host(pod))
+		server, err := web.StartWeb(ctx, w.Host(pod))
 		if err != nil {
 			return err
 		}

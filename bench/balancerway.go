@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"beeline.io/beeline/bench/harness"
+	"beeline.io/beeline/bench/web"
 	"beeline.io/beeline/internal/bpf"
 )
 
@@ -87,7 +88,7 @@ func (w *way) prove(ctx context.Context) error {
 
 // who asks a web server for its name and the client that it sees.
 func (w *way) who(ctx context.Context) (pod, sees string, err error) {
-	client := &http.Client{Timeout: listenTimeout, Transport: &http.Transport{DisableKeepAlives: true,
+	client := &http.Client{Timeout: web.ListenTimeout, Transport: &http.Transport{DisableKeepAlives: true,
 		DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
 			return w.world.Host("client").Dial(ctx, network, address)
 		}}}
@@ -180,9 +181,9 @@ func (w *way) proveTraffic(before, after traffic, requests uint64) error {
 	least, most := uint64(0), fewestBytes*requests
 	switch w.passes {
 	case passesRequests:
-		least, most = fewestBytes*requests, answerLength*requests
+		least, most = fewestBytes*requests, web.AnswerLength*requests
 	case passesAll:
-		least, most = answerLength*requests, ^uint64(0)
+		least, most = web.AnswerLength*requests, ^uint64(0)
 	}
 	if passed < least || passed >= most {
 		return fmt.Errorf("node-a has sent %d bytes for %d requests, want at least %d and less than %d", passed, requests, least, most)
@@ -190,11 +191,11 @@ func (w *way) proveTraffic(before, after traffic, requests uint64) error {
 	if w.sockmap == nil {
 		return nil
 	}
-	if n := after.sockmap.Bytes - before.sockmap.Bytes; n < answerLength*requests {
-		return fmt.Errorf("%d bytes went by the map in %d requests, want at least %d", n, requests, answerLength*requests)
+	if n := after.sockmap.Bytes - before.sockmap.Bytes; n < web.AnswerLength*requests {
+		return fmt.Errorf("%d bytes went by the map in %d requests, want at least %d", n, requests, web.AnswerLength*requests)
 	}
 	// When wrk ends, replies to closed connections are in flight: at most one per connection.
-	if n := after.sockmap.Lost - before.sockmap.Lost; n > wrkConnections {
+	if n := after.sockmap.Lost - before.sockmap.Lost; n > web.Connections {
 		return fmt.Errorf("the map lost %d segments in %d requests", n, requests)
 	}
 	return nil

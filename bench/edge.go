@@ -13,6 +13,7 @@ import (
 
 	"beeline.io/beeline/bench/harness"
 	"beeline.io/beeline/bench/result"
+	"beeline.io/beeline/bench/testrun"
 )
 
 const partEdge = "edge"
@@ -177,7 +178,7 @@ func measureEdge(ctx context.Context, b *harness.Bench, family string, size edge
 		for _, c := range cases {
 			for _, hook := range c.hooks {
 				for _, flows := range size.counts {
-					if c.fresh && !size.fills(flows) || flows > rig.sets[c.set].count || !wanted(b, hook, family, c.name, flows) {
+					if c.fresh && !size.fills(flows) || flows > rig.sets[c.set].Count || !wanted(b, hook, family, c.name, flows) {
 						continue
 					}
 					if err := rig.measure(ctx, b, hook, c, flows, size); err != nil {
@@ -209,14 +210,14 @@ func pin(cpu int) (free func(), err error) {
 
 // measure runs the edge and the yardstick in turn, each after the prelude alone on the same frames.
 func (rig *edgeRig) measure(ctx context.Context, b *harness.Bench, hook string, c edgeCase, flows uint32, size edgeSize) error {
-	set := rig.sets[c.set].part(flows)
+	set := rig.sets[c.set].Part(flows)
 	yard := set
 	if c.translated() {
-		yard = rig.sets[remoteSet(rig.direct)].part(flows)
+		yard = rig.sets[remoteSet(rig.direct)].Part(flows)
 	}
 	packets := size.packets
 	if c.resized() {
-		set.resized, yard.resized = true, true
+		set.Resized, yard.Resized = true, true
 		if hook != hookXDP {
 			packets = min(packets, onePackets)
 			stats, err := ebpf.EnableStats(unix.BPF_STATS_RUN_TIME)
@@ -298,7 +299,7 @@ func (rig *edgeRig) startOver(c edgeCase) error {
 }
 
 // sample is the cost of a program over none. If a reason is given, every packet must be counted by it.
-func (rig *edgeRig) sample(hook string, t target, reason string, set frameSet, next, packets uint32) (float64, error) {
+func (rig *edgeRig) sample(hook string, t target, reason string, set testrun.FrameSet, next, packets uint32) (float64, error) {
 	_, _, nothing, err := rig.drivers[hook].run(targetNothing, set, next, packets)
 	if err != nil {
 		return 0, err

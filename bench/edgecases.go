@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"beeline.io/beeline/bench/harness"
+	"beeline.io/beeline/bench/testrun"
 	"beeline.io/beeline/internal/bpf"
 )
 
@@ -20,7 +21,7 @@ type edgeCase struct {
 	sent   bool   // back to its sender's device; else it passes
 	hops   byte   // by which its hop limit decreases
 	// becomes reports whether the packet was translated correctly.
-	becomes func(rig *edgeRig, before, after segment) bool
+	becomes func(rig *edgeRig, before, after testrun.Segment) bool
 	fresh   bool // each packet begins a flow
 	many    bool // also measured with the most flows
 	// recorded: a yardstick with a record per flow is measured as well, at XDP with IPv4.
@@ -44,20 +45,20 @@ var edgeCases = []edgeCase{
 	{name: "new, UDP", hooks: ingressHooks, set: setDatagram, reason: "new", sent: true, hops: 1, becomes: toEndpoint, fresh: true},
 }
 
-func unchanged(_ *edgeRig, before, after segment) bool { return before == after }
+func unchanged(_ *edgeRig, before, after testrun.Segment) bool { return before == after }
 
-func toEndpoint(rig *edgeRig, _, after segment) bool {
-	return after.from.Addr() == rig.node && after.to.Port() == harness.ServerPort && slices.Contains(rig.endpoints, after.to.Addr())
+func toEndpoint(rig *edgeRig, _, after testrun.Segment) bool {
+	return after.From.Addr() == rig.node && after.To.Port() == harness.ServerPort && slices.Contains(rig.endpoints, after.To.Addr())
 }
 
-func toLocal(rig *edgeRig, before, after segment) bool {
-	return after.from == before.from && after.to == netip.AddrPortFrom(rig.local, harness.ServerPort)
+func toLocal(rig *edgeRig, before, after testrun.Segment) bool {
+	return after.From == before.From && after.To == netip.AddrPortFrom(rig.local, harness.ServerPort)
 }
 
-func fromService(port uint16) func(*edgeRig, segment, segment) bool {
-	return func(rig *edgeRig, _, after segment) bool {
+func fromService(port uint16) func(*edgeRig, testrun.Segment, testrun.Segment) bool {
+	return func(rig *edgeRig, _, after testrun.Segment) bool {
 		first := rig.client(0, 0).Addr()
-		return after.from == netip.AddrPortFrom(rig.node, port) && !after.to.Addr().Less(first) && after.to.Addr().Less(harness.Plus(first, 200))
+		return after.From == netip.AddrPortFrom(rig.node, port) && !after.To.Addr().Less(first) && after.To.Addr().Less(harness.Plus(first, 200))
 	}
 }
 
@@ -71,12 +72,12 @@ var verdicts = map[string][2]uint32{
 
 // runOne runs a program on one frame of a set, which must be sent or passed. It returns the packet before and
 // after.
-func (rig *edgeRig) runOne(hook string, t target, set frameSet, at uint32, sent bool) (before segment, hops byte, out []byte, err error) {
-	var in frame
-	if err := rig.frames.Lookup(set.first+at, &in); err != nil {
+func (rig *edgeRig) runOne(hook string, t target, set testrun.FrameSet, at uint32, sent bool) (before testrun.Segment, hops byte, out []byte, err error) {
+	var in testrun.Frame
+	if err := rig.frames.Lookup(set.First+at, &in); err != nil {
 		return before, 0, nil, err
 	}
-	if before, hops, err = parseFrame(in[:]); err != nil {
+	if before, hops, err = testrun.ParseFrame(in[:]); err != nil {
 		return before, 0, nil, err
 	}
 	verdict, out, _, err := rig.drivers[hook].run(t, set, at, 1)
@@ -94,41 +95,41 @@ func (rig *edgeRig) runOne(hook string, t target, set frameSet, at uint32, sent 
 }
 
 // proveOne runs a program on one frame of a set, and checks the result.
-func (rig *edgeRig) proveOne(hook string, t target, set frameSet, at uint32, sent bool, hops byte, becomes func(*edgeRig, segment, segment) bool) error {
+func (rig *edgeRig) proveOne(hook string, t target, set testrun.FrameSet, at uint32, sent bool, hops byte, becomes func(*edgeRig, testrun.Segment, testrun.Segment) bool) error {
 	before, hopsBefore, out, err := rig.runOne(hook, t, set, at, sent)
 	if err != nil {
 		return err
 	}
-	after, hopsAfter, err := parseFrame(out)
+	after, hopsAfter, err := testrun.ParseFrame(out)
 	if err != nil {
 		return fmt.Errorf("%s became %w", before, err)
 	}
-	if !becomes(rig, before, after) || hopsAfter != hopsBefore-hops || after.flags != before.flags {
+	if !becomes(rig, before, after) || hopsAfter != hopsBefore-hops || after.Flags != before.Flags {
 		return fmt.Errorf("%s became %s with %d hops left", before, after, hopsAfter)
 	}
 	return nil
 }
 
 // proveDirect is the same for a packet that is sent with DSR.
-func (rig *edgeRig) proveDirect(hook string, c edgeCase, set frameSet, at uint32) error {
+func (rig *edgeRig) proveDirect(hook string, c edgeCase, set testrun.FrameSet, at uint32) error {
 	before, hopsBefore, out, err := rig.runOne(hook, targetEdge, set, at, true)
 	if err != nil {
 		return err
 	}
-	after, hopsAfter, j, err := parseDirect(c.direct, out)
+	after, hopsAfter, j, err := testrun.ParseDirect(c.direct, out)
 	if err != nil {
 		return fmt.Errorf("%s became %w", before, err)
 	}
 	if !rig.arrived(c.direct, before, after, j) || hopsAfter != hopsBefore-1 {
-		return fmt.Errorf("%s became %s with %d hops left, from %s to %s for %s", before, after, hopsAfter, j.from, j.to, j.named)
+		return fmt.Errorf("%s became %s with %d hops left, from %s to %s for %s", before, after, hopsAfter, j.From, j.To, j.Named)
 	}
 	return nil
 }
 
 // prove checks packets of a case before they are timed, at both ends of the set and in its middle, at the edge
 // and at the yardstick.
-func (rig *edgeRig) prove(hook string, c edgeCase, set, yard frameSet) error {
-	for _, at := range []uint32{0, set.count / 2, set.count - 1} {
+func (rig *edgeRig) prove(hook string, c edgeCase, set, yard testrun.FrameSet) error {
+	for _, at := range []uint32{0, set.Count / 2, set.Count - 1} {
 		prove := func() error { return rig.proveOne(hook, targetEdge, set, at, c.sent, c.hops, c.becomes) }
 		if c.direct != "" {
 			prove = func() error { return rig.proveDirect(hook, c, set, at) }
@@ -140,8 +141,8 @@ func (rig *edgeRig) prove(hook string, c edgeCase, set, yard frameSet) error {
 	becomes, hops := unchanged, byte(0)
 	if c.translated() {
 		hops = 1
-		becomes = func(rig *edgeRig, before, after segment) bool {
-			return before.from == after.from && after.to.Port() == harness.ServerPort && slices.Contains(rig.endpoints, after.to.Addr())
+		becomes = func(rig *edgeRig, before, after testrun.Segment) bool {
+			return before.From == after.From && after.To.Port() == harness.ServerPort && slices.Contains(rig.endpoints, after.To.Addr())
 		}
 	}
 	if err := rig.proveOne(hook, targetMinimal, yard, 0, c.translated(), hops, becomes); err != nil {
@@ -176,20 +177,20 @@ type minimalFlow struct {
 
 // proveRecorded checks that the yardstick has records of a set's flows before packets of the set are timed: of
 // those at both ends and in the middle.
-func (rig *edgeRig) proveRecorded(set frameSet) error {
+func (rig *edgeRig) proveRecorded(set testrun.FrameSet) error {
 	records := rig.drivers[hookXDP].collection.Maps[CostXDPMapMinimalRecords]
 	record := make([]byte, records.ValueSize())
-	for _, at := range []uint32{0, set.count / 2, set.count - 1} {
-		var in frame
-		if err := rig.frames.Lookup(set.first+at, &in); err != nil {
+	for _, at := range []uint32{0, set.Count / 2, set.Count - 1} {
+		var in testrun.Frame
+		if err := rig.frames.Lookup(set.First+at, &in); err != nil {
 			return err
 		}
-		s, _, err := parseFrame(in[:])
+		s, _, err := testrun.ParseFrame(in[:])
 		if err != nil {
 			return err
 		}
-		key := minimalFlow{source: s.from.Addr().As16(), destination: s.to.Addr().As16(), sourcePort: bpf.NetworkOrder(s.from.Port()),
-			destinationPort: bpf.NetworkOrder(s.to.Port()), protocol: uint32(s.protocol)}
+		key := minimalFlow{source: s.From.Addr().As16(), destination: s.To.Addr().As16(), sourcePort: bpf.NetworkOrder(s.From.Port()),
+			destinationPort: bpf.NetworkOrder(s.To.Port()), protocol: uint32(s.Protocol)}
 		if err := records.Lookup(&key, &record); err != nil {
 			return fmt.Errorf("yardstick with records: the record of %s: %w", s, err)
 		}

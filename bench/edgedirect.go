@@ -13,6 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"beeline.io/beeline/bench/harness"
+	"beeline.io/beeline/bench/testrun"
 	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/test/node"
@@ -57,19 +58,19 @@ var (
 	onlyIPv4    = []string{"IPv4"}
 	onlyIPv6    = []string{"IPv6"}
 	directCases = []edgeCase{
-		{name: "DSR, IPIP, untracked", hooks: ingressHooks, set: setUntracked, reason: "untracked", direct: dsrIPIP, many: true},
-		{name: "DSR, IPIP, contested", hooks: ingressHooks, set: setContested, reason: "established", direct: dsrIPIP, families: onlyIPv4},
-		{name: "DSR, IPIP, always tracked", hooks: ingressHooks, set: setTracked, reason: "established", direct: dsrIPIP, many: true},
-		{name: "DSR, IPIP, always tracked, new", hooks: ingressHooks, set: setOpening, reason: "new", direct: dsrIPIP, fresh: true, families: onlyIPv4},
-		{name: "DSR, Geneve, untracked", hooks: ingressHooks, set: setGeneve, reason: "untracked", direct: dsrGeneve, families: onlyIPv4},
-		{name: "DSR, option, untracked", hooks: ingressHooks, set: setOption, reason: "untracked", direct: dsrOpt, families: onlyIPv4},
+		{name: "DSR, IPIP, untracked", hooks: ingressHooks, set: setUntracked, reason: "untracked", direct: testrun.DSRIPIP, many: true},
+		{name: "DSR, IPIP, contested", hooks: ingressHooks, set: setContested, reason: "established", direct: testrun.DSRIPIP, families: onlyIPv4},
+		{name: "DSR, IPIP, always tracked", hooks: ingressHooks, set: setTracked, reason: "established", direct: testrun.DSRIPIP, many: true},
+		{name: "DSR, IPIP, always tracked, new", hooks: ingressHooks, set: setOpening, reason: "new", direct: testrun.DSRIPIP, fresh: true, families: onlyIPv4},
+		{name: "DSR, Geneve, untracked", hooks: ingressHooks, set: setGeneve, reason: "untracked", direct: testrun.DSRGeneve, families: onlyIPv4},
+		{name: "DSR, option, untracked", hooks: ingressHooks, set: setOption, reason: "untracked", direct: testrun.DSROpt, families: onlyIPv4},
 		{name: "DSR, backend's node, IPIP", hooks: ingressHooks, set: setWrapped, reason: "established", becomes: toUnwrapped, wrapped: true, families: onlyIPv4},
 	}
 )
 
-func toUnwrapped(rig *edgeRig, before, after segment) bool {
-	before.outer, before.to = after.outer, netip.AddrPortFrom(rig.local, harness.ServerPort)
-	return !after.outer[0].IsValid() && after == before
+func toUnwrapped(rig *edgeRig, before, after testrun.Segment) bool {
+	before.Outer, before.To = after.Outer, netip.AddrPortFrom(rig.local, harness.ServerPort)
+	return !after.Outer[0].IsValid() && after == before
 }
 
 // resized reports whether the program changes the packets' length.
@@ -84,11 +85,11 @@ func (rig *edgeRig) addDirect(later bool) error {
 		algorithm string
 		endpoints int
 	}{
-		{"remote", publishedRemote, dsrIPIP, "maglev", remoteEndpoints},
-		{"tracked", publishedTracked, dsrIPIP, "random", remoteEndpoints},
-		{"contested", publishedContested, dsrIPIP, "maglev", endpointsAtFirst},
-		{"geneve", publishedGeneve, dsrGeneve, "maglev", remoteEndpoints},
-		{"option", publishedOption, dsrOpt, "maglev", remoteEndpoints},
+		{"remote", publishedRemote, testrun.DSRIPIP, "maglev", remoteEndpoints},
+		{"tracked", publishedTracked, testrun.DSRIPIP, "random", remoteEndpoints},
+		{"contested", publishedContested, testrun.DSRIPIP, "maglev", endpointsAtFirst},
+		{"geneve", publishedGeneve, testrun.DSRGeneve, "maglev", remoteEndpoints},
+		{"option", publishedOption, testrun.DSROpt, "maglev", remoteEndpoints},
 	}
 	publish := func(number int, kind, algorithm string) func(*corev1.Service) {
 		return func(s *corev1.Service) {
@@ -104,7 +105,7 @@ func (rig *edgeRig) addDirect(later bool) error {
 			return err
 		}
 	}
-	return rig.addService("local", publishedLocal, publish(publishedLocal, dsrIPIP, "maglev"), "node-a", rig.local)
+	return rig.addService("local", publishedLocal, publish(publishedLocal, testrun.DSRIPIP, "maglev"), "node-a", rig.local)
 }
 
 // settle waits until an agent's Services are untracked, and changes the backends of about half of the contested
@@ -127,22 +128,22 @@ func (rig *edgeRig) settle(ctx context.Context, agent *node.Agent) error {
 func (rig *edgeRig) makeDirect(set string, flows uint32) error {
 	switch set {
 	case setUntracked:
-		return rig.addSet(set, true, rig.flowsOf(0, flows, rig.published(publishedRemote), unix.IPPROTO_TCP, flagACK))
+		return rig.addSet(set, true, rig.flowsOf(0, flows, rig.published(publishedRemote), unix.IPPROTO_TCP, testrun.FlagACK))
 	case setGeneve:
-		return rig.addSet(set, true, rig.flowsOf(4, flows, rig.published(publishedGeneve), unix.IPPROTO_TCP, flagACK))
+		return rig.addSet(set, true, rig.flowsOf(4, flows, rig.published(publishedGeneve), unix.IPPROTO_TCP, testrun.FlagACK))
 	case setOption:
-		return rig.addSet(set, true, rig.flowsOf(5, flows, rig.published(publishedOption), unix.IPPROTO_TCP, flagACK))
+		return rig.addSet(set, true, rig.flowsOf(5, flows, rig.published(publishedOption), unix.IPPROTO_TCP, testrun.FlagACK))
 	case setTracked:
-		return rig.establishDirect(set, rig.flowsOf(1, flows, rig.published(publishedTracked), unix.IPPROTO_TCP, flagSYN), flows)
+		return rig.establishDirect(set, rig.flowsOf(1, flows, rig.published(publishedTracked), unix.IPPROTO_TCP, testrun.FlagSYN), flows)
 	case setOpening:
-		return rig.addSet(set, true, rig.flowsOf(6, min(flows, someFlows), rig.published(publishedTracked), unix.IPPROTO_TCP, flagSYN))
+		return rig.addSet(set, true, rig.flowsOf(6, min(flows, someFlows), rig.published(publishedTracked), unix.IPPROTO_TCP, testrun.FlagSYN))
 	case setContested:
 		// More than enough: some are in slots whose backend never changed.
-		return rig.establishDirect(set, rig.flowsOf(2, 3*flows+100, rig.published(publishedContested), unix.IPPROTO_TCP, flagSYN), flows)
+		return rig.establishDirect(set, rig.flowsOf(2, 3*flows+100, rig.published(publishedContested), unix.IPPROTO_TCP, testrun.FlagSYN), flows)
 	case setWrapped:
-		all := rig.flowsOf(3, flows, rig.published(publishedLocal), unix.IPPROTO_TCP, flagACK)
+		all := rig.flowsOf(3, flows, rig.published(publishedLocal), unix.IPPROTO_TCP, testrun.FlagACK)
 		for i := range all {
-			all[i].outer = [2]netip.Addr{rig.balancer, rig.local}
+			all[i].Outer = [2]netip.Addr{rig.balancer, rig.local}
 		}
 		return rig.establish(set, all, bpf.ConntrackReply|bpf.ConntrackLocal|bpf.ConntrackDSR)
 	}
@@ -151,12 +152,12 @@ func (rig *edgeRig) makeDirect(set string, flows uint32) error {
 
 // establishDirect has clients begin connections until so many have an entry, and continue them as after a
 // reply. What they send then is the set.
-func (rig *edgeRig) establishDirect(name string, all []segment, want uint32) error {
+func (rig *edgeRig) establishDirect(name string, all []testrun.Segment, want uint32) error {
 	before, err := rig.counts()
 	if err != nil {
 		return err
 	}
-	var known []segment
+	var known []testrun.Segment
 	sent := 0
 	atOnce := rig.openAtOnce()
 	for sent < len(all) && uint32(len(known)) < want {
@@ -186,11 +187,11 @@ func (rig *edgeRig) establishDirect(name string, all []segment, want uint32) err
 }
 
 // goOn returns the next packets of clients whose flows have one half-open entry.
-func (rig *edgeRig) goOn() (all []segment, err error) {
+func (rig *edgeRig) goOn() (all []testrun.Segment, err error) {
 	err = rig.flows.Unreplied.Walk(func(key bpf.Tuple, t *bpf.ConntrackEntry) bool {
 		if t.IsOneSided() {
-			s := segmentOf(key, flagACK)
-			s.sequence = t.Next
+			s := segmentOf(key, testrun.FlagACK)
+			s.Sequence = t.Next
 			all = append(all, s)
 		}
 		return true
@@ -202,16 +203,16 @@ func (rig *edgeRig) goOn() (all []segment, err error) {
 }
 
 // arrived reports whether a packet was sent as the case says, and to whom.
-func (rig *edgeRig) arrived(kind string, before, after segment, j journey) bool {
-	endpoint := slices.Contains(rig.endpoints, j.to)
+func (rig *edgeRig) arrived(kind string, before, after testrun.Segment, j testrun.Journey) bool {
+	endpoint := slices.Contains(rig.endpoints, j.To)
 	switch kind {
-	case dsrIPIP:
-		return after == before && j.from == rig.node && endpoint
-	case dsrGeneve:
-		return after == before && j.from == rig.node && j.to == rig.balancer &&
-			slices.Contains(rig.endpoints, j.named.Addr()) && j.named.Port() == harness.ServerPort
+	case testrun.DSRIPIP:
+		return after == before && j.From == rig.node && endpoint
+	case testrun.DSRGeneve:
+		return after == before && j.From == rig.node && j.To == rig.balancer &&
+			slices.Contains(rig.endpoints, j.Named.Addr()) && j.Named.Port() == harness.ServerPort
 	}
-	asked := before.to
-	before.to = netip.AddrPortFrom(j.to, harness.ServerPort)
-	return after == before && j.from == before.from.Addr() && j.named == asked && endpoint
+	asked := before.To
+	before.To = netip.AddrPortFrom(j.To, harness.ServerPort)
+	return after == before && j.From == before.From.Addr() && j.Named == asked && endpoint
 }

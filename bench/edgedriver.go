@@ -10,6 +10,7 @@ import (
 
 	"github.com/cilium/ebpf"
 
+	"beeline.io/beeline/bench/testrun"
 	"beeline.io/beeline/internal/bpf"
 )
 
@@ -103,31 +104,31 @@ func (c closer) Close() error { c.Collection.Close(); return nil }
 
 // run runs a program on so many packets, starting with one of the set's frames. It returns the last result, and
 // the time of each run, prelude included.
-func (d *driver) run(t target, set frameSet, next, packets uint32) (verdict uint32, packet []byte, nanoseconds float64, err error) {
+func (d *driver) run(t target, set testrun.FrameSet, next, packets uint32) (verdict uint32, packet []byte, nanoseconds float64, err error) {
 	variables, resized := d.collection.Variables, uint32(0)
-	if set.resized && d.restores {
+	if set.Resized && d.restores {
 		resized = 1
 	}
-	for name, value := range map[string]uint32{CostTCVarTarget: uint32(t), CostTCVarFirstFrame: set.first,
-		CostTCVarFrameCount: set.count, CostTCVarNextFrame: next % set.count, CostTCVarResized: resized, CostTCVarMissed: 0,
-		CostTCVarPacketLength: uint32(len(frame{}) + len(set.rest))} {
+	for name, value := range map[string]uint32{CostTCVarTarget: uint32(t), CostTCVarFirstFrame: set.First,
+		CostTCVarFrameCount: set.Count, CostTCVarNextFrame: next % set.Count, CostTCVarResized: resized, CostTCVarMissed: 0,
+		CostTCVarPacketLength: uint32(len(testrun.Frame{}) + len(set.Rest))} {
 		if err := variables[name].Set(value); err != nil {
 			return 0, nil, 0, err
 		}
 	}
-	var first frame // the kernel reads its Ethernet header before the runs
-	if err := d.collection.Maps[CostTCMapFrames].Lookup(set.first, &first); err != nil {
+	var first testrun.Frame // the kernel reads its Ethernet header before the runs
+	if err := d.collection.Maps[CostTCMapFrames].Lookup(set.First, &first); err != nil {
 		return 0, nil, 0, err
 	}
-	whole, context := slices.Concat(first[:], set.rest), slices.Clone(d.context)
+	whole, context := slices.Concat(first[:], set.Rest), slices.Clone(d.context)
 	if d.restores {
 		context[1] = uint32(len(whole)) // data_end
 	}
-	r := testRun{d.prelude, whole, context, packets}
-	if set.resized && !d.restores {
+	r := testrun.Run{Program: d.prelude, Packet: whole, Context: context, Repeat: packets}
+	if set.Resized && !d.restores {
 		verdict, packet, nanoseconds, err = d.oneByOne(r)
 	} else {
-		verdict, packet, nanoseconds, err = r.do()
+		verdict, packet, nanoseconds, err = r.Do()
 	}
 	var missed uint32
 	err = errors.Join(err, variables[CostTCVarMissed].Get(&missed))
@@ -138,15 +139,15 @@ func (d *driver) run(t target, set frameSet, next, packets uint32) (verdict uint
 }
 
 // oneByOne does the same with a new packet each time. The time is the kernel's statistics of the program.
-func (d *driver) oneByOne(r testRun) (verdict uint32, packet []byte, nanoseconds float64, err error) {
+func (d *driver) oneByOne(r testrun.Run) (verdict uint32, packet []byte, nanoseconds float64, err error) {
 	before, err := d.prelude.Stats()
 	if err != nil {
 		return 0, nil, 0, err
 	}
-	packets := r.repeat
-	r.repeat = 1
+	packets := r.Repeat
+	r.Repeat = 1
 	for range packets {
-		if verdict, packet, _, err = r.do(); err != nil {
+		if verdict, packet, _, err = r.Do(); err != nil {
 			return 0, nil, 0, err
 		}
 	}

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"beeline.io/beeline/bench/harness"
+	"beeline.io/beeline/bench/testrun"
 	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/conntrack"
 )
@@ -49,22 +50,22 @@ func (rig *edgeRig) make(flows uint32, sets ...string) error {
 		var err error
 		switch set {
 		case setPlain:
-			err = rig.addSet(set, true, rig.flowsOf(0, flows, netip.AddrPortFrom(rig.plain, plainPort), unix.IPPROTO_TCP, flagACK))
+			err = rig.addSet(set, true, rig.flowsOf(0, flows, netip.AddrPortFrom(rig.plain, plainPort), unix.IPPROTO_TCP, testrun.FlagACK))
 		case setPlainOut:
-			err = rig.addSet(set, false, turned(rig.flowsOf(0, flows, netip.AddrPortFrom(rig.plain, plainPort), unix.IPPROTO_TCP, flagACK)))
+			err = rig.addSet(set, false, testrun.Turned(rig.flowsOf(0, flows, netip.AddrPortFrom(rig.plain, plainPort), unix.IPPROTO_TCP, testrun.FlagACK)))
 		case setSYN:
-			err = rig.addSet(set, true, rig.flowsOf(3, flows, netip.AddrPortFrom(rig.node, remotePort), unix.IPPROTO_TCP, flagSYN))
+			err = rig.addSet(set, true, rig.flowsOf(3, flows, netip.AddrPortFrom(rig.node, remotePort), unix.IPPROTO_TCP, testrun.FlagSYN))
 		case setDatagram:
 			err = rig.addSet(set, true, rig.flowsOf(3, flows, netip.AddrPortFrom(rig.node, remotePort), unix.IPPROTO_UDP, 0))
 		case setRemote:
-			err = rig.establish(set, rig.flowsOf(1, flows, netip.AddrPortFrom(rig.node, remotePort), unix.IPPROTO_TCP, flagACK), bpf.ConntrackReply)
+			err = rig.establish(set, rig.flowsOf(1, flows, netip.AddrPortFrom(rig.node, remotePort), unix.IPPROTO_TCP, testrun.FlagACK), bpf.ConntrackReply)
 		case setLocal:
-			err = rig.establish(set, rig.flowsOf(2, flows, netip.AddrPortFrom(rig.node, localPort), unix.IPPROTO_TCP, flagACK), bpf.ConntrackReply|bpf.ConntrackLocal)
+			err = rig.establish(set, rig.flowsOf(2, flows, netip.AddrPortFrom(rig.node, localPort), unix.IPPROTO_TCP, testrun.FlagACK), bpf.ConntrackReply|bpf.ConntrackLocal)
 		case setLocalAnswer:
-			err = rig.addSet(set, false, turned(rig.flowsOf(2, flows, netip.AddrPortFrom(rig.local, harness.ServerPort), unix.IPPROTO_TCP, flagACK)))
+			err = rig.addSet(set, false, testrun.Turned(rig.flowsOf(2, flows, netip.AddrPortFrom(rig.local, harness.ServerPort), unix.IPPROTO_TCP, testrun.FlagACK)))
 		case setReplies:
-			var all []segment
-			if all, err = rig.answers(rig.flows.Assured, flows, bpf.ConntrackReply, flagACK); err == nil {
+			var all []testrun.Segment
+			if all, err = rig.answers(rig.flows.Assured, flows, bpf.ConntrackReply, testrun.FlagACK); err == nil {
 				err = rig.addSet(set, true, all)
 			}
 		default:
@@ -77,36 +78,36 @@ func (rig *edgeRig) make(flows uint32, sets ...string) error {
 	return nil
 }
 
-func (rig *edgeRig) flowsOf(kind, count uint32, to netip.AddrPort, protocol uint8, flags byte) []segment {
-	all := make([]segment, count)
+func (rig *edgeRig) flowsOf(kind, count uint32, to netip.AddrPort, protocol uint8, flags byte) []testrun.Segment {
+	all := make([]testrun.Segment, count)
 	for n := range count {
-		all[n] = segment{from: rig.client(kind, n), to: to, protocol: protocol, flags: flags}
+		all[n] = testrun.Segment{From: rig.client(kind, n), To: to, Protocol: protocol, Flags: flags}
 	}
 	return all
 }
 
 // addSet adds frames, in another order than that in which flows began: entries are in memory in the order of
 // their creation.
-func (rig *edgeRig) addSet(name string, incoming bool, all []segment) error {
+func (rig *edgeRig) addSet(name string, incoming bool, all []testrun.Segment) error {
 	if rig.used == 0 {
 		rig.used = scratchFrames
 	}
 	rand.New(rand.NewPCG(1, 2)).Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
-	rig.sets[name] = frameSet{first: rig.used, count: uint32(len(all))}
+	rig.sets[name] = testrun.FrameSet{First: rig.used, Count: uint32(len(all))}
 	rig.used += uint32(len(all))
-	return rig.write(rig.sets[name].first, incoming, all)
+	return rig.write(rig.sets[name].First, incoming, all)
 }
 
-func (rig *edgeRig) write(first uint32, incoming bool, all []segment) error {
+func (rig *edgeRig) write(first uint32, incoming bool, all []testrun.Segment) error {
 	source, destination := rig.own, rig.gateway
 	if incoming {
 		source, destination = rig.gateway, rig.own
 	}
 	for len(all) > 0 {
 		some := all[:min(len(all), scratchFrames)]
-		keys, frames := make([]uint32, len(some)), make([]frame, len(some))
+		keys, frames := make([]uint32, len(some)), make([]testrun.Frame, len(some))
 		for i, s := range some {
-			keys[i], frames[i] = first+uint32(i), s.frame(source, destination)
+			keys[i], frames[i] = first+uint32(i), s.Frame(source, destination)
 		}
 		if _, err := rig.frames.BatchUpdate(keys, frames, nil); err != nil {
 			return fmt.Errorf("write %d frames: %w", len(some), err)
@@ -125,7 +126,7 @@ func (rig *edgeRig) openAtOnce() int {
 
 // establish has clients open connections, with replies of backends of this node or of others, and adds the
 // clients' ACKs as a set. The backends' entries have the given flags.
-func (rig *edgeRig) establish(name string, all []segment, kind bpf.EdgeTCCtFlag) error {
+func (rig *edgeRig) establish(name string, all []testrun.Segment, kind bpf.EdgeTCCtFlag) error {
 	before, err := rig.counts()
 	if err != nil {
 		return err
@@ -150,17 +151,17 @@ func (rig *edgeRig) establish(name string, all []segment, kind bpf.EdgeTCCtFlag)
 
 // handshake shows the programs SYN, SYN-ACK and ACK of each connection: without the second one a flow does not
 // count as established.
-func (rig *edgeRig) handshake(some []segment, kind bpf.EdgeTCCtFlag) error {
+func (rig *edgeRig) handshake(some []testrun.Segment, kind bpf.EdgeTCCtFlag) error {
 	asks := func(flags byte) error {
 		for i := range some {
-			some[i].flags = flags
+			some[i].Flags = flags
 		}
 		return rig.send(hookXDP, some)
 	}
-	if err := asks(flagSYN); err != nil {
+	if err := asks(testrun.FlagSYN); err != nil {
 		return err
 	}
-	answers, err := rig.answers(rig.flows.Unreplied, uint32(len(some)), kind, flagSYN|flagACK)
+	answers, err := rig.answers(rig.flows.Unreplied, uint32(len(some)), kind, testrun.FlagSYN|testrun.FlagACK)
 	if err != nil {
 		return err
 	}
@@ -171,7 +172,7 @@ func (rig *edgeRig) handshake(some []segment, kind bpf.EdgeTCCtFlag) error {
 	if err := rig.send(hook, answers); err != nil {
 		return err
 	}
-	return asks(flagACK)
+	return asks(testrun.FlagACK)
 }
 
 // record shows the yardstick with records the latest segments, if it is measured with their set. Its records
@@ -181,17 +182,17 @@ func (rig *edgeRig) record(name string, count uint32) error {
 	if name != setRemote || !rig.recordsAt(hookXDP) {
 		return nil
 	}
-	_, _, _, err := rig.drivers[hookXDP].run(targetRecords, frameSet{count: count, resized: true}, 0, count)
+	_, _, _, err := rig.drivers[hookXDP].run(targetRecords, testrun.FrameSet{Count: count, Resized: true}, 0, count)
 	return err
 }
 
 // send shows the edge's program at a hook each segment once.
-func (rig *edgeRig) send(hook string, all []segment) error {
+func (rig *edgeRig) send(hook string, all []testrun.Segment) error {
 	if err := rig.write(0, hook != hookEgress, all); err != nil {
 		return err
 	}
 	count := uint32(len(all))
-	_, _, _, err := rig.drivers[hook].run(targetEdge, frameSet{count: count, resized: hook == hookXDP}, 0, count)
+	_, _, _, err := rig.drivers[hook].run(targetEdge, testrun.FrameSet{Count: count, Resized: hook == hookXDP}, 0, count)
 	return err
 }
 
@@ -200,7 +201,7 @@ func (rig *edgeRig) send(hook string, all []segment) error {
 func lost(flows uint64) uint64 { return 2 + flows/10_000 }
 
 // answers are the backends' replies by their entries, which have the given flags.
-func (rig *edgeRig) answers(table conntrack.Table, want uint32, kind bpf.EdgeTCCtFlag, flags byte) (all []segment, err error) {
+func (rig *edgeRig) answers(table conntrack.Table, want uint32, kind bpf.EdgeTCCtFlag, flags byte) (all []testrun.Segment, err error) {
 	err = table.Walk(func(key bpf.Tuple, t *bpf.ConntrackEntry) bool {
 		if t.Flags&^uint8(bpf.ConntrackFIN) == uint8(kind) {
 			all = append(all, segmentOf(key, flags))
@@ -217,9 +218,9 @@ func (rig *edgeRig) answers(table conntrack.Table, want uint32, kind bpf.EdgeTCC
 	return append(all, all[:missing]...), nil
 }
 
-func segmentOf(key bpf.Tuple, flags byte) segment {
-	return segment{from: endOf(key.Source.Bytes, key.SourcePort), to: endOf(key.Destination.Bytes, key.DestinationPort),
-		protocol: key.Protocol, flags: flags}
+func segmentOf(key bpf.Tuple, flags byte) testrun.Segment {
+	return testrun.Segment{From: endOf(key.Source.Bytes, key.SourcePort), To: endOf(key.Destination.Bytes, key.DestinationPort),
+		Protocol: key.Protocol, Flags: flags}
 }
 
 func endOf(address [16]byte, port uint16) netip.AddrPort {

@@ -20,6 +20,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 
 	"beeline.io/beeline/bench/harness"
+	"beeline.io/beeline/bench/testrun"
 	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/conntrack"
 	"beeline.io/beeline/test/node"
@@ -43,7 +44,7 @@ type edgeRig struct {
 	endpoints    []netip.Addr // of the remote Service
 	local        netip.Addr   // of the local one
 	plain        netip.Addr   // a pod of the node without Service
-	sets         map[string]frameSet
+	sets         map[string]testrun.FrameSet
 	used         uint32 // number of frames
 }
 
@@ -67,7 +68,7 @@ func newEdgeRig(ctx context.Context, b *harness.Bench, family string, size edgeS
 	if err != nil {
 		return nil, err
 	}
-	rig = &edgeRig{world: w, family: family, direct: size.direct, drivers: map[string]*driver{}, sets: map[string]frameSet{}}
+	rig = &edgeRig{world: w, family: family, direct: size.direct, drivers: map[string]*driver{}, sets: map[string]testrun.FrameSet{}}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, rig.end())
@@ -244,12 +245,12 @@ func (rig *edgeRig) openFlows() error {
 	return nil
 }
 
-// fillMinimal gives the yardstick the remote Service.
+// testrun.FillMinimal gives the yardstick the remote Service.
 func (rig *edgeRig) fillMinimal() error {
 	asked := netip.AddrPortFrom(rig.node, remotePort)
 	if rig.direct {
 		asked = rig.published(publishedRemote)
 	}
 	tables := rig.drivers[hookXDP].collection.Maps
-	return fillMinimal(tables, asked, unix.IPPROTO_TCP, rig.endpoints...)
+	return testrun.FillMinimal(tables, asked, unix.IPPROTO_TCP, rig.endpoints...)
 }

@@ -12,6 +12,7 @@ import (
 	"beeline.io/beeline/bench/harness"
 	"beeline.io/beeline/bench/result"
 	"beeline.io/beeline/bench/stat"
+	"beeline.io/beeline/bench/web"
 )
 
 const partMesh = "mesh"
@@ -51,9 +52,9 @@ type meshTraffic struct {
 }
 
 var meshTraffics = []meshTraffic{
-	{"", "/", answerLength, false},
+	{"", "/", web.AnswerLength, false},
 	{"answers of 64 KiB", meshLongPath, meshLongAnswer, false},
-	{"a connection for each request", "/", answerLength, true},
+	{"a connection for each request", "/", web.AnswerLength, true},
 }
 
 // A meshCase is a load with a kind of traffic.
@@ -171,7 +172,7 @@ const meshWarmUp = 30 * time.Second
 // start, and may end all of a run.
 func (rig *meshRig) warmUp(ctx context.Context, side int) error {
 	for end := time.Now().Add(meshWarmUp); ; {
-		r, err := rig.wrk(ctx, side, meshCase{harness.LoadCase{Connections: wrkConnections, Busy: false}, meshTraffics[0]})
+		r, err := rig.wrk(ctx, side, meshCase{harness.LoadCase{Connections: web.Connections, Busy: false}, meshTraffics[0]})
 		if r.Requests > 0 {
 			return nil
 		}
@@ -222,7 +223,7 @@ func (rig *meshRig) measure(ctx context.Context, results *result.File, proxy str
 }
 
 func printMesh(r *harness.Report) {
-	r.Say("\nwrk in a pod, through the proxy in the same pod, to a web server on another host; answers of %d bytes on open connections where nothing else is said. Medians, and ratios to netfilter [95 %% interval]", answerLength)
+	r.Say("\nwrk in a pod, through the proxy in the same pod, to a web server on another host; answers of %d bytes on open connections where nothing else is said. Medians, and ratios to netfilter [95 %% interval]", web.AnswerLength)
 	for _, p := range meshProxies("") {
 		for _, c := range meshCases(false, p.name) {
 			printMeshCase(r, p.name, c)

@@ -2,7 +2,11 @@
 
 package main
 
-import "os"
+import (
+	"os"
+
+	"beeline.io/beeline/bench/web"
+)
 
 // A meshProxy is a program beside an application. In the configuration FOLDER is its folder, PORT where it listens, and
 // SERVER the web server.
@@ -42,7 +46,7 @@ static_resources:
 
 // meshNginx cannot ask for the original destination, and forwards everything to the web server.
 const meshNginx = `
-load_module ` + streamModule + `;
+load_module ` + web.StreamModule + `;
 daemon off;
 master_process off;
 worker_processes 1;

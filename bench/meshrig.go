@@ -20,6 +20,7 @@ import (
 	"time"
 
 	"beeline.io/beeline/bench/harness"
+	"beeline.io/beeline/bench/web"
 	"beeline.io/beeline/internal/shortcut/mesh"
 	"beeline.io/beeline/test/lab"
 	"beeline.io/beeline/test/node"
@@ -28,7 +29,7 @@ import (
 // A meshRig is a cluster with an agent on each node, and a web server outside.
 type meshRig struct {
 	world   *harness.World
-	web     *nginx
+	web     *web.Nginx
 	server  netip.AddrPort
 	folders []string
 	proxies map[string]*lab.Cmd // by pod
@@ -54,8 +55,8 @@ const (
 )
 
 // meshWebConfig answers with 1 KiB, with the file of a path of its own, and at /who with the client's port.
-const meshWebConfig = nginxCommon + `
-http {` + nginxHTTP + `
+const meshWebConfig = web.ConfigCommon + `
+http {` + web.ConfigHTTP + `
 	server {
 		listen %[2]s backlog=1024;
 		location / { return 200 "%[3]s"; }
@@ -80,10 +81,10 @@ func newMeshRig(ctx context.Context, b *harness.Bench) (rig *meshRig, err error)
 	}()
 	client := rig.world.Host("client")
 	rig.server = netip.AddrPortFrom(client.Addr4, meshWebPort)
-	if rig.web, err = startNginx(ctx, client, fmt.Sprintf(meshWebConfig, nginxFolder(client), rig.server, strings.Repeat("b", answerLength)), rig.server); err != nil {
+	if rig.web, err = web.StartNginx(ctx, client, fmt.Sprintf(meshWebConfig, web.NginxFolder(client), rig.server, strings.Repeat("b", web.AnswerLength)), rig.server); err != nil {
 		return rig, err
 	}
-	long := filepath.Join(nginxFolder(client), meshLongPath)
+	long := filepath.Join(web.NginxFolder(client), meshLongPath)
 	if err := os.WriteFile(long, bytes.Repeat([]byte("b"), meshLongAnswer), 0o644); err != nil {
 		return rig, err
 	}
@@ -115,7 +116,7 @@ func (rig *meshRig) startAgent(b *harness.Bench, host string, side int, flags ..
 
 func (rig *meshRig) end() error {
 	if rig.web != nil {
-		rig.web.stop()
+		rig.web.Stop()
 	}
 	for _, f := range rig.folders {
 		os.RemoveAll(f)
@@ -164,7 +165,7 @@ func (rig *meshRig) startProxy(ctx context.Context, p meshProxy, side int) error
 // awaitBound waits for a listener at a port without a connection to it: a proxy that forwards to the original
 // destination forwards such a connection to itself, again and again.
 func awaitBound(ctx context.Context, on *lab.Host, port uint16) error {
-	ctx, cancel := context.WithTimeout(ctx, listenTimeout)
+	ctx, cancel := context.WithTimeout(ctx, web.ListenTimeout)
 	defer cancel()
 	for {
 		out, err := on.Command(ctx, "ss", "-Hltn", fmt.Sprintf("sport = :%d", port)).CombinedOutput()
@@ -174,7 +175,7 @@ func awaitBound(ctx context.Context, on *lab.Host, port uint16) error {
 		select {
 		case <-time.After(20 * time.Millisecond):
 		case <-ctx.Done():
-			return fmt.Errorf("nothing listens at port %d within %v (%v): %s", port, listenTimeout, err, out)
+			return fmt.Errorf("nothing listens at port %d within %v (%v): %s", port, web.ListenTimeout, err, out)
 		}
 	}
 }
@@ -196,11 +197,11 @@ func (rig *meshRig) environment(side int) []string {
 }
 
 // wrk runs wrk in the pod of a side. On a busy machine it may get next to no CPU: such a run is repeated.
-func (rig *meshRig) wrk(ctx context.Context, side int, c meshCase) (r wrkResult, err error) {
-	load := wrkLoad{seconds: meshSeconds, connections: c.Connections, path: c.path, closing: c.closing}
-	for range wrkTries {
-		r, err = runWrkWith(ctx, rig.world.Host(meshPods[side]), rig.server, load, rig.environment(side))
-		if !errors.Is(err, errNoAnswer) {
+func (rig *meshRig) wrk(ctx context.Context, side int, c meshCase) (r web.Result, err error) {
+	load := web.Load{Seconds: meshSeconds, Connections: c.Connections, Path: c.path, Closing: c.closing}
+	for range web.Tries {
+		r, err = web.RunLoad(ctx, rig.world.Host(meshPods[side]), rig.server, load, rig.environment(side))
+		if !errors.Is(err, web.ErrNoAnswer) {
 			break
 		}
 	}
@@ -254,7 +255,7 @@ func (rig *meshRig) prove(ctx context.Context, side int) error {
 
 // who returns the address of a client in the pod of a side, and the port that the web server sees.
 func (rig *meshRig) who(ctx context.Context, side int) (local netip.AddrPort, seen uint16, err error) {
-	client := &http.Client{Timeout: listenTimeout, Transport: &http.Transport{DisableKeepAlives: true,
+	client := &http.Client{Timeout: web.ListenTimeout, Transport: &http.Transport{DisableKeepAlives: true,
 		DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
 			conn, err := rig.world.Host(meshPods[side]).Dial(ctx, network, address)
 			if err == nil {

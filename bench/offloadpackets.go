@@ -207,11 +207,11 @@ func (rig *offloadRig) learn(ctx context.Context, s *rateSide) error {
 
 // sendFew sends packets of a few flows at a time.
 func sendFew(ctx context.Context, s *rateSide, all burst) error {
-	for first := uint32(0); first < all.set.count; first += offloadLearnFlows {
+	for first := uint32(0); first < all.set.Count; first += offloadLearnFlows {
 		few := all
-		few.set.first += first
-		few.set.count = min(offloadLearnFlows, all.set.count-first)
-		few.packets = offloadLearnPackets * uint64(few.set.count)
+		few.set.First += first
+		few.set.Count = min(offloadLearnFlows, all.set.Count-first)
+		few.packets = offloadLearnPackets * uint64(few.set.Count)
 		if _, err := s.line.run(ctx, few); err != nil {
 			return err
 		}
@@ -295,7 +295,7 @@ func (rig *offloadRig) measure(ctx context.Context, c offloadPacketCase, s *rate
 		return err
 	}
 	defer rig.detach()
-	slice := burst{set: s.frames().part(c.flows), packets: math.MaxInt64, limit: rateSlice, like: s.like()}
+	slice := burst{set: s.frames().Part(c.flows), packets: math.MaxInt64, limit: rateSlice, like: s.like()}
 	if c.flows == offloadFlows {
 		slice.limit = offloadSliceMany
 	}
@@ -304,7 +304,7 @@ func (rig *offloadRig) measure(ctx context.Context, c offloadPacketCase, s *rate
 	}
 	// The first moment loads programs and tables into the caches, and has each flow checked.
 	warm := slice
-	warm.packets, warm.limit = uint64(max(2*rateFlows, slice.set.count)), 0
+	warm.packets, warm.limit = uint64(max(2*rateFlows, slice.set.Count)), 0
 	if _, err := s.line.run(ctx, warm); err != nil {
 		return err
 	}

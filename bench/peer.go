@@ -14,6 +14,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"beeline.io/beeline/bench/harness"
+	"beeline.io/beeline/bench/testrun"
 )
 
 // A peer is another balancer's program, loaded and with maps filled by the user, and the packet with which it
@@ -32,7 +33,7 @@ const peerSyntax = "name=ID,packet=FILE, as in katran=123,packet=syn.hex: the ID
 // Of a peer's packet: the maximum for a common MTU, and at least an Ethernet header.
 const (
 	peerPacketMost  = 1514
-	peerPacketLeast = ethernetLength
+	peerPacketLeast = testrun.EthernetLength
 )
 
 // openPeers opens the programs of all --peer flags and reads their packets.

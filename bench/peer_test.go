@@ -18,6 +18,7 @@ import (
 
 	"beeline.io/beeline/bench/harness"
 	"beeline.io/beeline/bench/result"
+	"beeline.io/beeline/bench/testrun"
 	"beeline.io/beeline/test/needs"
 )
 
@@ -37,7 +38,7 @@ func loadPeer(t *testing.T, load func() (*ebpf.CollectionSpec, error), flags uin
 	}
 	t.Cleanup(collection.Close)
 	endpoints := []netip.Addr{harness.Plus(asked.Addr(), 7)}
-	if err := fillMinimal(collection.Maps, asked, unix.IPPROTO_TCP, endpoints...); err != nil {
+	if err := testrun.FillMinimal(collection.Maps, asked, unix.IPPROTO_TCP, endpoints...); err != nil {
 		t.Fatal(err)
 	}
 	return collection.Programs[CostXDPProgCostMinimal]
@@ -78,7 +79,7 @@ func peerPacket(asked netip.AddrPort, more int) []byte {
 	if asked.Addr().Is6() {
 		from = netip.MustParseAddrPort("[2001:db8:9::9]:65534")
 	}
-	f := segment{from: from, to: asked, protocol: unix.IPPROTO_TCP, flags: flagSYN}.frame([6]byte{2, 1}, [6]byte{2, 2})
+	f := testrun.Segment{From: from, To: asked, Protocol: unix.IPPROTO_TCP, Flags: testrun.FlagSYN}.Frame([6]byte{2, 1}, [6]byte{2, 2})
 	return append(f[:], make([]byte, more)...)
 }
 
@@ -177,38 +178,38 @@ func TestPeerFlows(t *testing.T) {
 		const flows = 70_000 // more than the number of ports
 		for n := range uint32(flows) {
 			packet := template.flow(n)
-			s, _, err := parseFrame(packet)
+			s, _, err := testrun.ParseFrame(packet)
 			if err != nil {
 				t.Fatalf("flow %d: %v", n, err)
 			}
-			if s.to != template.asked || s.flags != flagSYN || s.from.Port() < firstFlowPort {
+			if s.To != template.asked || s.Flags != testrun.FlagSYN || s.From.Port() < firstFlowPort {
 				t.Fatalf("flow %d is %s", n, s)
 			}
-			seen[s.from] = true
+			seen[s.From] = true
 		}
 		if len(seen) != flows || !seen[template.source] {
 			t.Errorf("%d flows have %d sources", flows, len(seen))
 		}
 	}
 	// A port below those of flows is used only by the first; a packet without a checksum stays without.
-	udp := segment{from: netip.MustParseAddrPort("198.51.100.9:53"), to: netip.MustParseAddrPort("192.0.2.80:53"), protocol: unix.IPPROTO_UDP}.frame([6]byte{}, [6]byte{})
-	udp[ethernetLength+26], udp[ethernetLength+27] = 0, 0
+	udp := testrun.Segment{From: netip.MustParseAddrPort("198.51.100.9:53"), To: netip.MustParseAddrPort("192.0.2.80:53"), Protocol: unix.IPPROTO_UDP}.Frame([6]byte{}, [6]byte{})
+	udp[testrun.EthernetLength+26], udp[testrun.EthernetLength+27] = 0, 0
 	template, err := parseTemplate(udp[:])
 	if err != nil {
 		t.Fatal(err)
 	}
 	for n := range uint32(3) {
-		if f := template.flow(n); f[ethernetLength+26] != 0 || f[ethernetLength+27] != 0 {
+		if f := template.flow(n); f[testrun.EthernetLength+26] != 0 || f[testrun.EthernetLength+27] != 0 {
 			t.Errorf("flow %d has got a checksum", n)
 		}
 	}
 	for what, change := range map[string]func(f []byte){
 		"neither IPv4 nor IPv6":   func(f []byte) { f[12], f[13] = 0x08, 0x06 },
 		"a tag":                   func(f []byte) { f[12], f[13] = 0x81, 0x00 },
-		"ICMP":                    func(f []byte) { f[ethernetLength+9] = 1 },
-		"a fragment":              func(f []byte) { f[ethernetLength+6] = 0x20 },
-		"a header of no length":   func(f []byte) { f[ethernetLength] = 0x41 },
-		"another version's bytes": func(f []byte) { f[ethernetLength] = 0x65 },
+		"ICMP":                    func(f []byte) { f[testrun.EthernetLength+9] = 1 },
+		"a fragment":              func(f []byte) { f[testrun.EthernetLength+6] = 0x20 },
+		"a header of no length":   func(f []byte) { f[testrun.EthernetLength] = 0x41 },
+		"another version's bytes": func(f []byte) { f[testrun.EthernetLength] = 0x65 },
 	} {
 		packet := peerPacket(netip.MustParseAddrPort("192.0.2.80:80"), 0)
 		change(packet)

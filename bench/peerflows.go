@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"beeline.io/beeline/bench/harness"
+	"beeline.io/beeline/bench/testrun"
 )
 
 // A template is a packet from which flows are made, with other addresses and ports.
@@ -27,7 +28,7 @@ type template struct {
 // each flow.
 func parseTemplate(packet []byte) (t template, err error) {
 	t.bytes = packet
-	ip := packet[ethernetLength:]
+	ip := packet[testrun.EthernetLength:]
 	length := 40
 	switch kind := binary.BigEndian.Uint16(packet[12:]); {
 	case kind == unix.ETH_P_IP && len(ip) >= 20 && ip[0]>>4 == 4:
@@ -40,13 +41,13 @@ func parseTemplate(packet []byte) (t template, err error) {
 	default:
 		return t, fmt.Errorf("no packet of IPv4 or IPv6 directly after the Ethernet header (type %#04x)", kind)
 	}
-	t.l4 = ethernetLength + length
+	t.l4 = testrun.EthernetLength + length
 	header := map[uint8]int{unix.IPPROTO_TCP: 20, unix.IPPROTO_UDP: 8}[t.protocol]
 	if header == 0 {
 		return t, fmt.Errorf("the protocol in it is %d, neither TCP nor UDP", t.protocol)
 	}
-	if length < 20 || t.l4+header > min(len(packet), len(frame{})) {
-		return t, fmt.Errorf("its headers do not end within %d bytes", min(len(packet), len(frame{})))
+	if length < 20 || t.l4+header > min(len(packet), len(testrun.Frame{})) {
+		return t, fmt.Errorf("its headers do not end within %d bytes", min(len(packet), len(testrun.Frame{})))
 	}
 	address := func(at int) netip.Addr {
 		if t.is4 {
@@ -68,7 +69,7 @@ const (
 // flow is the packet of the n-th flow; the first is the packet itself. Checksums are updated by the difference:
 // correct ones stay correct (RFC 1624).
 func (t template) flow(n uint32) []byte {
-	packet := make([]byte, max(len(t.bytes), len(frame{})))
+	packet := make([]byte, max(len(t.bytes), len(testrun.Frame{})))
 	copy(packet, t.bytes)
 	if n == 0 {
 		return packet
@@ -82,15 +83,15 @@ func (t template) flow(n uint32) []byte {
 	}
 	to := netip.AddrPortFrom(harness.Plus(t.source.Addr(), int(at/flowPorts)), uint16(firstFlowPort+at%flowPorts))
 
-	begin, end := ethernetLength+8, ethernetLength+24
+	begin, end := testrun.EthernetLength+8, testrun.EthernetLength+24
 	if t.is4 {
-		begin, end = ethernetLength+12, ethernetLength+16
+		begin, end = testrun.EthernetLength+12, testrun.EthernetLength+16
 	}
-	before := sum16(packet[begin:end], 0)
+	before := testrun.Sum(packet[begin:end], 0)
 	copy(packet[begin:end], to.Addr().AsSlice())
-	after := sum16(packet[begin:end], 0)
+	after := testrun.Sum(packet[begin:end], 0)
 	if t.is4 {
-		changeChecksum(packet[ethernetLength+10:], before, after)
+		changeChecksum(packet[testrun.EthernetLength+10:], before, after)
 	}
 	binary.BigEndian.PutUint16(packet[t.l4:], to.Port())
 	check := packet[t.l4+16:]

@@ -14,6 +14,7 @@ import (
 
 	"beeline.io/beeline/bench/harness"
 	"beeline.io/beeline/bench/result"
+	"beeline.io/beeline/bench/testrun"
 )
 
 // A peerRig is a prelude with a peer's program, and with the yardstick for the same packets. It runs where the
@@ -109,7 +110,7 @@ func driverOf(p *peer, flows uint32) (*driver, error) {
 // fill writes the frames of all flows, and makes the yardstick balance their destination.
 func (rig *peerRig) fill(flows uint32) error {
 	for n := range flows {
-		if err := rig.collection.Maps[CostTCMapFrames].Put(n, frame(rig.peer.template.flow(n)[:len(frame{})])); err != nil {
+		if err := rig.collection.Maps[CostTCMapFrames].Put(n, testrun.Frame(rig.peer.template.flow(n)[:len(testrun.Frame{})])); err != nil {
 			return err
 		}
 	}
@@ -118,7 +119,7 @@ func (rig *peerRig) fill(flows uint32) error {
 	for i := range remoteEndpoints {
 		endpoints = append(endpoints, harness.Plus(t.asked.Addr(), 1+i))
 	}
-	if err := fillMinimal(rig.collection.Maps, t.asked, t.protocol, endpoints...); err != nil {
+	if err := testrun.FillMinimal(rig.collection.Maps, t.asked, t.protocol, endpoints...); err != nil {
 		return err
 	}
 	// The verdict on packets must not depend on the flow.
@@ -134,19 +135,19 @@ func (rig *peerRig) fill(flows uint32) error {
 				verdictName(rig.peer.hook, rig.verdict), at, verdictName(rig.peer.hook, verdict))
 		}
 		rig.verdict = verdict
-		rig.resized = rig.resized || len(packet) != len(frame{})+len(set.rest)
+		rig.resized = rig.resized || len(packet) != len(testrun.Frame{})+len(set.Rest)
 	}
 	return nil
 }
 
 // set is the first frames.
-func (rig *peerRig) set(flows uint32) frameSet {
-	return frameSet{count: flows, resized: rig.resized, rest: rig.peer.template.bytes[min(len(frame{}), len(rig.peer.template.bytes)):]}
+func (rig *peerRig) set(flows uint32) testrun.FrameSet {
+	return testrun.FrameSet{Count: flows, Resized: rig.resized, Rest: rig.peer.template.bytes[min(len(testrun.Frame{}), len(rig.peer.template.bytes)):]}
 }
 
 func (rig *peerRig) measure(ctx context.Context, b *harness.Bench, flows, packets uint32) error {
 	set := rig.set(flows)
-	if set.resized && !rig.restores {
+	if set.Resized && !rig.restores {
 		packets = min(packets, onePackets)
 		stats, err := ebpf.EnableStats(unix.BPF_STATS_RUN_TIME)
 		if err != nil {
@@ -184,7 +185,7 @@ func (rig *peerRig) measure(ctx context.Context, b *harness.Bench, flows, packet
 }
 
 // sample is the cost of a program over none. Its verdict must not change.
-func (rig *peerRig) sample(t target, want uint32, set frameSet, next, packets uint32) (float64, error) {
+func (rig *peerRig) sample(t target, want uint32, set testrun.FrameSet, next, packets uint32) (float64, error) {
 	_, _, nothing, err := rig.run(targetNothing, set, next, packets)
 	if err != nil {
 		return 0, err

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"beeline.io/beeline/bench/stat"
+	"beeline.io/beeline/bench/testrun"
 	"beeline.io/beeline/test/lab"
 )
 
@@ -20,13 +21,13 @@ func TestRatePackets(t *testing.T) {
 	line := &rateLine{balancer: &lab.Host{Addr4: balancer}}
 	client, port := netip.AddrPortFrom(rateClient, 2000), netip.AddrPortFrom(balancer, 40000)
 	direct := [2]netip.Addr{balancer, rateEndpoint.Addr()}
-	packets := map[string]segment{
-		"as it came":  {from: client, to: rateService},
-		"DNAT":        {from: client, to: rateEndpoint},
-		"SNAT":        {from: port, to: rateEndpoint},
-		"wrong port":  {from: port, to: netip.AddrPortFrom(rateEndpoint.Addr(), 81)},
-		"IPIP":        {from: client, to: rateDirect, outer: direct},
-		"IPIP, other": {from: client, to: rateService, outer: direct},
+	packets := map[string]testrun.Segment{
+		"as it came":  {From: client, To: rateService},
+		"DNAT":        {From: client, To: rateEndpoint},
+		"SNAT":        {From: port, To: rateEndpoint},
+		"wrong port":  {From: port, To: netip.AddrPortFrom(rateEndpoint.Addr(), 81)},
+		"IPIP":        {From: client, To: rateDirect, Outer: direct},
+		"IPIP, other": {From: client, To: rateService, Outer: direct},
 	}
 	for _, c := range []struct {
 		becomes becoming
@@ -39,8 +40,8 @@ func TestRatePackets(t *testing.T) {
 		side := &rateSide{line: line, becomes: c.becomes, service: c.service}
 		like := side.like()
 		for name, s := range packets {
-			s.protocol = unix.IPPROTO_UDP
-			f := s.frame([6]byte{2, 1}, [6]byte{2, 2})
+			s.Protocol = unix.IPPROTO_UDP
+			f := s.Frame([6]byte{2, 1}, [6]byte{2, 2})
 			alike := true
 			for i := range like.Mask {
 				alike = alike && binary.NativeEndian.Uint64(f[8*i:])&like.Mask[i] == like.Value[i]

@@ -19,6 +19,7 @@ import (
 
 	"beeline.io/beeline/bench/harness"
 	"beeline.io/beeline/bench/result"
+	"beeline.io/beeline/bench/testrun"
 	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/test/lab"
 )
@@ -160,10 +161,10 @@ func (l *rateLine) setXDP(host *lab.Host, device int, program string) error {
 }
 
 // write writes frames of segments into the table of frames, from the client to the balancer.
-func (l *rateLine) write(first uint32, all []segment) error {
-	keys, frames := make([]uint32, len(all)), make([]frame, len(all))
+func (l *rateLine) write(first uint32, all []testrun.Segment) error {
+	keys, frames := make([]uint32, len(all)), make([]testrun.Frame, len(all))
 	for i, s := range all {
-		keys[i], frames[i] = first+uint32(i), s.frame(l.gateway, l.own)
+		keys[i], frames[i] = first+uint32(i), s.Frame(l.gateway, l.own)
 	}
 	_, err := l.collection.Maps[RatesMapRateFrames].BatchUpdate(keys, frames, nil)
 	return err
@@ -171,7 +172,7 @@ func (l *rateLine) write(first uint32, all []segment) error {
 
 // A burst is packets to send.
 type burst struct {
-	set     frameSet
+	set     testrun.FrameSet
 	packets uint64
 	pace    time.Duration // from one packet to the next; 0: as fast as they are accepted
 	like    RatesLikeness // pattern of returning packets
@@ -199,7 +200,7 @@ func (l *rateLine) run(ctx context.Context, b burst) (o outcome, err error) {
 	}
 	if err := l.set(map[string]any{
 		RatesVarLow: low, RatesVarWaiting: uint32(0),
-		RatesVarDevice: uint32(l.far), RatesVarFirstFrame: b.set.first, RatesVarFrameCount: b.set.count, RatesVarNextFrame: uint32(0),
+		RatesVarDevice: uint32(l.far), RatesVarFirstFrame: b.set.First, RatesVarFrameCount: b.set.Count, RatesVarNextFrame: uint32(0),
 		RatesVarWanted: b.packets, RatesVarWindow: uint64(rateWindow), RatesVarInterval: uint64(b.pace.Nanoseconds()),
 		RatesVarSent: uint64(0), RatesVarKnown: uint64(0), RatesVarArrived: uint64(0), RatesVarStrange: uint64(0), RatesVarKeep: b.keep,
 	}); err != nil {
@@ -242,21 +243,21 @@ func (l *rateLine) generate(ctx context.Context, b burst, o *outcome) error {
 		return fmt.Errorf("generator before processes: %w", err)
 	}
 	defer beforeProcesses(0, 0)
-	var empty frame
+	var empty testrun.Frame
 	batch := uint32(rateWindow)
 	if b.pace > 0 {
 		batch = 64
 	}
-	run := testRun{program: l.collection.Programs[RatesProgRatesGenerate], packet: empty[:], repeat: rateRuns}
+	run := testrun.Run{Program: l.collection.Programs[RatesProgRatesGenerate], Packet: empty[:], Repeat: rateRuns}
 	limit := uint64(math.MaxInt64)
 	if b.limit > 0 {
-		limit, run.repeat = uint64(b.limit), uint32(max(rateRuns, rateRunsOfSlice*b.limit/rateSlice))
+		limit, run.Repeat = uint64(b.limit), uint32(max(rateRuns, rateRunsOfSlice*b.limit/rateSlice))
 	}
 	if err := l.set(map[string]any{RatesVarBegin: uint64(0), RatesVarLimit: limit, RatesVarLatest: uint64(0)}); err != nil {
 		return err
 	}
 	for last, moved := uint64(0), monotonic(); ; {
-		if err := run.doLive(batch); err != nil {
+		if err := run.DoLive(batch); err != nil {
 			return err
 		}
 		wanted, err := l.read(o)

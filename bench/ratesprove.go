@@ -9,6 +9,8 @@ import (
 
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
+
+	"beeline.io/beeline/bench/testrun"
 )
 
 // prove opens the side's flows, checks each of its packets and, if replies pass the balancer, has backends
@@ -20,7 +22,7 @@ func (s *rateSide) prove(ctx context.Context, pause time.Duration) error {
 		return fmt.Errorf("count runs of programs: %w", err)
 	}
 	defer stats.Close()
-	if err := s.line.write(s.frames().first, s.flows()); err != nil {
+	if err := s.line.write(s.frames().First, s.flows()); err != nil {
 		return err
 	}
 	flows := s.line.flows
@@ -37,7 +39,7 @@ func (s *rateSide) prove(ctx context.Context, pause time.Duration) error {
 			return fmt.Errorf("answers: %w", err)
 		}
 		time.Sleep(pause)
-		if err := s.line.write(s.frames().first, s.flows()); err != nil {
+		if err := s.line.write(s.frames().First, s.flows()); err != nil {
 			return err
 		}
 	}
@@ -51,12 +53,12 @@ func (s *rateSide) prove(ctx context.Context, pause time.Duration) error {
 }
 
 // look reads the result of one packet of each flow.
-func (s *rateSide) look() (all []segment, err error) {
+func (s *rateSide) look() (all []testrun.Segment, err error) {
 	packets, err := s.line.kept(uint64(s.line.flows))
 	if err != nil {
 		return nil, err
 	}
-	seen := map[segment]bool{}
+	seen := map[testrun.Segment]bool{}
 	for _, p := range packets {
 		out, err := s.received(p)
 		if err != nil {
@@ -72,11 +74,11 @@ func (s *rateSide) look() (all []segment, err error) {
 }
 
 // answer has the backend reply to each packet, and checks that the client gets the reply from the Service.
-func (s *rateSide) answer(ctx context.Context, out []segment) error {
-	if err := s.line.write(0, turned(out)); err != nil {
+func (s *rateSide) answer(ctx context.Context, out []testrun.Segment) error {
+	if err := s.line.write(0, testrun.Turned(out)); err != nil {
 		return err
 	}
-	o, err := s.line.run(ctx, burst{set: frameSet{count: s.line.flows}, packets: uint64(s.line.flows), keep: s.line.flows})
+	o, err := s.line.run(ctx, burst{set: testrun.FrameSet{Count: s.line.flows}, packets: uint64(s.line.flows), keep: s.line.flows})
 	if err != nil {
 		return err
 	}
@@ -84,12 +86,12 @@ func (s *rateSide) answer(ctx context.Context, out []segment) error {
 	if err != nil {
 		return err
 	}
-	want := map[segment]bool{}
-	for _, f := range turned(s.flows()) {
+	want := map[testrun.Segment]bool{}
+	for _, f := range testrun.Turned(s.flows()) {
 		want[f] = true
 	}
 	for _, p := range packets {
-		got, _, err := parseFrame(p)
+		got, _, err := testrun.ParseFrame(p)
 		if err != nil {
 			return err
 		}

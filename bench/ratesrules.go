@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 
 	"beeline.io/beeline/bench/harness"
+	"beeline.io/beeline/bench/testrun"
 	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/test/controlplane"
 	"beeline.io/beeline/test/lab"
@@ -86,7 +87,7 @@ func rateServices() []harness.ServiceObjects {
 	dsr := harness.NewServiceObjects("dsr", corev1.ProtocolUDP, netip.MustParseAddr("10.96.0.102"), rateEndpoint.Addr())
 	dsr.Service.Spec.ExternalIPs = []string{rateDirect.Addr().String()}
 	// Its flows need no conntrack entries, and get none.
-	dsr.Service.Annotations = map[string]string{service.AnnotationDSR: dsrIPIP, service.AnnotationAlgorithm: "maglev", service.AnnotationStateless: "true"}
+	dsr.Service.Annotations = map[string]string{service.AnnotationDSR: testrun.DSRIPIP, service.AnnotationAlgorithm: "maglev", service.AnnotationStateless: "true"}
 	return []harness.ServiceObjects{snat, dsr}
 }
 

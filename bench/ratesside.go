@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"beeline.io/beeline/bench/harness"
+	"beeline.io/beeline/bench/testrun"
 )
 
 // A rateSide is one path through a balancer.
@@ -51,17 +52,17 @@ var rateClient = netip.MustParseAddr("192.168.200.10")
 const rateFirstPort = 1024
 
 // flows are the side's packets.
-func (s *rateSide) flows() []segment {
-	all := make([]segment, s.line.flows)
+func (s *rateSide) flows() []testrun.Segment {
+	all := make([]testrun.Segment, s.line.flows)
 	for i := range all {
-		all[i] = segment{from: netip.AddrPortFrom(rateClient, uint16(rateFirstPort+i)), to: s.service, protocol: unix.IPPROTO_UDP}
+		all[i] = testrun.Segment{From: netip.AddrPortFrom(rateClient, uint16(rateFirstPort+i)), To: s.service, Protocol: unix.IPPROTO_UDP}
 	}
 	return all
 }
 
 // frames is the side's part of the table of frames; there is room for replies before the first set.
-func (s *rateSide) frames() frameSet {
-	return frameSet{first: (1 + s.set) * s.line.flows, count: s.line.flows}
+func (s *rateSide) frames() testrun.FrameSet {
+	return testrun.FrameSet{First: (1 + s.set) * s.line.flows, Count: s.line.flows}
 }
 
 // answered reports whether the backend replies through the balancer, so that there are flows.
@@ -70,7 +71,7 @@ func (s *rateSide) answered() bool { return s.begun != nil }
 // like is the pattern of each packet of the side when it returns, by offset in the frame: Ethernet is 14 bytes,
 // in IPv4 the protocol is at 9, source and destination at 12 and 16.
 func (s *rateSide) like() RatesLikeness {
-	const ip, udp = ethernetLength, ethernetLength + 20
+	const ip, udp = testrun.EthernetLength, testrun.EthernetLength + 20
 	var mask, value [len(RatesLikeness{}.Mask) * 8]byte
 	want := func(at int, b ...byte) {
 		for i := range b {
@@ -108,15 +109,15 @@ func (s *rateSide) like() RatesLikeness {
 
 // received parses a returned packet, and checks that it is complete and the translation of one of the side's
 // own.
-func (s *rateSide) received(packet []byte) (out segment, err error) {
+func (s *rateSide) received(packet []byte) (out testrun.Segment, err error) {
 	if s.becomes == becomesIPIP {
-		inside, _, j, err := parseDirect(dsrIPIP, packet)
-		if err == nil && (j.from != s.line.balancer.Addr4 || j.to != rateEndpoint.Addr() || inside.to != s.service) {
-			err = fmt.Errorf("%s, from %s to %s", inside, j.from, j.to)
+		inside, _, j, err := testrun.ParseDirect(testrun.DSRIPIP, packet)
+		if err == nil && (j.From != s.line.balancer.Addr4 || j.To != rateEndpoint.Addr() || inside.To != s.service) {
+			err = fmt.Errorf("%s, from %s to %s", inside, j.From, j.To)
 		}
 		return inside, err
 	}
-	if out, _, err = parseFrame(packet); err != nil {
+	if out, _, err = testrun.ParseFrame(packet); err != nil {
 		return out, err
 	}
 	from, to := rateClient, rateEndpoint
@@ -126,7 +127,7 @@ func (s *rateSide) received(packet []byte) (out segment, err error) {
 	case becomesSNAT:
 		from = s.line.balancer.Addr4
 	}
-	if out.from.Addr() != from || out.to != to || out.outer[0].IsValid() {
+	if out.From.Addr() != from || out.To != to || out.Outer[0].IsValid() {
 		return out, fmt.Errorf("%s, want %s to %s", out, from, to)
 	}
 	return out, nil

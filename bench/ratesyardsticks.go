@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"beeline.io/beeline/bench/harness"
+	"beeline.io/beeline/bench/testrun"
 )
 
 // addYardsticks adds the minimum at each hook: at XDP on node-a, at tc on node-b.
@@ -30,7 +31,7 @@ func (rig *rateRig) addXDPYardsticks(ctx context.Context, w *harness.World) erro
 	if err != nil {
 		return err
 	}
-	if err := fillMinimal(line.collection.Maps, rateService, unix.IPPROTO_UDP, rateEndpoint.Addr()); err != nil {
+	if err := testrun.FillMinimal(line.collection.Maps, rateService, unix.IPPROTO_UDP, rateEndpoint.Addr()); err != nil {
 		return err
 	}
 	for _, s := range []struct {
@@ -61,7 +62,7 @@ func (rig *rateRig) addTCYardsticks(ctx context.Context, w *harness.World) error
 		return err
 	}
 	rig.open = append(rig.open, func() error { collection.Close(); return nil })
-	if err := fillMinimal(collection.Maps, rateService, unix.IPPROTO_UDP, rateEndpoint.Addr()); err != nil {
+	if err := testrun.FillMinimal(collection.Maps, rateService, unix.IPPROTO_UDP, rateEndpoint.Addr()); err != nil {
 		return err
 	}
 	var at link.Link

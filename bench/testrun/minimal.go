@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package testrun
 
 import (
 	"net/netip"
@@ -11,8 +11,8 @@ import (
 	"beeline.io/beeline/internal/bpf"
 )
 
-// fillMinimal gives the yardstick a Service, in its tables of bpf/minimal.h.
-func fillMinimal(tables map[string]*ebpf.Map, asked netip.AddrPort, protocol uint8, endpoints ...netip.Addr) error {
+// FillMinimal gives the yardstick a Service, in its tables of bpf/minimal.h.
+func FillMinimal(tables map[string]*ebpf.Map, asked netip.AddrPort, protocol uint8, endpoints ...netip.Addr) error {
 	var key struct {
 		Address  [16]byte
 		Port     uint16

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package web
 
 import (
 	"context"
@@ -17,8 +17,8 @@ import (
 )
 
 const (
-	wrkConnections = 100
-	wrkThreads     = 2
+	Connections = 100
+	Threads     = 2
 )
 
 // wrkScript makes wrk print its results as JSON in the last line. It does not handle requests, which would cost
@@ -32,8 +32,8 @@ done = function(summary, latency, requests)
 end
 `
 
-// wrkResult is wrk's result; times are in microseconds.
-type wrkResult struct {
+// Result is wrk's result; times are in microseconds.
+type Result struct {
 	Requests     uint64  `json:"requests"`
 	Bytes        uint64  `json:"bytes"` // of answers, with their headers
 	Microseconds float64 `json:"microseconds"`
@@ -43,46 +43,46 @@ type wrkResult struct {
 	Errors       uint64  `json:"errors"`
 }
 
-// wrkTries is how often wrk runs until it gets a reply.
-const wrkTries = 10
+// Tries is how often wrk runs until it gets a reply.
+const Tries = 10
 
-var errNoAnswer = errors.New("wrk got no or few replies")
+var ErrNoAnswer = errors.New("wrk got no or few replies")
 
-// runWrk has a host request a page for some seconds, on connections that stay open.
-func runWrk(ctx context.Context, from *lab.Host, to netip.AddrPort, seconds int) (wrkResult, error) {
-	return runWrkWith(ctx, from, to, wrkLoad{seconds: seconds, connections: wrkConnections, path: "/"}, nil)
+// Run has a host request a page for some seconds, on connections that stay open.
+func Run(ctx context.Context, from *lab.Host, to netip.AddrPort, seconds int) (Result, error) {
+	return RunLoad(ctx, from, to, Load{Seconds: seconds, Connections: Connections, Path: "/"}, nil)
 }
 
-// A wrkLoad is what wrk does.
-type wrkLoad struct {
-	seconds, connections int
-	path                 string
-	closing              bool // each connection has one request
+// A Load is what wrk does.
+type Load struct {
+	Seconds, Connections int
+	Path                 string
+	Closing              bool // each connection has one request
 }
 
-// runWrkWith does so with a load, and with an environment other than this program's if it is not nil.
-func runWrkWith(ctx context.Context, from *lab.Host, to netip.AddrPort, load wrkLoad, environment []string) (wrkResult, error) {
+// RunLoad does so with a load, and with an environment other than this program's if it is not nil.
+func RunLoad(ctx context.Context, from *lab.Host, to netip.AddrPort, load Load, environment []string) (Result, error) {
 	script := filepath.Join(from.Dir, "wrk.lua")
 	if err := os.WriteFile(script, []byte(wrkScript), 0o644); err != nil {
-		return wrkResult{}, err
+		return Result{}, err
 	}
-	argv := []string{"wrk", "-t", strconv.Itoa(min(wrkThreads, load.connections)), "-c", strconv.Itoa(load.connections),
-		"-d", fmt.Sprintf("%ds", load.seconds), "--timeout", "60s", "-s", script}
-	if load.closing {
+	argv := []string{"wrk", "-t", strconv.Itoa(min(Threads, load.Connections)), "-c", strconv.Itoa(load.Connections),
+		"-d", fmt.Sprintf("%ds", load.Seconds), "--timeout", "60s", "-s", script}
+	if load.Closing {
 		argv = append(argv, "-H", "Connection: close")
 	}
-	cmd := from.Command(ctx, append(argv, fmt.Sprintf("http://%s%s", to, load.path))...)
+	cmd := from.Command(ctx, append(argv, fmt.Sprintf("http://%s%s", to, load.Path))...)
 	cmd.Env = environment
 	var complaints strings.Builder
 	cmd.Stderr = &complaints
 	out, err := cmd.Output()
 	if err != nil {
-		return wrkResult{}, fmt.Errorf("wrk: %w (`make setup` installs it): %s", err, strings.TrimSpace(complaints.String()))
+		return Result{}, fmt.Errorf("wrk: %w (`make setup` installs it): %s", err, strings.TrimSpace(complaints.String()))
 	}
 	return parseWrk(string(out))
 }
 
-func parseWrk(out string) (r wrkResult, err error) {
+func parseWrk(out string) (r Result, err error) {
 	lines := strings.Split(strings.TrimSpace(out), "\n")
 	if err := json.Unmarshal([]byte(lines[len(lines)-1]), &r); err != nil {
 		return r, fmt.Errorf("wrk printed no result (%w):\n%s", err, out)
@@ -91,7 +91,7 @@ func parseWrk(out string) (r wrkResult, err error) {
 	case r.Errors > 0:
 		return r, fmt.Errorf("wrk had %d errors in %d requests:\n%s", r.Errors, r.Requests, out)
 	case r.Requests == 0 || r.Microseconds <= 0:
-		return r, fmt.Errorf("%w:\n%s", errNoAnswer, out)
+		return r, fmt.Errorf("%w:\n%s", ErrNoAnswer, out)
 	}
 	return r, nil
 }

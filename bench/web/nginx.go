@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package web
 
 import (
 	"bytes"
@@ -18,7 +18,7 @@ import (
 
 // The common configuration of all nginx of this part: one process with one worker, no log, connections that
 // stay open. It writes to the folder.
-const nginxCommon = `
+const ConfigCommon = `
 daemon off;
 master_process off;
 worker_processes 1;
@@ -27,7 +27,7 @@ error_log stderr;
 events { worker_connections 1024; }
 `
 
-const nginxHTTP = `
+const ConfigHTTP = `
 	access_log off;
 	client_body_temp_path %[1]s/body;
 	proxy_temp_path %[1]s/proxy;
@@ -39,8 +39,8 @@ const nginxHTTP = `
 `
 
 // webConfig is for a web server that answers 1 KiB, and at /who with its name and the client's address.
-const webConfig = nginxCommon + `
-http {` + nginxHTTP + `
+const webConfig = ConfigCommon + `
+http {` + ConfigHTTP + `
 	server {
 		listen %[2]s backlog=1024;
 		location / { return 200 "%[4]s"; }
@@ -50,11 +50,11 @@ http {` + nginxHTTP + `
 `
 
 // Debian has the module in a package of its own.
-const streamModule = "/usr/lib/nginx/modules/ngx_stream_module.so"
+const StreamModule = "/usr/lib/nginx/modules/ngx_stream_module.so"
 
 // balancerConfig is for nginx as a balancer, on one port for HTTP and on another for TCP streams.
-const balancerConfig = "load_module " + streamModule + ";\n" + nginxCommon + `
-http {` + nginxHTTP + `
+const balancerConfig = "load_module " + StreamModule + ";\n" + ConfigCommon + `
+http {` + ConfigHTTP + `
 	upstream web {
 		%[4]s
 		keepalive 128;
@@ -80,36 +80,36 @@ stream {
 }
 `
 
-// answerLength is the length of the replies' bodies.
-const answerLength = 1024
+// AnswerLength is the length of the replies' bodies.
+const AnswerLength = 1024
 
-// nginx is a running nginx.
-type nginx struct {
+// Nginx is a running nginx.
+type Nginx struct {
 	cmd    *lab.Cmd
 	cancel context.CancelFunc
 }
 
-// startWeb starts a web server in a pod.
-func startWeb(ctx context.Context, pod *lab.Host) (*nginx, error) {
+// StartWeb starts a web server in a pod.
+func StartWeb(ctx context.Context, pod *lab.Host) (*Nginx, error) {
 	at := netip.AddrPortFrom(pod.Addr4, harness.ServerPort)
-	return startNginx(ctx, pod, fmt.Sprintf(webConfig, nginxFolder(pod), at, pod.Name, strings.Repeat("b", answerLength)), at)
+	return StartNginx(ctx, pod, fmt.Sprintf(webConfig, NginxFolder(pod), at, pod.Name, strings.Repeat("b", AnswerLength)), at)
 }
 
-// startProxy starts nginx as a balancer, for HTTP and for streams.
-func startProxy(ctx context.Context, on *lab.Host, http, stream uint16, backends []netip.AddrPort) (*nginx, error) {
+// StartProxy starts nginx as a balancer, for HTTP and for streams.
+func StartProxy(ctx context.Context, on *lab.Host, http, stream uint16, backends []netip.AddrPort) (*Nginx, error) {
 	var servers []string
 	for _, b := range backends {
 		servers = append(servers, fmt.Sprintf("server %s;", b))
 	}
-	config := fmt.Sprintf(balancerConfig, nginxFolder(on), http, stream, strings.Join(servers, " "))
-	return startNginx(ctx, on, config, netip.AddrPortFrom(on.Addr4, http), netip.AddrPortFrom(on.Addr4, stream))
+	config := fmt.Sprintf(balancerConfig, NginxFolder(on), http, stream, strings.Join(servers, " "))
+	return StartNginx(ctx, on, config, netip.AddrPortFrom(on.Addr4, http), netip.AddrPortFrom(on.Addr4, stream))
 }
 
-func nginxFolder(h *lab.Host) string { return filepath.Join(h.Dir, "nginx") }
+func NginxFolder(h *lab.Host) string { return filepath.Join(h.Dir, "nginx") }
 
-// startNginx returns when it listens.
-func startNginx(ctx context.Context, on *lab.Host, config string, listens ...netip.AddrPort) (*nginx, error) {
-	folder := nginxFolder(on)
+// StartNginx returns when it listens.
+func StartNginx(ctx context.Context, on *lab.Host, config string, listens ...netip.AddrPort) (*Nginx, error) {
+	folder := NginxFolder(on)
 	if err := os.Mkdir(folder, 0o755); err != nil {
 		return nil, err
 	}
@@ -119,7 +119,7 @@ func startNginx(ctx context.Context, on *lab.Host, config string, listens ...net
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	var complaints bytes.Buffer
-	n := &nginx{on.Command(ctx, "nginx", "-e", "stderr", "-p", folder, "-c", file), cancel}
+	n := &Nginx{on.Command(ctx, "nginx", "-e", "stderr", "-p", folder, "-c", file), cancel}
 	n.cmd.Stderr = &complaints
 	if err := n.cmd.Start(); err != nil {
 		cancel()
@@ -127,23 +127,23 @@ func startNginx(ctx context.Context, on *lab.Host, config string, listens ...net
 	}
 	for _, at := range listens {
 		if err := awaitListener(ctx, on, at); err != nil {
-			n.stop()
+			n.Stop()
 			return nil, fmt.Errorf("nginx on %s: %w; it printed:\n%s", on.Name, err, &complaints)
 		}
 	}
 	return n, nil
 }
 
-func (n *nginx) stop() {
+func (n *Nginx) Stop() {
 	n.cancel()
 	n.cmd.Wait()
 }
 
-// listenTimeout bounds the wait for nginx to listen.
-const listenTimeout = time.Minute
+// ListenTimeout bounds the wait for nginx to listen.
+const ListenTimeout = time.Minute
 
 func awaitListener(ctx context.Context, from *lab.Host, at netip.AddrPort) error {
-	ctx, cancel := context.WithTimeout(ctx, listenTimeout)
+	ctx, cancel := context.WithTimeout(ctx, ListenTimeout)
 	defer cancel()
 	for {
 		conn, err := from.Dial(ctx, "tcp", at.String())

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package testrun
 
 import (
 	"errors"
@@ -12,13 +12,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A testRun has the kernel run a program on a packet, many times (BPF_PROG_TEST_RUN, Linux 4.12; with a context
+// A Run has the kernel run a program on a packet, many times (BPF_PROG_TEST_RUN, Linux 4.12; with a context
 // as here 5.10).
-type testRun struct {
-	program *ebpf.Program
-	packet  []byte
-	context []uint32 // struct xdp_md, or struct __sk_buff
-	repeat  uint32
+type Run struct {
+	Program *ebpf.Program
+	Packet  []byte
+	Context []uint32 // struct xdp_md, or struct __sk_buff
+	Repeat  uint32
 }
 
 // testRunAttributes is the part of union bpf_attr for this command.
@@ -32,10 +32,10 @@ type testRunAttributes struct {
 	flags, cpu, batch, _      uint32
 }
 
-// do returns the result of the last run, and the mean time of one in nanoseconds. The goroutine must be locked
+// Do returns the result of the last run, and the mean time of one in nanoseconds. The goroutine must be locked
 // to its thread.
-func (r testRun) do() (verdict uint32, packet []byte, nanoseconds float64, err error) {
-	packet = make([]byte, 2*len(r.packet))
+func (r Run) Do() (verdict uint32, packet []byte, nanoseconds float64, err error) {
+	packet = make([]byte, 2*len(r.Packet))
 	var pinned runtime.Pinner
 	defer pinned.Unpin()
 	at := func(p unsafe.Pointer) uint64 {
@@ -43,15 +43,15 @@ func (r testRun) do() (verdict uint32, packet []byte, nanoseconds float64, err e
 		return uint64(uintptr(p))
 	}
 	a := &testRunAttributes{
-		program: uint32(r.program.FD()), repeat: r.repeat,
-		packetLength: uint32(len(r.packet)), packet: at(unsafe.Pointer(&r.packet[0])),
+		program: uint32(r.Program.FD()), repeat: r.Repeat,
+		packetLength: uint32(len(r.Packet)), packet: at(unsafe.Pointer(&r.Packet[0])),
 		roomLength: uint32(len(packet)), room: at(unsafe.Pointer(&packet[0])),
-		contextLength: uint32(4 * len(r.context)), context: at(unsafe.Pointer(&r.context[0])),
+		contextLength: uint32(4 * len(r.Context)), context: at(unsafe.Pointer(&r.Context[0])),
 	}
 	// A signal ends the runs: the Go runtime sends itself some.
 	defer blockSignals()()
 	_, _, errno := unix.Syscall(unix.SYS_BPF, unix.BPF_PROG_TEST_RUN, uintptr(unsafe.Pointer(a)), unsafe.Sizeof(*a))
-	runtime.KeepAlive(r.program)
+	runtime.KeepAlive(r.Program)
 	if errno != 0 {
 		return 0, nil, 0, fmt.Errorf("test run: %w", errno)
 	}
@@ -61,19 +61,19 @@ func (r testRun) do() (verdict uint32, packet []byte, nanoseconds float64, err e
 	return a.verdict, packet[:a.roomLength], float64(a.duration), nil
 }
 
-// doLive has the kernel run an XDP program on a new packet each time, and apply its verdict
+// DoLive has the kernel run an XDP program on a new packet each time, and apply its verdict
 // (BPF_F_TEST_XDP_LIVE_FRAMES, Linux 5.18), in the thread's network namespace.
-func (r testRun) doLive(batch uint32) error {
+func (r Run) DoLive(batch uint32) error {
 	var pinned runtime.Pinner
 	defer pinned.Unpin()
-	pinned.Pin(&r.packet[0])
+	pinned.Pin(&r.Packet[0])
 	a := &testRunAttributes{
-		program: uint32(r.program.FD()), repeat: r.repeat, batch: batch, flags: unix.BPF_F_TEST_XDP_LIVE_FRAMES,
-		packetLength: uint32(len(r.packet)), packet: uint64(uintptr(unsafe.Pointer(&r.packet[0]))),
+		program: uint32(r.Program.FD()), repeat: r.Repeat, batch: batch, flags: unix.BPF_F_TEST_XDP_LIVE_FRAMES,
+		packetLength: uint32(len(r.Packet)), packet: uint64(uintptr(unsafe.Pointer(&r.Packet[0]))),
 	}
 	defer blockSignals()()
 	_, _, errno := unix.Syscall(unix.SYS_BPF, unix.BPF_PROG_TEST_RUN, uintptr(unsafe.Pointer(a)), unsafe.Sizeof(*a))
-	runtime.KeepAlive(r.program)
+	runtime.KeepAlive(r.Program)
 	if errno != 0 {
 		return fmt.Errorf("test run with live frames: %w", errno)
 	}
