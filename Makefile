@@ -29,14 +29,15 @@ BPF_SOURCES := $(wildcard bpf/*.c bpf/*/*.h test/*/*.bpf.c)
 # A module of its own, so that its plotting library is no dependency of the product.
 BENCH = bench
 BENCH_TEST = BEELINE_PROGRAM=$(CURDIR)/bin/beeline go -C $(BENCH) test -json -vet=off -count=1
-BENCH_SOURCES := $(wildcard bench/bpf/*.c bench/bpf/*.h)
+BENCH_SOURCES := $(wildcard bench/bpf/*.c bench/bpf/*.h bench/*/*.bpf.c)
 C_SOURCES := $(BPF_SOURCES) $(BENCH_SOURCES) $(wildcard test/*/testdata/*.c) $(wildcard hoststack/programs/*.c)
 GENERATED := internal/bpf/sock_bpfel.go internal/bpf/bind_bpfel.go internal/bpf/sockgc_bpfel.go internal/bpf/sockstats_bpfel.go \
 	internal/bpf/connectexplain_bpfel.go internal/bpf/edgetc_bpfel.go internal/bpf/edgemigrate_bpfel.go internal/bpf/edgel3_bpfel.go internal/bpf/edgexdp_bpfel.go internal/bpf/pod_bpfel.go internal/bpf/podnetkit_bpfel.go internal/bpf/podl3_bpfel.go internal/bpf/offload_bpfel.go internal/bpf/offloadl3_bpfel.go internal/bpf/mesh_bpfel.go internal/bpf/meshinbound_bpfel.go internal/bpf/meshreroute_bpfel.go internal/bpf/xdpslot_bpfel.go \
 	internal/bpf/xdpdispatch/xdpdispatcher_bpfel.go test/counter/counter_bpfel.go test/shared/shared_bpfel.go test/shared/meshpolicy_bpfel.go
 GENERATED_FOLDERS := $(sort $(dir $(GENERATED)))
 BENCH_GENERATED := bench/costxdp_bpfel.go bench/costtc_bpfel.go bench/sockmap_bpfel.go bench/podsredirect_bpfel.go \
-	bench/rates_bpfel.go bench/ratestc_bpfel.go
+	bench/forward/rates_bpfel.go bench/forward/ratestc_bpfel.go
+BENCH_FOLDERS := $(sort $(dir $(BENCH_GENERATED)))
 SCRIPTS := hoststack/programs/run scripts/audit scripts/hoststack scripts/manifests scripts/includes scripts/walls scripts/links scripts/words scripts/setup scripts/mutants scripts/suites scripts/envoy scripts/kernels test/kernels/guest test/kernels/instructions .ci/run test/edge/testdata/systemd
 # Runs commands: hides what passes, reports progress every 30 seconds, and sums up at the end.
 SUITE = bin/suite
@@ -87,9 +88,9 @@ setup: ## install what the build and the tests need (Debian 12, root)
 $(GENERATED) &: $(BPF_SOURCES) $(shell grep -l '^//go:generate' $(GENERATED_FOLDERS:=*.go)) go.mod Makefile | setup $(SUITE)
 	@$(SUITE) --quiet 'compiling the BPF programs=go generate $(GENERATED_FOLDERS:%=./%)'
 
-$(BENCH_GENERATED) &: $(BPF_SOURCES) $(BENCH_SOURCES) bench/generate.go bench/go.mod Makefile | setup $(SUITE)
+$(BENCH_GENERATED) &: $(BPF_SOURCES) $(BENCH_SOURCES) $(shell grep -l '^//go:generate' $(BENCH_FOLDERS:=*.go)) bench/go.mod Makefile | setup $(SUITE)
 	scripts/setup --modules $(BENCH)
-	@$(SUITE) --quiet "compiling the benchmark's BPF programs=go -C $(BENCH) generate ."
+	@$(SUITE) --quiet "compiling the benchmark's BPF programs=go -C $(BENCH) generate ./..."
 
 $(SUITE): $(filter-out %_test.go,$(wildcard test/suite/*.go)) go.mod | setup
 	go build -o $@ ./test/suite
@@ -266,4 +267,4 @@ bench-docs: bin/bench ## write RESULTS of a benchmark, or of its part endurance,
 	bin/bench doc $(RESULTS) --into docs/measure/results.md
 
 clean: ## remove all build products
-	rm -rf bin build hoststack/target $(GENERATED_FOLDERS:=*_bpfel.*) bench/*_bpfel.*
+	rm -rf bin build hoststack/target $(GENERATED_FOLDERS:=*_bpfel.*) $(BENCH_FOLDERS:=*_bpfel.*)

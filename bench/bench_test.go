@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"beeline.io/beeline/bench/endpoint"
+	"beeline.io/beeline/bench/forward"
 	"beeline.io/beeline/bench/harness"
 	"beeline.io/beeline/bench/result"
 	"beeline.io/beeline/internal/bpf"
@@ -51,8 +52,8 @@ func TestSmoke(t *testing.T) {
 			socketRows -= 2
 		}
 	}
-	if hasIPVS() {
-		rateSides += ipvsSides
+	if forward.HasIPVS() {
+		rateSides += forward.IPVSSides
 	}
 	if err := controlplane.Find(s.ControlPlane); err == nil {
 		rateSides, changesSides = rateSides+2, changesSides+2

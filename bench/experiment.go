@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"beeline.io/beeline/bench/chart"
+	"beeline.io/beeline/bench/forward"
 	"beeline.io/beeline/bench/harness"
 	"beeline.io/beeline/bench/result"
 	"beeline.io/beeline/bench/stat"
@@ -26,26 +27,26 @@ type contender struct {
 }
 
 var contenders = []contender{
-	{side: sideMinimalXDP},
-	{side: sideXDPSNAT, published: 10},
-	{side: sideXDPDSR},
-	{side: sideMinimalTC},
-	{side: sideTCSNAT, published: 2.8},
-	{side: sideTCDSR},
-	{side: rateProxyName("iptables", 1), published: 2.4},
-	{side: sideOldIPTables},
-	{side: sideIPTables},
-	{side: sideMasquerade},
-	{side: rateProxyName("nftables", 1)},
-	{side: sideNFT},
-	{side: sideIPVSProxy, words: "< 2.4"},
-	{side: sideIPVSNAT},
-	{side: sideIPVSTunnel},
-	{side: sideIPVSDirect},
+	{side: forward.SideMinimalXDP},
+	{side: forward.SideXDPSNAT, published: 10},
+	{side: forward.SideXDPDSR},
+	{side: forward.SideMinimalTC},
+	{side: forward.SideTCSNAT, published: 2.8},
+	{side: forward.SideTCDSR},
+	{side: forward.ProxyName("iptables", 1), published: 2.4},
+	{side: forward.SideOldIPTables},
+	{side: forward.SideIPTables},
+	{side: forward.SideMasquerade},
+	{side: forward.ProxyName("nftables", 1)},
+	{side: forward.SideNFT},
+	{side: forward.SideIPVSProxy, words: "< 2.4"},
+	{side: forward.SideIPVSNAT},
+	{side: forward.SideIPVSTunnel},
+	{side: forward.SideIPVSDirect},
 }
 
 // All figures are compared with this side.
-const experimentBase = sideXDPSNAT
+const experimentBase = forward.SideXDPSNAT
 
 // An experiment is two runs, with one of the parts each.
 type experiment struct{ rates, instructions *result.File }

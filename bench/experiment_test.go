@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"beeline.io/beeline/bench/forward"
 	"beeline.io/beeline/bench/harness"
 	"beeline.io/beeline/bench/result"
 )
@@ -18,14 +19,14 @@ func experimentFiles(t *testing.T) (rates, instructions string) {
 	t.Helper()
 	one, two := &result.File{Schema: result.Schema}, &result.File{Schema: result.Schema}
 	for range 6 {
-		for side, ns := range map[string]float64{sideXDPSNAT: 400, sideOldIPTables: 2000} {
+		for side, ns := range map[string]float64{forward.SideXDPSNAT: 400, forward.SideOldIPTables: 2000} {
 			one.Add(result.Row{Series: rateSeries(side, 0), Metric: harness.MetricPacketCPU}, ns)
 			for _, rate := range rateOffers {
 				one.Add(result.Row{Series: rateSeries(side, rate), Metric: metricShare}, min(1, ns*float64(rate)/1e9))
 				one.Add(result.Row{Series: rateSeries(side, rate), Metric: metricPassed}, min(float64(rate), 1e9/ns))
 			}
 		}
-		for side, count := range map[string]float64{sideXDPSNAT: 2000, sideIPVSProxy: 8000} {
+		for side, count := range map[string]float64{forward.SideXDPSNAT: 2000, forward.SideIPVSProxy: 8000} {
 			two.Add(result.Row{Series: instructionSeries(side), Metric: metricInstructions}, count)
 		}
 	}
@@ -45,10 +46,10 @@ func TestExperiment(t *testing.T) {
 	table := printed(t, "experiment", rates, instructions)
 	for _, want := range []string{
 		"cilium.io/blog",
-		"| " + sideXDPSNAT + " | 10 | 1.00 | 400 | 1.00 | 40 % / 80 % | 2000 | 1.00 |\n",
-		"| " + sideTCSNAT + " | 2.8 | 0.28 |  |  |  |  |  |\n",
-		"| " + sideOldIPTables + " |  |  | 2000 | 0.20 | 100 % (0.50) / 100 % (0.50) |  |  |\n",
-		"| " + sideIPVSProxy + " | < 2.4 |  |  |  |  | 8000 | 0.25 |\n",
+		"| " + forward.SideXDPSNAT + " | 10 | 1.00 | 400 | 1.00 | 40 % / 80 % | 2000 | 1.00 |\n",
+		"| " + forward.SideTCSNAT + " | 2.8 | 0.28 |  |  |  |  |  |\n",
+		"| " + forward.SideOldIPTables + " |  |  | 2000 | 0.20 | 100 % (0.50) / 100 % (0.50) |  |  |\n",
+		"| " + forward.SideIPVSProxy + " | < 2.4 |  |  |  |  | 8000 | 0.25 |\n",
 	} {
 		if !strings.Contains(table, want) {
 			t.Errorf("no %q in\n%s", want, table)
@@ -69,7 +70,7 @@ func TestExperiment(t *testing.T) {
 		t.Errorf("the page is\n%s", got)
 	}
 	picture, err := os.ReadFile(filepath.Join(filepath.Dir(page), "pictures", "experiment.svg"))
-	for _, want := range []string{sideIPVSProxy + " (published: &lt; 2.4 Mpps)", "emulated"} {
+	for _, want := range []string{forward.SideIPVSProxy + " (published: &lt; 2.4 Mpps)", "emulated"} {
 		if err != nil || !strings.Contains(string(picture), want) {
 			t.Errorf("the picture has no %q (%v)", want, err)
 		}
@@ -92,7 +93,7 @@ func TestExperimentWithoutAPart(t *testing.T) {
 func TestInstructionsText(t *testing.T) {
 	_, instructions := experimentFiles(t)
 	text := printed(t, "doc", instructions)
-	for _, want := range []string{"== instructions: ", sideIPVSProxy, "8000", "4.000 [4.000, 4.000]"} {
+	for _, want := range []string{"== instructions: ", forward.SideIPVSProxy, "8000", "4.000 [4.000, 4.000]"} {
 		if !strings.Contains(text, want) {
 			t.Errorf("no %q in\n%s", want, text)
 		}

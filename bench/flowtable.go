@@ -12,6 +12,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"beeline.io/beeline/bench/forward"
 	"beeline.io/beeline/bench/harness"
 	"beeline.io/beeline/bench/result"
 	"beeline.io/beeline/bench/stat"
@@ -192,11 +193,11 @@ func (r *flowtableRig) send(each time.Duration, forwarded uint64) (float64, erro
 	if err != nil {
 		return 0, err
 	}
-	begin := monotonic()
+	begin := forward.Monotonic()
 	if err := r.flow.Send(flowtablePackets); err != nil {
 		return 0, err
 	}
-	took := monotonic() - begin
+	took := forward.Monotonic() - begin
 	after, err := r.Forwarded()
 	if err == nil && after-before != forwarded {
 		err = fmt.Errorf("the stack has forwarded %d packets of %d, want %d", after-before, flowtablePackets, forwarded)

@@ -7,6 +7,4 @@ package main
 //go:generate go tool bpf2go -target bpfel -cc $BPF_CLANG -strip $BPF_STRIP -cflags $BPF_CFLAGS -no-global-types CostXDP bpf/cost_xdp.bpf.c
 //go:generate go tool bpf2go -target bpfel -cc $BPF_CLANG -strip $BPF_STRIP -cflags $BPF_CFLAGS -no-global-types CostTC bpf/cost_tc.bpf.c
 //go:generate go tool bpf2go -target bpfel -cc $BPF_CLANG -strip $BPF_STRIP -cflags $BPF_CFLAGS -no-global-types -type sockmap_counters Sockmap bpf/sockmap.bpf.c
-//go:generate go tool bpf2go -target bpfel -cc $BPF_CLANG -strip $BPF_STRIP -cflags $BPF_CFLAGS -no-global-types -type likeness -type kept Rates bpf/rates.bpf.c
-//go:generate go tool bpf2go -target bpfel -cc $BPF_CLANG -strip $BPF_STRIP -cflags $BPF_CFLAGS -no-global-types RatesTC bpf/rates_tc.bpf.c
 //go:generate go tool bpf2go -target bpfel -cc $BPF_CLANG -strip $BPF_STRIP -cflags $BPF_CFLAGS -no-global-types PodsRedirect bpf/pods_redirect.bpf.c

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"beeline.io/beeline/bench/forward"
 	"beeline.io/beeline/bench/harness"
 	"beeline.io/beeline/bench/result"
 	"beeline.io/beeline/bench/stat"
@@ -28,7 +29,7 @@ var metricInstructions = result.Metric{Name: "instructions per packet", Unit: "1
 
 const (
 	instructionRounds  = 6 // at most: the count hardly differs
-	instructionPackets = 4 * rateFlows
+	instructionPackets = 4 * forward.Flows
 )
 
 func runInstructions(ctx context.Context, b *harness.Bench) (err error) {
@@ -36,22 +37,22 @@ func runInstructions(ctx context.Context, b *harness.Bench) (err error) {
 	if err != nil {
 		return err
 	}
-	if !hasIPVS() {
+	if !forward.HasIPVS() {
 		return errors.New("the kernel has no IPVS: load the module ip_vs")
 	}
 	if err := countFlowtable(ctx, b, each); err != nil {
 		return fmt.Errorf("the flowtable: %w", err)
 	}
-	rig, err := newRateRig(ctx, b, (*rateRig).addBeeline, (*rateRig).addYardsticks, (*rateRig).addRules, (*rateRig).addIPVS, (*rateRig).settle)
+	rig, err := forward.NewRig(ctx, b, (*forward.Rig).AddBeeline, (*forward.Rig).AddYardsticks, (*forward.Rig).AddRules, (*forward.Rig).AddIPVS, (*forward.Rig).Settle)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, rig.end()) }()
+	defer func() { err = errors.Join(err, rig.End()) }()
 	for round := range min(b.Runs, instructionRounds) {
-		for _, i := range harness.Turns(round, len(rig.sides)) {
-			s := rig.sides[i]
+		for _, i := range harness.Turns(round, len(rig.Sides)) {
+			s := rig.Sides[i]
 			if err := countPackets(ctx, b, s, each); err != nil {
-				return fmt.Errorf("%s: %w", s.name, err)
+				return fmt.Errorf("%s: %w", s.Name, err)
 			}
 		}
 	}
@@ -59,21 +60,21 @@ func runInstructions(ctx context.Context, b *harness.Bench) (err error) {
 }
 
 func instructionSeries(side string) result.Series {
-	return result.Series{Part: partInstructions, Scenario: "UDP, established", Side: side, Family: "IPv4", Parameters: result.Parameters{"flows": rateFlows}}
+	return result.Series{Part: partInstructions, Scenario: "UDP, established", Side: side, Family: "IPv4", Parameters: result.Parameters{"flows": forward.Flows}}
 }
 
 // countPackets sends packets of known flows; `each` is the time of an instruction.
-func countPackets(ctx context.Context, b *harness.Bench, s *rateSide, each time.Duration) error {
-	many := burst{set: s.frames(), packets: instructionPackets, like: s.like()}
+func countPackets(ctx context.Context, b *harness.Bench, s *forward.Side, each time.Duration) error {
+	many := forward.Burst{Set: s.Frames(), Packets: instructionPackets, Like: s.Like()}
 	if b.Smoke {
-		many.packets = rateFlows
+		many.Packets = forward.Flows
 	}
-	o, err := s.run(ctx, many, 0, false)
+	o, err := s.Run(ctx, many, 0, false)
 	if err != nil {
 		return err
 	}
-	row := result.Row{Series: instructionSeries(s.name), Metric: metricInstructions, Against: s.against()}
-	b.Results.Add(row, float64(o.cpu)/float64(each)/float64(o.sent))
+	row := result.Row{Series: instructionSeries(s.Name), Metric: metricInstructions, Against: s.Against()}
+	b.Results.Add(row, float64(o.CPU)/float64(each)/float64(o.Sent))
 	return nil
 }
 
@@ -85,9 +86,9 @@ func instructionTime() (time.Duration, error) {
 	least := func(run func(int64)) float64 {
 		best := math.Inf(1)
 		for range tries {
-			begin := monotonic()
+			begin := forward.Monotonic()
 			run(loops)
-			best = min(best, float64(monotonic()-begin))
+			best = min(best, float64(forward.Monotonic()-begin))
 		}
 		return best
 	}
@@ -107,16 +108,16 @@ func commonTime(addition, division float64) (time.Duration, error) {
 
 // instructionPairs are the printed ratios; they have no bounds.
 var instructionPairs = []struct{ side, by string }{
-	{sideXDPSNAT, sideMinimalXDP}, {sideXDPDSR, sideMinimalXDP}, {sideTCSNAT, sideMinimalTC}, {sideTCDSR, sideMinimalTC},
-	{sideTCSNAT, sideXDPSNAT},
-	{sideIPTables, sideXDPSNAT}, {sideOldIPTables, sideXDPSNAT}, {sideMasquerade, sideXDPSNAT}, {sideNFT, sideXDPSNAT},
-	{sideIPVSNAT, sideXDPSNAT}, {sideIPVSProxy, sideXDPSNAT}, {sideIPVSTunnel, sideXDPDSR}, {sideIPVSDirect, sideXDPDSR},
-	{sideIPVSNAT, sideTCSNAT}, {sideIPVSProxy, sideTCSNAT}, {sideIPVSNAT, sideOldIPTables}, {sideIPVSProxy, sideMasquerade},
+	{forward.SideXDPSNAT, forward.SideMinimalXDP}, {forward.SideXDPDSR, forward.SideMinimalXDP}, {forward.SideTCSNAT, forward.SideMinimalTC}, {forward.SideTCDSR, forward.SideMinimalTC},
+	{forward.SideTCSNAT, forward.SideXDPSNAT},
+	{forward.SideIPTables, forward.SideXDPSNAT}, {forward.SideOldIPTables, forward.SideXDPSNAT}, {forward.SideMasquerade, forward.SideXDPSNAT}, {forward.SideNFT, forward.SideXDPSNAT},
+	{forward.SideIPVSNAT, forward.SideXDPSNAT}, {forward.SideIPVSProxy, forward.SideXDPSNAT}, {forward.SideIPVSTunnel, forward.SideXDPDSR}, {forward.SideIPVSDirect, forward.SideXDPDSR},
+	{forward.SideIPVSNAT, forward.SideTCSNAT}, {forward.SideIPVSProxy, forward.SideTCSNAT}, {forward.SideIPVSNAT, forward.SideOldIPTables}, {forward.SideIPVSProxy, forward.SideMasquerade},
 }
 
 func printInstructions(r *harness.Report) {
 	rows := r.Results.Of(partInstructions, metricInstructions)
-	r.Say("\n%d flows of UDP over IPv4, both ways known, on one emulated CPU; medians of %d rounds", rateFlows, len(rows[0].Samples))
+	r.Say("\n%d flows of UDP over IPv4, both ways known, on one emulated CPU; medians of %d rounds", forward.Flows, len(rows[0].Samples))
 	r.Say("Instructions of the balancer's own thread for a packet: no client, no receiver, no cache misses, no waiting\n")
 	r.Say("  %-34s %12s %20s", "", "instructions", "least - most")
 	for _, row := range rows {

@@ -15,6 +15,7 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 
+	"beeline.io/beeline/bench/forward"
 	"beeline.io/beeline/bench/harness"
 	"beeline.io/beeline/bench/result"
 	"beeline.io/beeline/internal/shortcut/offload"
@@ -86,7 +87,7 @@ func offloadCases(b *harness.Bench) (all []offloadPacketCase) {
 // offloadRig is a router whose agent has ended: its programs are attached only in slices of the cache.
 type offloadRig struct {
 	bench    *harness.Bench
-	line     *rateLine
+	line     *forward.Line
 	router   *lab.Host
 	bpffs    string
 	device   int
@@ -96,14 +97,14 @@ type offloadRig struct {
 }
 
 func runOffloadPackets(ctx context.Context, b *harness.Bench) (err error) {
-	rates := &rateRig{bench: b, cpus: rateCPUs(b.Two)}
-	defer func() { err = errors.Join(err, rates.end()) }()
-	w, err := rates.newWorld()
+	rates := &forward.Rig{Bench: b, CPUs: forward.CPUs(b.Two)}
+	defer func() { err = errors.Join(err, rates.End()) }()
+	w, err := rates.NewWorld()
 	if err != nil {
 		return err
 	}
 	router := w.Host("node-a")
-	if err := nftRun(ctx, router, fmt.Sprintf(offloadRules, rateService.Addr(), rateEndpoint.Addr(), harness.ServerPort)); err != nil {
+	if err := nftRun(ctx, router, fmt.Sprintf(offloadRules, forward.Service.Addr(), forward.Endpoint.Addr(), harness.ServerPort)); err != nil {
 		return err
 	}
 	cases := offloadCases(b)
@@ -116,25 +117,25 @@ func runOffloadPackets(ctx context.Context, b *harness.Bench) (err error) {
 			flows = max(flows, c.flows)
 		}
 	}
-	line, err := newRateLine(ctx, w, router.Name, rates.cpus, flows)
+	line, err := forward.NewLine(ctx, w, router.Name, rates.CPUs, flows)
 	if err != nil {
 		return err
 	}
-	rates.lines = append(rates.lines, line)
+	rates.Lines = append(rates.Lines, line)
 	agent := &node.Agent{Host: router, Program: b.Program, Manifests: w.Folder, EdgeMode: "off", Flags: []string{
 		"--offload-devices=eth0", "--offload-provider=cache", "--offload-threshold=1", fmt.Sprintf("--offload-max-flows=%d", 8*flows)}}
 	w.Agents = append(w.Agents, agent)
 	if err := agent.Start(); err != nil {
 		return err
 	}
-	rig := &offloadRig{bench: b, line: line, router: router, bpffs: agent.BPFFS(), device: line.near, programs: map[ebpf.AttachType]*ebpf.Program{}}
+	rig := &offloadRig{bench: b, line: line, router: router, bpffs: agent.BPFFS(), device: line.Near, programs: map[ebpf.AttachType]*ebpf.Program{}}
 	defer func() { err = errors.Join(err, rig.end()) }()
-	sides := map[bool]*rateSide{
-		false: {line: line, service: offloadPlain, becomes: becomesNothing, begun: ruleCount(ctx, router, `ct state new counter packets (\d+) `, []string{"nft", "list", "chain", "ip", "router", "forward"})},
-		true:  {line: line, set: 1, service: rateService, becomes: becomesSNAT, begun: ruleCount(ctx, router, `daddr \S+ counter packets (\d+) `, []string{"nft", "list", "chain", "ip", "router", "before"})},
+	sides := map[bool]*forward.Side{
+		false: {Line: line, Service: offloadPlain, Becomes: forward.BecomesNothing, Begun: forward.RuleCount(ctx, router, `ct state new counter packets (\d+) `, []string{"nft", "list", "chain", "ip", "router", "forward"})},
+		true:  {Line: line, Set: 1, Service: forward.Service, Becomes: forward.BecomesSNAT, Begun: forward.RuleCount(ctx, router, `daddr \S+ counter packets (\d+) `, []string{"nft", "list", "chain", "ip", "router", "before"})},
 	}
 	for _, nat := range []bool{false, true} {
-		if err := sides[nat].prove(ctx, offloadPause); err != nil {
+		if err := sides[nat].Prove(ctx, offloadPause); err != nil {
 			return fmt.Errorf("%s: %w", offloadNAT(nat), err)
 		}
 	}
@@ -144,7 +145,7 @@ func runOffloadPackets(ctx context.Context, b *harness.Bench) (err error) {
 			return fmt.Errorf("%s: %w", offloadNAT(nat), err)
 		}
 	}
-	if rig.redirect, err = loadTCYardsticks(router.Addr4); err != nil {
+	if rig.redirect, err = forward.LoadTCYardsticks(router.Addr4); err != nil {
 		return err
 	}
 	if err := errors.Join(agent.Stop(), rig.take()); err != nil {
@@ -179,22 +180,22 @@ func (rig *offloadRig) past() (n [offloadRedirect + 1]uint64, err error) {
 
 // learn sends until the cache has the flows: packets of a few flows at a time, because one that has to share its place
 // in the table of counts takes longer.
-func (rig *offloadRig) learn(ctx context.Context, s *rateSide) error {
-	all := burst{set: s.frames(), packets: uint64(s.line.flows), like: s.like(), pace: time.Second / offloadLearnRate}
+func (rig *offloadRig) learn(ctx context.Context, s *forward.Side) error {
+	all := forward.Burst{Set: s.Frames(), Packets: uint64(s.Line.Flows), Like: s.Like(), Pace: time.Second / offloadLearnRate}
 	var taken uint64
 	for end := time.Now().Add(offloadLearnTime); time.Now().Before(end); {
 		before, err := rig.cached()
 		if err != nil {
 			return err
 		}
-		if _, err := s.line.run(ctx, all); err != nil {
+		if _, err := s.Line.Run(ctx, all); err != nil {
 			return err
 		}
 		after, err := rig.cached()
 		if err != nil {
 			return err
 		}
-		if taken = after - before; float64(taken) >= offloadLearned*float64(all.packets) {
+		if taken = after - before; float64(taken) >= offloadLearned*float64(all.Packets) {
 			return nil
 		}
 		if err := sendFew(ctx, s, all); err != nil {
@@ -202,17 +203,17 @@ func (rig *offloadRig) learn(ctx context.Context, s *rateSide) error {
 		}
 	}
 	packets, _, err := offload.ReadCounters(rig.bpffs)
-	return errors.Join(err, fmt.Errorf("the flow cache forwards %d of %d packets, one of each flow; all packets: %v", taken, all.packets, packets))
+	return errors.Join(err, fmt.Errorf("the flow cache forwards %d of %d packets, one of each flow; all packets: %v", taken, all.Packets, packets))
 }
 
 // sendFew sends packets of a few flows at a time.
-func sendFew(ctx context.Context, s *rateSide, all burst) error {
-	for first := uint32(0); first < all.set.Count; first += offloadLearnFlows {
+func sendFew(ctx context.Context, s *forward.Side, all forward.Burst) error {
+	for first := uint32(0); first < all.Set.Count; first += offloadLearnFlows {
 		few := all
-		few.set.First += first
-		few.set.Count = min(offloadLearnFlows, all.set.Count-first)
-		few.packets = offloadLearnPackets * uint64(few.set.Count)
-		if _, err := s.line.run(ctx, few); err != nil {
+		few.Set.First += first
+		few.Set.Count = min(offloadLearnFlows, all.Set.Count-first)
+		few.Packets = offloadLearnPackets * uint64(few.Set.Count)
+		if _, err := s.Line.Run(ctx, few); err != nil {
 			return err
 		}
 	}
@@ -269,8 +270,8 @@ func (rig *offloadRig) detach() (err error) {
 	return err
 }
 
-func (rig *offloadRig) measureAll(ctx context.Context, cases []offloadPacketCase, sides map[bool]*rateSide) error {
-	for round := range min(rig.bench.Runs, 2*rateRounds) {
+func (rig *offloadRig) measureAll(ctx context.Context, cases []offloadPacketCase, sides map[bool]*forward.Side) error {
+	for round := range min(rig.bench.Runs, 2*forward.Rounds) {
 		for _, c := range cases {
 			for _, side := range harness.Turns(round, c.sides()) {
 				if err := rig.measure(ctx, c, sides[c.nat], side); err != nil {
@@ -283,36 +284,36 @@ func (rig *offloadRig) measureAll(ctx context.Context, cases []offloadPacketCase
 }
 
 // measure is a slice of packets on one side, and the proof of their path.
-func (rig *offloadRig) measure(ctx context.Context, c offloadPacketCase, s *rateSide, side int) error {
+func (rig *offloadRig) measure(ctx context.Context, c offloadPacketCase, s *forward.Side, side int) error {
 	programs := map[ebpf.AttachType]*ebpf.Program{}
 	switch side {
 	case offloadCache:
 		programs = rig.programs
 	case offloadRedirect:
-		programs[ebpf.AttachTCXIngress] = rig.redirect.Programs[RatesTCProgRatesTcRedirect]
+		programs[ebpf.AttachTCXIngress] = rig.redirect.Programs[forward.RatesTCProgRatesTcRedirect]
 	}
 	if err := rig.attach(programs); err != nil {
 		return err
 	}
 	defer rig.detach()
-	slice := burst{set: s.frames().Part(c.flows), packets: math.MaxInt64, limit: rateSlice, like: s.like()}
+	slice := forward.Burst{Set: s.Frames().Part(c.flows), Packets: math.MaxInt64, Limit: forward.SliceLength, Like: s.Like()}
 	if c.flows == offloadFlows {
-		slice.limit = offloadSliceMany
+		slice.Limit = offloadSliceMany
 	}
 	if rig.bench.Smoke {
-		slice.limit = rateSliceSmoke
+		slice.Limit = forward.SliceLengthSmoke
 	}
 	// The first moment loads programs and tables into the caches, and has each flow checked.
 	warm := slice
-	warm.packets, warm.limit = uint64(max(2*rateFlows, slice.set.Count)), 0
-	if _, err := s.line.run(ctx, warm); err != nil {
+	warm.Packets, warm.Limit = uint64(max(2*forward.Flows, slice.Set.Count)), 0
+	if _, err := s.Line.Run(ctx, warm); err != nil {
 		return err
 	}
 	before, err := rig.past()
 	if err != nil {
 		return err
 	}
-	o, err := s.slice(ctx, slice)
+	o, err := s.Slice(ctx, slice)
 	if err != nil {
 		return err
 	}
@@ -322,15 +323,15 @@ func (rig *offloadRig) measure(ctx context.Context, c offloadPacketCase, s *rate
 	}
 	want := map[int]float64{offloadCache: offloadLearned, offloadRedirect: 1}
 	for of := range after {
-		taken := float64(after[of]-before[of]) / float64(o.sent)
+		taken := float64(after[of]-before[of]) / float64(o.Sent)
 		if of == side && taken < want[of] || of != side && taken > 0 {
-			return fmt.Errorf("side %q has forwarded %.3g %% of %d packets", offloadNames[of], 100*taken, o.sent)
+			return fmt.Errorf("side %q has forwarded %.3g %% of %d packets", offloadNames[of], 100*taken, o.Sent)
 		}
 	}
-	if o.strange > 0 {
-		return fmt.Errorf("%d of %d packets were not translated", o.strange, o.sent)
+	if o.Strange > 0 {
+		return fmt.Errorf("%d of %d packets were not translated", o.Strange, o.Sent)
 	}
-	offloadRow(rig.bench.Results, c.series, side, harness.MetricPacketCPU, float64(o.cpu.Nanoseconds())/float64(o.sent))
+	offloadRow(rig.bench.Results, c.series, side, harness.MetricPacketCPU, float64(o.CPU.Nanoseconds())/float64(o.Sent))
 	return nil
 }
 

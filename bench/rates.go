@@ -9,6 +9,7 @@ import (
 	"math"
 	"time"
 
+	"beeline.io/beeline/bench/forward"
 	"beeline.io/beeline/bench/harness"
 	"beeline.io/beeline/bench/result"
 )
@@ -37,26 +38,26 @@ func runRates(ctx context.Context, b *harness.Bench) (err error) {
 		return errors.New("the balancer and its clients need a CPU each, but there is only one")
 	}
 	// Beeline first: while the others are created it finds that its Service with DSR has no earlier flows.
-	rig, err := newRateRig(ctx, b, (*rateRig).addBeeline, (*rateRig).addYardsticks, (*rateRig).addRules, (*rateRig).addIPVS, (*rateRig).addProxies, (*rateRig).settle)
+	rig, err := forward.NewRig(ctx, b, (*forward.Rig).AddBeeline, (*forward.Rig).AddYardsticks, (*forward.Rig).AddRules, (*forward.Rig).AddIPVS, (*forward.Rig).AddProxies, (*forward.Rig).Settle)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, rig.end()) }()
-	for round := range min(b.Runs, rateRounds) {
-		for _, i := range harness.Turns(round, len(rig.sides)) {
-			s := rig.sides[i]
-			if b.Only != nil && !b.Only.MatchString(s.name) {
+	defer func() { err = errors.Join(err, rig.End()) }()
+	for round := range min(b.Runs, forward.Rounds) {
+		for _, i := range harness.Turns(round, len(rig.Sides)) {
+			s := rig.Sides[i]
+			if b.Only != nil && !b.Only.MatchString(s.Name) {
 				continue
 			}
 			if err := measureRate(ctx, b, s); err != nil {
-				return fmt.Errorf("%s: %w", s.name, err)
+				return fmt.Errorf("%s: %w", s.Name, err)
 			}
 			if round >= rateOfferRounds {
 				continue
 			}
 			for _, rate := range rateOffers {
 				if err := offerRate(ctx, b, s, rate); err != nil {
-					return fmt.Errorf("%s, %d packets per second: %w", s.name, rate, err)
+					return fmt.Errorf("%s, %d packets per second: %w", s.Name, rate, err)
 				}
 			}
 		}
@@ -67,7 +68,7 @@ func runRates(ctx context.Context, b *harness.Bench) (err error) {
 // rateSeries is a side's series; offered is 0 for packets as fast as they are accepted.
 func rateSeries(side string, offered int) result.Series {
 	s := result.Series{Part: partRates, Scenario: "UDP, established, as fast as it goes", Side: side, Family: "IPv4",
-		Parameters: result.Parameters{"flows": rateFlows}}
+		Parameters: result.Parameters{"flows": forward.Flows}}
 	if offered > 0 {
 		s.Scenario, s.Parameters["packets offered per second"] = "UDP, established, offered at a rate", offered
 	}
@@ -75,38 +76,38 @@ func rateSeries(side string, offered int) result.Series {
 }
 
 // measureRate sends as fast as packets are accepted.
-func measureRate(ctx context.Context, b *harness.Bench, s *rateSide) error {
-	slice := burst{set: s.frames(), packets: math.MaxInt64, limit: rateSlice, like: s.like()}
+func measureRate(ctx context.Context, b *harness.Bench, s *forward.Side) error {
+	slice := forward.Burst{Set: s.Frames(), Packets: math.MaxInt64, Limit: forward.SliceLength, Like: s.Like()}
 	if b.Smoke {
-		slice.limit = rateSliceSmoke
+		slice.Limit = forward.SliceLengthSmoke
 	}
 	// The first moment loads the side's program and tables into the caches.
 	warm := slice
-	warm.packets, warm.limit = 2*rateFlows, 0
-	if err := s.counted(ctx, warm, 0, false); err != nil {
+	warm.Packets, warm.Limit = 2*forward.Flows, 0
+	if err := s.Counted(ctx, warm, 0, false); err != nil {
 		return err
 	}
-	o, err := s.slice(ctx, slice)
+	o, err := s.Slice(ctx, slice)
 	if err != nil {
 		return err
 	}
-	row := result.Row{Series: rateSeries(s.name, 0), Metric: harness.MetricPacketCPU, Against: s.against()}
-	b.Results.Add(row, float64(o.cpu.Nanoseconds())/float64(o.sent))
+	row := result.Row{Series: rateSeries(s.Name, 0), Metric: harness.MetricPacketCPU, Against: s.Against()}
+	b.Results.Add(row, float64(o.CPU.Nanoseconds())/float64(o.Sent))
 	return nil
 }
 
 // offerRate sends so many packets per second, if they are accepted.
-func offerRate(ctx context.Context, b *harness.Bench, s *rateSide, rate int) error {
-	slice := burst{set: s.frames(), packets: math.MaxInt64, limit: rateOfferSlice, like: s.like(), pace: time.Second / time.Duration(rate)}
+func offerRate(ctx context.Context, b *harness.Bench, s *forward.Side, rate int) error {
+	slice := forward.Burst{Set: s.Frames(), Packets: math.MaxInt64, Limit: rateOfferSlice, Like: s.Like(), Pace: time.Second / time.Duration(rate)}
 	if b.Smoke {
-		slice.limit = rateSliceSmoke
+		slice.Limit = forward.SliceLengthSmoke
 	}
-	o, err := s.slice(ctx, slice)
+	o, err := s.Slice(ctx, slice)
 	if err != nil {
 		return err
 	}
-	series := rateSeries(s.name, rate)
-	b.Results.Add(result.Row{Series: series, Metric: metricPassed, Against: s.against()}, float64(o.sent)/o.took.Seconds())
-	b.Results.Add(result.Row{Series: series, Metric: metricShare, Against: s.against()}, o.cpu.Seconds()/o.took.Seconds())
+	series := rateSeries(s.Name, rate)
+	b.Results.Add(result.Row{Series: series, Metric: metricPassed, Against: s.Against()}, float64(o.Sent)/o.Took.Seconds())
+	b.Results.Add(result.Row{Series: series, Metric: metricShare, Against: s.Against()}, o.CPU.Seconds()/o.Took.Seconds())
 	return nil
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strings"
 
+	"beeline.io/beeline/bench/forward"
 	"beeline.io/beeline/bench/harness"
 	"beeline.io/beeline/bench/stat"
 )
@@ -17,23 +18,23 @@ type rateGoal struct {
 }
 
 var rateGoals = []rateGoal{
-	{sideXDPSNAT, sideMinimalXDP, 0, 1.25},
-	{sideMinimalRecords, sideMinimalXDP, 0, 0},
-	{sideXDPSNAT, sideMinimalRecords, 0, 0},
-	{sideXDPDSR, sideMinimalXDP, 0, 1.25},
-	{sideMinimalTunnel, sideMinimalXDP, 0, 0},
-	{sideXDPDSR, sideMinimalTunnel, 0, 0},
-	{sideTCSNAT, sideMinimalTC, 0, 1.2},
-	{sideTCChecksum, sideMinimalTC, 0, 0},
-	{sideTCSNAT, sideTCChecksum, 0, 0},
-	{sideTCDSR, sideMinimalTC, 0, 1.2},
-	{sideTCTunnel, sideMinimalTC, 0, 0},
-	{sideTCDSR, sideTCTunnel, 0, 0},
-	{sideIPTables, sideXDPSNAT, 4.2, 0},
-	{sideOldIPTables, sideXDPSNAT, 4.2, 0},
-	{sideNFT, sideXDPSNAT, 0, 0},
-	{sideTCSNAT, sideXDPSNAT, 0, 0},
-	{sideIPTables, sideTCSNAT, 0, 0},
+	{forward.SideXDPSNAT, forward.SideMinimalXDP, 0, 1.25},
+	{forward.SideMinimalRecords, forward.SideMinimalXDP, 0, 0},
+	{forward.SideXDPSNAT, forward.SideMinimalRecords, 0, 0},
+	{forward.SideXDPDSR, forward.SideMinimalXDP, 0, 1.25},
+	{forward.SideMinimalTunnel, forward.SideMinimalXDP, 0, 0},
+	{forward.SideXDPDSR, forward.SideMinimalTunnel, 0, 0},
+	{forward.SideTCSNAT, forward.SideMinimalTC, 0, 1.2},
+	{forward.SideTCChecksum, forward.SideMinimalTC, 0, 0},
+	{forward.SideTCSNAT, forward.SideTCChecksum, 0, 0},
+	{forward.SideTCDSR, forward.SideMinimalTC, 0, 1.2},
+	{forward.SideTCTunnel, forward.SideMinimalTC, 0, 0},
+	{forward.SideTCDSR, forward.SideTCTunnel, 0, 0},
+	{forward.SideIPTables, forward.SideXDPSNAT, 4.2, 0},
+	{forward.SideOldIPTables, forward.SideXDPSNAT, 4.2, 0},
+	{forward.SideNFT, forward.SideXDPSNAT, 0, 0},
+	{forward.SideTCSNAT, forward.SideXDPSNAT, 0, 0},
+	{forward.SideIPTables, forward.SideTCSNAT, 0, 0},
 }
 
 // verdict is the goal, and whether it is kept: by the whole interval, or undecided.
@@ -58,8 +59,8 @@ func (g rateGoal) verdict(ratio stat.Interval) string {
 
 func printRates(r *harness.Report) {
 	rows := r.Results.Of(partRates, harness.MetricPacketCPU)
-	cpus := rateCPUs(r.Results.Settings.Two)
-	r.Say("\n%d flows of UDP over IPv4, both ways known; the balancer on CPU %d, client and receiver on CPU %d; medians of %d rounds", rateFlows, cpus.Server, cpus.Client, len(rows[0].Samples))
+	cpus := forward.CPUs(r.Results.Settings.Two)
+	r.Say("\n%d flows of UDP over IPv4, both ways known; the balancer on CPU %d, client and receiver on CPU %d; medians of %d rounds", forward.Flows, cpus.Server, cpus.Client, len(rows[0].Samples))
 	r.Say("CPU time of the balancer for a packet and what a core takes; at rates that are offered, its share of the core (packets that pass, in millions per second)\n")
 	line := fmt.Sprintf("  %-42s %6s %15s %6s ", "", "ns", "least - most", "Mpps")
 	for _, rate := range rateOffers {
@@ -76,7 +77,7 @@ func printRates(r *harness.Report) {
 		}
 		r.Say("%s", line)
 		proxies = proxies || strings.HasPrefix(row.Side, harness.ProxySides)
-		ipvs = ipvs || row.Side == sideIPVSNAT
+		ipvs = ipvs || row.Side == forward.SideIPVSNAT
 	}
 	if !proxies {
 		r.Say("  There was no Kubernetes to run at --controlplane, so kube-proxy is left out.")
@@ -97,8 +98,8 @@ func printRates(r *harness.Report) {
 		compare(g)
 	}
 	for _, row := range rows {
-		if strings.HasPrefix(row.Side, harness.ProxySides) || strings.HasPrefix(row.Side, sidesOfIPVS) {
-			compare(rateGoal{side: row.Side, by: sideXDPSNAT})
+		if strings.HasPrefix(row.Side, harness.ProxySides) || strings.HasPrefix(row.Side, forward.SidesOfIPVS) {
+			compare(rateGoal{side: row.Side, by: forward.SideXDPSNAT})
 		}
 	}
 }

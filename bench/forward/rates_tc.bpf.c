@@ -1,4 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+// clang-format off
+//go:build ignore
+// clang-format on
+
 /* Minimal programs at tc: the minimal program, and one that keeps checksums correct whoever
  * computes them. The minimal one treats checksums as complete: those that are left to a device, or
  * were summed by one, would be wrong. Only the kernel's helpers know. */

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package forward
 
 import (
 	"context"
@@ -22,9 +22,9 @@ import (
 	"beeline.io/beeline/test/node"
 )
 
-// addRules adds netfilter with one rule: by nft on node-a, and by iptables of both kinds.
-func (rig *rateRig) addRules(ctx context.Context) error {
-	w, err := rig.newWorld()
+// AddRules adds netfilter with one rule: by nft on node-a, and by iptables of both kinds.
+func (rig *Rig) AddRules(ctx context.Context) error {
+	w, err := rig.NewWorld()
 	if err != nil {
 		return err
 	}
@@ -33,12 +33,12 @@ func (rig *rateRig) addRules(ctx context.Context) error {
 		commands   [2][]string // that add the rule, and print it with its counter
 		counter    string
 	}{
-		{sideNFT, "node-a", [2][]string{
+		{SideNFT, "node-a", [2][]string{
 			{"nft", fmt.Sprintf("add table ip rates; add chain ip rates pre { type nat hook prerouting priority dstnat; }; "+
-				"add rule ip rates pre ip daddr %s udp dport %d counter dnat to %s", rateService.Addr(), harness.ServicePort, rateEndpoint)},
+				"add rule ip rates pre ip daddr %s udp dport %d counter dnat to %s", Service.Addr(), harness.ServicePort, Endpoint)},
 			{"nft", "list", "chain", "ip", "rates", "pre"}}, `counter packets (\d+) `},
-		{sideIPTables, "node-b", iptablesRule("iptables-nft"), iptablesCounter},
-		{sideOldIPTables, "node-c", iptablesRule("iptables-legacy"), iptablesCounter},
+		{SideIPTables, "node-b", iptablesRule("iptables-nft"), iptablesCounter},
+		{SideOldIPTables, "node-c", iptablesRule("iptables-legacy"), iptablesCounter},
 	} {
 		host := w.Host(r.host)
 		if out, err := host.Command(ctx, r.commands[0]...).CombinedOutput(); err != nil {
@@ -48,7 +48,7 @@ func (rig *rateRig) addRules(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		rig.add(&rateSide{name: r.name, line: line, becomes: becomesDNAT, begun: ruleCount(ctx, host, r.counter, r.commands[1])})
+		rig.add(&Side{Name: r.name, Line: line, Becomes: becomesDNAT, Begun: RuleCount(ctx, host, r.counter, r.commands[1])})
 	}
 	return nil
 }
@@ -58,14 +58,14 @@ const iptablesCounter = `(?m)^\s*(\d+) .*DNAT`
 // iptablesRule has the commands that add the rule, and print it with its counter.
 func iptablesRule(program string) [2][]string {
 	return [2][]string{
-		{program, "-w", "-t", "nat", "-A", "PREROUTING", "-d", rateService.Addr().String(), "-p", "udp",
-			"--dport", strconv.Itoa(harness.ServicePort), "-j", "DNAT", "--to-destination", rateEndpoint.String()},
+		{program, "-w", "-t", "nat", "-A", "PREROUTING", "-d", Service.Addr().String(), "-p", "udp",
+			"--dport", strconv.Itoa(harness.ServicePort), "-j", "DNAT", "--to-destination", Endpoint.String()},
 		{program, "-w", "-t", "nat", "-L", "PREROUTING", "-v", "-x", "-n"},
 	}
 }
 
-// ruleCount reads a rule's counter. A rule for NAT sees the first packet of each flow.
-func ruleCount(ctx context.Context, host *lab.Host, counter string, print []string) func() (uint64, error) {
+// RuleCount reads a rule's counter. A rule for NAT sees the first packet of each flow.
+func RuleCount(ctx context.Context, host *lab.Host, counter string, print []string) func() (uint64, error) {
 	find := regexp.MustCompile(counter)
 	return func() (uint64, error) {
 		out, err := host.Command(ctx, print...).Output()
@@ -82,21 +82,21 @@ func ruleCount(ctx context.Context, host *lab.Host, counter string, print []stri
 
 // rateServices are the measured Services: one with SNAT, one with DSR.
 func rateServices() []harness.ServiceObjects {
-	snat := harness.NewServiceObjects("snat", corev1.ProtocolUDP, netip.MustParseAddr("10.96.0.101"), rateEndpoint.Addr())
-	snat.Service.Spec.ExternalIPs = []string{rateService.Addr().String()}
-	dsr := harness.NewServiceObjects("dsr", corev1.ProtocolUDP, netip.MustParseAddr("10.96.0.102"), rateEndpoint.Addr())
+	snat := harness.NewServiceObjects("snat", corev1.ProtocolUDP, netip.MustParseAddr("10.96.0.101"), Endpoint.Addr())
+	snat.Service.Spec.ExternalIPs = []string{Service.Addr().String()}
+	dsr := harness.NewServiceObjects("dsr", corev1.ProtocolUDP, netip.MustParseAddr("10.96.0.102"), Endpoint.Addr())
 	dsr.Service.Spec.ExternalIPs = []string{rateDirect.Addr().String()}
 	// Its flows need no conntrack entries, and get none.
 	dsr.Service.Annotations = map[string]string{service.AnnotationDSR: testrun.DSRIPIP, service.AnnotationAlgorithm: "maglev", service.AnnotationStateless: "true"}
 	return []harness.ServiceObjects{snat, dsr}
 }
 
-func (rig *rateRig) addProxy(ctx context.Context, services int) error {
-	w, err := rig.newWorld()
+func (rig *Rig) addProxy(ctx context.Context, services int) error {
+	w, err := rig.NewWorld()
 	if err != nil {
 		return err
 	}
-	control, err := controlplane.Start(ctx, w.Lab, rig.bench.ControlPlane)
+	control, err := controlplane.Start(ctx, w.Lab, rig.Bench.ControlPlane)
 	if err != nil {
 		return err
 	}
@@ -118,7 +118,7 @@ func (rig *rateRig) addProxy(ctx context.Context, services int) error {
 		if err != nil {
 			return err
 		}
-		if err := proxy.AwaitRules(ctx, "serving all Services", rateService.Addr().String(), rateEndpoint.Addr().String(), last); err != nil {
+		if err := proxy.AwaitRules(ctx, "serving all Services", Service.Addr().String(), Endpoint.Addr().String(), last); err != nil {
 			return err
 		}
 		if err := proxy.Stop(); err != nil {
@@ -128,13 +128,13 @@ func (rig *rateRig) addProxy(ctx context.Context, services int) error {
 		if err != nil {
 			return err
 		}
-		name := rateProxyName(p.name, services)
-		rig.add(&rateSide{name: name, line: line, becomes: becomesSNAT, begun: func() (uint64, error) { return tracked(host) }})
+		name := ProxyName(p.name, services)
+		rig.add(&Side{Name: name, Line: line, Becomes: BecomesSNAT, Begun: func() (uint64, error) { return tracked(host) }})
 	}
 	return control.Stop()
 }
 
-func rateProxyName(mode string, services int) string {
+func ProxyName(mode string, services int) string {
 	if services == 1 {
 		return fmt.Sprintf(harness.ProxySides+"%s, 1 Service", mode)
 	}
@@ -149,7 +149,7 @@ func tracked(host *lab.Host) (count uint64, err error) {
 			return fmt.Errorf("connection tracking: %w", err)
 		}
 		for _, f := range all {
-			if f.Forward.Protocol == unix.IPPROTO_UDP && f.Forward.DstIP.Equal(rateService.Addr().AsSlice()) {
+			if f.Forward.Protocol == unix.IPPROTO_UDP && f.Forward.DstIP.Equal(Service.Addr().AsSlice()) {
 				count++
 			}
 		}

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package forward
 
 import (
 	"bytes"
@@ -53,8 +53,8 @@ const (
 	ipvsDirect     = 3
 )
 
-// hasIPVS reports whether the kernel has IPVS, and the module is loaded.
-func hasIPVS() bool {
+// HasIPVS reports whether the kernel has IPVS, and the module is loaded.
+func HasIPVS() bool {
 	_, err := netlink.GenlFamilyGet(ipvsFamily)
 	return err == nil
 }

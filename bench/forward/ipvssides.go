@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package forward
 
 import (
 	"context"
@@ -12,32 +12,32 @@ import (
 )
 
 const (
-	sideIPVSNAT    = "IPVS, NAT"
-	sideIPVSProxy  = "IPVS, NAT and SNAT"
-	sideIPVSTunnel = "IPVS, tunnel (IPIP)"
-	sideIPVSDirect = "IPVS, direct routing"
+	SideIPVSNAT    = "IPVS, NAT"
+	SideIPVSProxy  = "IPVS, NAT and SNAT"
+	SideIPVSTunnel = "IPVS, tunnel (IPIP)"
+	SideIPVSDirect = "IPVS, direct routing"
 	// Additionally, what the second one is compared with.
-	sideMasquerade = "iptables (legacy), DNAT and SNAT"
+	SideMasquerade = "iptables (legacy), DNAT and SNAT"
 )
 
-// sidesOfIPVS is the common prefix of their names.
-const sidesOfIPVS = "IPVS, "
+// SidesOfIPVS is the common prefix of their names.
+const SidesOfIPVS = "IPVS, "
 
-// ipvsSides is the number of sides of addIPVS.
-const ipvsSides = 5
+// IPVSSides is the number of sides of addIPVS.
+const IPVSSides = 5
 
-// addIPVS adds IPVS with one service and one destination, if the kernel has it: by NAT on node-a, in a tunnel
+// AddIPVS adds IPVS with one service and one destination, if the kernel has it: by NAT on node-a, in a tunnel
 // on node-b, by direct routing on node-c; and in another lab as in kube-proxy, where conntrack gives packets
 // the node's address. There iptables does the same on node-b.
-func (rig *rateRig) addIPVS(ctx context.Context) error {
-	if !hasIPVS() {
+func (rig *Rig) AddIPVS(ctx context.Context) error {
+	if !HasIPVS() {
 		return nil // the printed table says so
 	}
-	w, err := rig.newWorld()
+	w, err := rig.NewWorld()
 	if err != nil {
 		return err
 	}
-	other, err := rig.newWorld()
+	other, err := rig.NewWorld()
 	if err != nil {
 		return err
 	}
@@ -48,10 +48,10 @@ func (rig *rateRig) addIPVS(ctx context.Context) error {
 		method  uint32
 		becomes becoming
 	}{
-		{sideIPVSNAT, w, "node-a", ipvsMasquerade, becomesDNAT},
-		{sideIPVSTunnel, w, "node-b", ipvsTunnel, becomesIPIP},
-		{sideIPVSDirect, w, "node-c", ipvsDirect, becomesNothing},
-		{sideIPVSProxy, other, "node-a", ipvsMasquerade, becomesSNAT},
+		{SideIPVSNAT, w, "node-a", ipvsMasquerade, becomesDNAT},
+		{SideIPVSTunnel, w, "node-b", ipvsTunnel, becomesIPIP},
+		{SideIPVSDirect, w, "node-c", ipvsDirect, BecomesNothing},
+		{SideIPVSProxy, other, "node-a", ipvsMasquerade, BecomesSNAT},
 	} {
 		host := v.world.Host(v.host)
 		if err := prepareIPVS(ctx, host, v.method, v.becomes); err != nil {
@@ -61,13 +61,13 @@ func (rig *rateRig) addIPVS(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		side := &rateSide{name: v.name, line: line, becomes: v.becomes, handled: func() (uint64, error) {
+		side := &Side{Name: v.name, Line: line, Becomes: v.becomes, handled: func() (uint64, error) {
 			_, packets, err := ipvsCounts(host)
 			return packets, err
 		}}
 		// Replies return through the balancer if it has changed the packets' own addresses.
 		if v.method == ipvsMasquerade {
-			side.begun = func() (uint64, error) {
+			side.Begun = func() (uint64, error) {
 				connections, _, err := ipvsCounts(host)
 				return connections, err
 			}
@@ -77,17 +77,17 @@ func (rig *rateRig) addIPVS(ctx context.Context) error {
 	return rig.addMasquerade(ctx, other, "node-b")
 }
 
-func (rig *rateRig) addMasquerade(ctx context.Context, w *harness.World, name string) error {
+func (rig *Rig) addMasquerade(ctx context.Context, w *harness.World, name string) error {
 	host, rule := w.Host(name), iptablesRule("iptables-legacy")
-	snat := []string{"iptables-legacy", "-w", "-t", "nat", "-A", "POSTROUTING", "-d", rateEndpoint.Addr().String(), "-p", "udp", "-j", "MASQUERADE"}
+	snat := []string{"iptables-legacy", "-w", "-t", "nat", "-A", "POSTROUTING", "-d", Endpoint.Addr().String(), "-p", "udp", "-j", "MASQUERADE"}
 	for _, command := range [][]string{rule[0], snat} {
 		if out, err := host.Command(ctx, command...).CombinedOutput(); err != nil {
-			return fmt.Errorf("%s: %w: %s", sideMasquerade, err, out)
+			return fmt.Errorf("%s: %w: %s", SideMasquerade, err, out)
 		}
 	}
 	line, err := rig.newLine(ctx, w, name)
 	if err == nil {
-		rig.add(&rateSide{name: sideMasquerade, line: line, becomes: becomesSNAT, begun: ruleCount(ctx, host, iptablesCounter, rule[1])})
+		rig.add(&Side{Name: SideMasquerade, Line: line, Becomes: BecomesSNAT, Begun: RuleCount(ctx, host, iptablesCounter, rule[1])})
 	}
 	return err
 }
@@ -95,21 +95,21 @@ func (rig *rateRig) addMasquerade(ctx context.Context, w *harness.World, name st
 // prepareIPVS creates the service, whose address has to be the node's: IPVS handles only what is delivered
 // there.
 func prepareIPVS(ctx context.Context, host *lab.Host, method uint32, becomes becoming) error {
-	if err := host.AddAddress("lo", netip.PrefixFrom(rateService.Addr(), 32)); err != nil {
+	if err := host.AddAddress("lo", netip.PrefixFrom(Service.Addr(), 32)); err != nil {
 		return err
 	}
-	endpoint := rateEndpoint
+	endpoint := Endpoint
 	if method != ipvsMasquerade {
-		endpoint = netip.AddrPortFrom(rateEndpoint.Addr(), rateService.Port())
+		endpoint = netip.AddrPortFrom(Endpoint.Addr(), Service.Port())
 	}
-	if err := addIPVS(host, rateService, endpoint, method); err != nil {
+	if err := addIPVS(host, Service, endpoint, method); err != nil {
 		return err
 	}
-	if becomes != becomesSNAT {
+	if becomes != BecomesSNAT {
 		return nil
 	}
 	const script = `sysctl -q -w net.ipv4.vs.conntrack=1 && iptables-legacy -w -t nat -A POSTROUTING -d "$1" -p udp -m ipvs --vaddr "$2" -j MASQUERADE`
-	if out, err := host.Command(ctx, "sh", "-c", script, "sh", rateEndpoint.Addr().String(), rateService.Addr().String()).CombinedOutput(); err != nil {
+	if out, err := host.Command(ctx, "sh", "-c", script, "sh", Endpoint.Addr().String(), Service.Addr().String()).CombinedOutput(); err != nil {
 		return fmt.Errorf("masquerading: %w: %s", err, out)
 	}
 	return nil

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package forward
 
 import (
 	"context"
@@ -24,47 +24,47 @@ import (
 	"beeline.io/beeline/test/lab"
 )
 
-// A rateLine is the link between the fabric and a balancer. Client and receiver are at the fabric's end: the
+// A Line is the link between the fabric and a balancer. Client and receiver are at the fabric's end: the
 // generator, which sends into the link, and the sink, which receives from it. The balancer's end has a CPU of
 // its own.
-type rateLine struct {
+type Line struct {
 	world        *harness.World
 	balancer     *lab.Host
-	far, near    int // devices: the fabric's, the balancer's
+	far, Near    int // devices: the fabric's, the balancer's
 	own, gateway [6]byte
 	collection   *ebpf.Collection
 	thread       napiThread // of the balancer's end
 	sink         napiThread // of the fabric's end
 	cpu          int        // of generator and sink
-	flows        uint32     // of each side
+	Flows        uint32     // of each side
 }
 
 const (
-	rateFlows = 4096
-	rateSets  = 3 // Services of a line
+	Flows = 4096
+	sets  = 3 // Services of a line
 	// Size of an agent's conntrack table; it is the default with much memory. All flows are half open at
 	// first, and a quarter of this is for those: with an eighth of the places in use, one is evicted by
 	// chance in one table of four million, with a quarter in one of 400.
-	rateRecords = 64 * rateFlows
+	records = 64 * Flows
 	// Packets of the window are in two queues of 256 each (VETH_RING_SIZE).
-	rateWindow = 192
+	window = 192
 	// Runs of the generator between checks of its progress: few for a number of packets, and about a
 	// slice's for a time. Starting again takes the kernel milliseconds.
-	rateRuns, rateRunsOfSlice = 1 << 14, 1 << 19
+	runs, runsOfSlice = 1 << 14, 1 << 19
 
-	rateRounds     = 7 // at most
-	rateSlice      = 60 * time.Millisecond
-	rateSliceSmoke = 5 * time.Millisecond
+	Rounds           = 7 // at most
+	SliceLength      = 60 * time.Millisecond
+	SliceLengthSmoke = 5 * time.Millisecond
 	// After so long without a packet, the rest is lost. On a busy machine a CPU has paused for more than
 	// two seconds, even for work that precedes processes.
 	ratePatience = 30 * time.Second
 )
 
-// newRateLine prepares the link of a node: its ends' threads, the sink, and the balancer's end without an XDP
+// NewLine prepares the link of a node: its ends' threads, the sink, and the balancer's end without an XDP
 // program.
-func newRateLine(ctx context.Context, w *harness.World, name string, cpus result.CPUPair, flows uint32) (l *rateLine, err error) {
+func NewLine(ctx context.Context, w *harness.World, name string, cpus result.CPUPair, flows uint32) (l *Line, err error) {
 	fabric := w.Host("fabric")
-	l = &rateLine{world: w, balancer: w.Host(name), cpu: cpus.Client, flows: flows}
+	l = &Line{world: w, balancer: w.Host(name), cpu: cpus.Client, Flows: flows}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, l.end())
@@ -81,9 +81,9 @@ func newRateLine(ctx context.Context, w *harness.World, name string, cpus result
 	if err := rememberLong(l.balancer); err != nil {
 		return l, err
 	}
-	l.far, l.near = far.Index, near.Index
+	l.far, l.Near = far.Index, near.Index
 	l.own, l.gateway = [6]byte(near.HardwareAddr), [6]byte(far.HardwareAddr)
-	if err := harness.SetNeighbour(l.balancer, l.near, harness.Gateways["IPv4"], far.HardwareAddr); err != nil {
+	if err := harness.SetNeighbour(l.balancer, l.Near, harness.Gateways["IPv4"], far.HardwareAddr); err != nil {
 		return l, err
 	}
 	if err := l.load(); err != nil {
@@ -98,7 +98,7 @@ func newRateLine(ctx context.Context, w *harness.World, name string, cpus result
 	if err := restless(ctx, fabric, name); err != nil {
 		return l, err
 	}
-	l.thread, err = newNAPIThread(ctx, l.balancer, "eth0", l.near, cpus.Server)
+	l.thread, err = newNAPIThread(ctx, l.balancer, "eth0", l.Near, cpus.Server)
 	return l, err
 }
 
@@ -120,20 +120,20 @@ func rememberLong(host *lab.Host) error {
 	})
 }
 
-func (l *rateLine) end() error {
+func (l *Line) end() error {
 	if l.collection != nil {
 		l.collection.Close()
 	}
 	return nil
 }
 
-func (l *rateLine) load() error {
+func (l *Line) load() error {
 	spec, err := LoadRates()
 	if err != nil {
 		return err
 	}
-	spec.Maps[RatesMapRateFrames].MaxEntries = (1 + rateSets) * l.flows
-	spec.Maps[RatesMapRateKept].MaxEntries = l.flows
+	spec.Maps[RatesMapRateFrames].MaxEntries = (1 + sets) * l.Flows
+	spec.Maps[RatesMapRateKept].MaxEntries = l.Flows
 	spec.Maps[RatesMapMinimalRecords].MaxEntries = bpf.DefaultLimits.Flows
 	if err := setOuterSource(spec, l.balancer.Addr4); err != nil {
 		return err
@@ -143,7 +143,7 @@ func (l *rateLine) load() error {
 }
 
 // setXDP replaces the XDP program with one of the line's; "" for none.
-func (l *rateLine) setXDP(host *lab.Host, device int, program string) error {
+func (l *Line) setXDP(host *lab.Host, device int, program string) error {
 	fd := -1
 	if program != "" {
 		fd = l.collection.Programs[program].FD()
@@ -161,7 +161,7 @@ func (l *rateLine) setXDP(host *lab.Host, device int, program string) error {
 }
 
 // write writes frames of segments into the table of frames, from the client to the balancer.
-func (l *rateLine) write(first uint32, all []testrun.Segment) error {
+func (l *Line) write(first uint32, all []testrun.Segment) error {
 	keys, frames := make([]uint32, len(all)), make([]testrun.Frame, len(all))
 	for i, s := range all {
 		keys[i], frames[i] = first+uint32(i), s.Frame(l.gateway, l.own)
@@ -170,38 +170,38 @@ func (l *rateLine) write(first uint32, all []testrun.Segment) error {
 	return err
 }
 
-// A burst is packets to send.
-type burst struct {
-	set     testrun.FrameSet
-	packets uint64
-	pace    time.Duration // from one packet to the next; 0: as fast as they are accepted
-	like    RatesLikeness // pattern of returning packets
+// A Burst is packets to send.
+type Burst struct {
+	Set     testrun.FrameSet
+	Packets uint64
+	Pace    time.Duration // from one packet to the next; 0: as fast as they are accepted
+	Like    RatesLikeness // pattern of returning packets
 	keep    uint32        // how many of those to keep
-	limit   time.Duration // after which sending stops; 0: all are sent
+	Limit   time.Duration // after which sending stops; 0: all are sent
 }
 
 // outcome is the result of a burst.
 type outcome struct {
-	sent, arrived, strange uint64
-	took                   time.Duration // from the first one sent to the last one back
-	cpu                    time.Duration // of the balancer's end
+	Sent, arrived, Strange uint64
+	Took                   time.Duration // from the first one sent to the last one back
+	CPU                    time.Duration // of the balancer's end
 }
 
-// run sends a burst, and returns when all packets are back.
-func (l *rateLine) run(ctx context.Context, b burst) (o outcome, err error) {
-	if err := l.collection.Maps[RatesMapRateLikeness].Put(uint32(0), b.like); err != nil {
+// Run sends a burst, and returns when all packets are back.
+func (l *Line) Run(ctx context.Context, b Burst) (o outcome, err error) {
+	if err := l.collection.Maps[RatesMapRateLikeness].Put(uint32(0), b.Like); err != nil {
 		return o, err
 	}
 	// As fast as they are accepted: a whole window at once, so that the balancer wakes up for many, as with
 	// an endless stream. At a pace: each when it is due.
 	low := uint64(0)
-	if b.pace > 0 {
-		low = rateWindow - 1
+	if b.Pace > 0 {
+		low = window - 1
 	}
 	if err := l.set(map[string]any{
 		RatesVarLow: low, RatesVarWaiting: uint32(0),
-		RatesVarDevice: uint32(l.far), RatesVarFirstFrame: b.set.First, RatesVarFrameCount: b.set.Count, RatesVarNextFrame: uint32(0),
-		RatesVarWanted: b.packets, RatesVarWindow: uint64(rateWindow), RatesVarInterval: uint64(b.pace.Nanoseconds()),
+		RatesVarDevice: uint32(l.far), RatesVarFirstFrame: b.Set.First, RatesVarFrameCount: b.Set.Count, RatesVarNextFrame: uint32(0),
+		RatesVarWanted: b.Packets, RatesVarWindow: uint64(window), RatesVarInterval: uint64(b.Pace.Nanoseconds()),
 		RatesVarSent: uint64(0), RatesVarKnown: uint64(0), RatesVarArrived: uint64(0), RatesVarStrange: uint64(0), RatesVarKeep: b.keep,
 	}); err != nil {
 		return o, err
@@ -214,11 +214,11 @@ func (l *rateLine) run(ctx context.Context, b burst) (o outcome, err error) {
 		return o, err
 	}
 	after, err := l.thread.time()
-	o.cpu = after - before
+	o.CPU = after - before
 	return o, err
 }
 
-func (l *rateLine) set(values map[string]any) error {
+func (l *Line) set(values map[string]any) error {
 	for name, value := range values {
 		if err := l.collection.Variables[name].Set(value); err != nil {
 			return fmt.Errorf("%s: %w", name, err)
@@ -228,7 +228,7 @@ func (l *rateLine) set(values map[string]any) error {
 }
 
 // generate runs on a thread of the fabric's namespace, which occupies the line's CPU.
-func (l *rateLine) generate(ctx context.Context, b burst, o *outcome) error {
+func (l *Line) generate(ctx context.Context, b Burst, o *outcome) error {
 	var before, own unix.CPUSet
 	if err := unix.SchedGetaffinity(0, &before); err != nil {
 		return err
@@ -244,19 +244,19 @@ func (l *rateLine) generate(ctx context.Context, b burst, o *outcome) error {
 	}
 	defer beforeProcesses(0, 0)
 	var empty testrun.Frame
-	batch := uint32(rateWindow)
-	if b.pace > 0 {
+	batch := uint32(window)
+	if b.Pace > 0 {
 		batch = 64
 	}
-	run := testrun.Run{Program: l.collection.Programs[RatesProgRatesGenerate], Packet: empty[:], Repeat: rateRuns}
+	run := testrun.Run{Program: l.collection.Programs[RatesProgRatesGenerate], Packet: empty[:], Repeat: runs}
 	limit := uint64(math.MaxInt64)
-	if b.limit > 0 {
-		limit, run.Repeat = uint64(b.limit), uint32(max(rateRuns, rateRunsOfSlice*b.limit/rateSlice))
+	if b.Limit > 0 {
+		limit, run.Repeat = uint64(b.Limit), uint32(max(runs, runsOfSlice*b.Limit/SliceLength))
 	}
 	if err := l.set(map[string]any{RatesVarBegin: uint64(0), RatesVarLimit: limit, RatesVarLatest: uint64(0)}); err != nil {
 		return err
 	}
-	for last, moved := uint64(0), monotonic(); ; {
+	for last, moved := uint64(0), Monotonic(); ; {
 		if err := run.DoLive(batch); err != nil {
 			return err
 		}
@@ -264,31 +264,31 @@ func (l *rateLine) generate(ctx context.Context, b burst, o *outcome) error {
 		if err != nil {
 			return err
 		}
-		back, now := o.arrived+o.strange, monotonic()
-		if o.sent == back && o.sent >= wanted { // wanted is 0 when the time is over
+		back, now := o.arrived+o.Strange, Monotonic()
+		if o.Sent == back && o.Sent >= wanted { // wanted is 0 when the time is over
 			return ctx.Err()
 		}
-		if o.sent+back != last {
-			last, moved = o.sent+back, now
+		if o.Sent+back != last {
+			last, moved = o.Sent+back, now
 		}
 		if now-moved > ratePatience || ctx.Err() != nil {
-			return errors.Join(ctx.Err(), fmt.Errorf("%[2]d of %[1]d sent packets have returned, and no more arrive", o.sent, back))
+			return errors.Join(ctx.Err(), fmt.Errorf("%[2]d of %[1]d sent packets have returned, and no more arrive", o.Sent, back))
 		}
 	}
 }
 
 // read returns how many packets are to be sent.
-func (l *rateLine) read(o *outcome) (wanted uint64, err error) {
+func (l *Line) read(o *outcome) (wanted uint64, err error) {
 	var begin, latest uint64
 	v := l.collection.Variables
-	err = errors.Join(v[RatesVarWanted].Get(&wanted), v[RatesVarSent].Get(&o.sent), v[RatesVarArrived].Get(&o.arrived), v[RatesVarStrange].Get(&o.strange),
+	err = errors.Join(v[RatesVarWanted].Get(&wanted), v[RatesVarSent].Get(&o.Sent), v[RatesVarArrived].Get(&o.arrived), v[RatesVarStrange].Get(&o.Strange),
 		v[RatesVarBegin].Get(&begin), v[RatesVarLatest].Get(&latest))
-	o.took = time.Duration(latest - begin)
+	o.Took = time.Duration(latest - begin)
 	return wanted, err
 }
 
 // kept are the packets of the last burst that the sink has kept.
-func (l *rateLine) kept(count uint64) (all [][]byte, err error) {
+func (l *Line) kept(count uint64) (all [][]byte, err error) {
 	for i := range uint32(count) {
 		var k RatesKept
 		if err := l.collection.Maps[RatesMapRateKept].Lookup(i, &k); err != nil {
@@ -299,8 +299,8 @@ func (l *rateLine) kept(count uint64) (all [][]byte, err error) {
 	return all, nil
 }
 
-// monotonic is the clock of bpf_ktime_get_ns.
-func monotonic() time.Duration {
+// Monotonic is the clock of bpf_ktime_get_ns.
+func Monotonic() time.Duration {
 	var t unix.Timespec
 	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &t) // cannot fail
 	return time.Duration(t.Nano())

@@ -1,4 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+// clang-format off
+//go:build ignore
+// clang-format on
+
 /* Both ends of a path through a balancer: a generator that BPF_PROG_TEST_RUN runs with live frames,
  * a sink at the device where packets come back, and the minimal program between them. The sink
  * counts a packet before the generator sends the next one of the window, so no queue on the path is

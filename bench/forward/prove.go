@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package forward
 
 import (
 	"context"
@@ -13,21 +13,21 @@ import (
 	"beeline.io/beeline/bench/testrun"
 )
 
-// prove opens the side's flows, checks each of its packets and, if replies pass the balancer, has backends
+// Prove opens the side's flows, checks each of its packets and, if replies pass the balancer, has backends
 // reply. Both sides send again after the pause: conntrack counts UDP flows that do so after two seconds as
 // established.
-func (s *rateSide) prove(ctx context.Context, pause time.Duration) error {
+func (s *Side) Prove(ctx context.Context, pause time.Duration) error {
 	stats, err := ebpf.EnableStats(unix.BPF_STATS_RUN_TIME)
 	if err != nil {
 		return fmt.Errorf("count runs of programs: %w", err)
 	}
 	defer stats.Close()
-	if err := s.line.write(s.frames().First, s.flows()); err != nil {
+	if err := s.Line.write(s.Frames().First, s.flows()); err != nil {
 		return err
 	}
-	flows := s.line.flows
-	once := burst{set: s.frames(), packets: uint64(flows), like: s.like(), keep: flows}
-	if err := s.counted(ctx, once, uint64(flows), true); err != nil {
+	flows := s.Line.Flows
+	once := Burst{Set: s.Frames(), Packets: uint64(flows), Like: s.Like(), keep: flows}
+	if err := s.Counted(ctx, once, uint64(flows), true); err != nil {
 		return fmt.Errorf("opening flows: %w", err)
 	}
 	out, err := s.look()
@@ -39,11 +39,11 @@ func (s *rateSide) prove(ctx context.Context, pause time.Duration) error {
 			return fmt.Errorf("answers: %w", err)
 		}
 		time.Sleep(pause)
-		if err := s.line.write(s.frames().First, s.flows()); err != nil {
+		if err := s.Line.write(s.Frames().First, s.flows()); err != nil {
 			return err
 		}
 	}
-	if err := s.counted(ctx, once, 0, true); err != nil {
+	if err := s.Counted(ctx, once, 0, true); err != nil {
 		return fmt.Errorf("flows that are established: %w", err)
 	}
 	if out, err = s.look(); err != nil || !s.answered() {
@@ -53,8 +53,8 @@ func (s *rateSide) prove(ctx context.Context, pause time.Duration) error {
 }
 
 // look reads the result of one packet of each flow.
-func (s *rateSide) look() (all []testrun.Segment, err error) {
-	packets, err := s.line.kept(uint64(s.line.flows))
+func (s *Side) look() (all []testrun.Segment, err error) {
+	packets, err := s.Line.kept(uint64(s.Line.Flows))
 	if err != nil {
 		return nil, err
 	}
@@ -74,15 +74,15 @@ func (s *rateSide) look() (all []testrun.Segment, err error) {
 }
 
 // answer has the backend reply to each packet, and checks that the client gets the reply from the Service.
-func (s *rateSide) answer(ctx context.Context, out []testrun.Segment) error {
-	if err := s.line.write(0, testrun.Turned(out)); err != nil {
+func (s *Side) answer(ctx context.Context, out []testrun.Segment) error {
+	if err := s.Line.write(0, testrun.Turned(out)); err != nil {
 		return err
 	}
-	o, err := s.line.run(ctx, burst{set: testrun.FrameSet{Count: s.line.flows}, packets: uint64(s.line.flows), keep: s.line.flows})
+	o, err := s.Line.Run(ctx, Burst{Set: testrun.FrameSet{Count: s.Line.Flows}, Packets: uint64(s.Line.Flows), keep: s.Line.Flows})
 	if err != nil {
 		return err
 	}
-	packets, err := s.line.kept(o.arrived)
+	packets, err := s.Line.kept(o.arrived)
 	if err != nil {
 		return err
 	}
@@ -101,26 +101,26 @@ func (s *rateSide) answer(ctx context.Context, out []testrun.Segment) error {
 		delete(want, got)
 	}
 	if len(want) > 0 {
-		return fmt.Errorf("%d of %d did not reach their clients", len(want), s.line.flows)
+		return fmt.Errorf("%d of %d did not reach their clients", len(want), s.Line.Flows)
 	}
 	return nil
 }
 
-// counted runs a burst, and checks that each packet has returned correctly, that the balancer has counted each,
+// Counted runs a burst, and checks that each packet has returned correctly, that the balancer has counted each,
 // and that so many flows have begun.
-func (s *rateSide) counted(ctx context.Context, b burst, begins uint64, stats bool) error {
-	_, err := s.run(ctx, b, begins, stats)
+func (s *Side) Counted(ctx context.Context, b Burst, begins uint64, stats bool) error {
+	_, err := s.Run(ctx, b, begins, stats)
 	return err
 }
 
-// run is the same, and returns the outcome.
-func (s *rateSide) run(ctx context.Context, b burst, begins uint64, stats bool) (o outcome, err error) {
+// Run is the same, and returns the outcome.
+func (s *Side) Run(ctx context.Context, b Burst, begins uint64, stats bool) (o outcome, err error) {
 	if s.attach != nil {
 		if err := s.attach(); err != nil {
 			return o, err
 		}
 	}
-	handled, begun := s.handled, s.begun
+	handled, begun := s.handled, s.Begun
 	if s.stats && !stats {
 		handled = nil
 	}
@@ -139,7 +139,7 @@ func (s *rateSide) run(ctx context.Context, b burst, begins uint64, stats bool) 
 	if err != nil {
 		return o, err
 	}
-	if o, err = s.line.run(ctx, b); err != nil {
+	if o, err = s.Line.Run(ctx, b); err != nil {
 		return o, err
 	}
 	if packets, err = change(handled, packets); err != nil {
@@ -149,10 +149,10 @@ func (s *rateSide) run(ctx context.Context, b burst, begins uint64, stats bool) 
 		return o, err
 	}
 	switch {
-	case o.arrived != o.sent:
-		err = fmt.Errorf("of %d packets sent %d returned correctly, and %d otherwise", o.sent, o.arrived, o.strange)
-	case handled != nil && (packets < o.sent || packets > o.sent+s.others()):
-		err = fmt.Errorf("the balancer counted %d of %d packets", packets, o.sent)
+	case o.arrived != o.Sent:
+		err = fmt.Errorf("of %d packets sent %d returned correctly, and %d otherwise", o.Sent, o.arrived, o.Strange)
+	case handled != nil && (packets < o.Sent || packets > o.Sent+s.others()):
+		err = fmt.Errorf("the balancer counted %d of %d packets", packets, o.Sent)
 	case begun != nil && flows != begins:
 		err = fmt.Errorf("the balancer counted %d new flows, want %d", flows, begins)
 	}
@@ -160,7 +160,7 @@ func (s *rateSide) run(ctx context.Context, b burst, begins uint64, stats bool) 
 }
 
 // others is how many of the kernel's own packets a program may count meanwhile, if it counts everything.
-func (s *rateSide) others() uint64 {
+func (s *Side) others() uint64 {
 	if s.stats {
 		return 64
 	}

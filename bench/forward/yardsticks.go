@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package forward
 
 import (
 	"context"
@@ -17,57 +17,57 @@ import (
 	"beeline.io/beeline/bench/testrun"
 )
 
-// addYardsticks adds the minimum at each hook: at XDP on node-a, at tc on node-b.
-func (rig *rateRig) addYardsticks(ctx context.Context) error {
-	w, err := rig.newWorld()
+// AddYardsticks adds the minimum at each hook: at XDP on node-a, at tc on node-b.
+func (rig *Rig) AddYardsticks(ctx context.Context) error {
+	w, err := rig.NewWorld()
 	if err != nil {
 		return err
 	}
 	return errors.Join(rig.addXDPYardsticks(ctx, w), rig.addTCYardsticks(ctx, w))
 }
 
-func (rig *rateRig) addXDPYardsticks(ctx context.Context, w *harness.World) error {
+func (rig *Rig) addXDPYardsticks(ctx context.Context, w *harness.World) error {
 	line, err := rig.newLine(ctx, w, "node-a")
 	if err != nil {
 		return err
 	}
-	if err := testrun.FillMinimal(line.collection.Maps, rateService, unix.IPPROTO_UDP, rateEndpoint.Addr()); err != nil {
+	if err := testrun.FillMinimal(line.collection.Maps, Service, unix.IPPROTO_UDP, Endpoint.Addr()); err != nil {
 		return err
 	}
 	for _, s := range []struct {
 		name, program string
 		becomes       becoming
 	}{
-		{sideSink, RatesProgRatesSink, becomesNothing},
-		{sideMinimalXDP, RatesProgRatesMinimal, becomesDNAT},
-		{sideMinimalRecords, RatesProgRatesRecords, becomesDNAT},
-		{sideMinimalTunnel, RatesProgRatesEncapsulate, becomesIPIP},
+		{sideSink, RatesProgRatesSink, BecomesNothing},
+		{SideMinimalXDP, RatesProgRatesMinimal, becomesDNAT},
+		{SideMinimalRecords, RatesProgRatesRecords, becomesDNAT},
+		{SideMinimalTunnel, RatesProgRatesEncapsulate, becomesIPIP},
 		{sideMinimalRedirect, RatesProgRatesRedirect, becomesDNAT},
 	} {
-		attach := func() error { return line.setXDP(line.balancer, line.near, s.program) }
-		rig.add(&rateSide{name: s.name, line: line, becomes: s.becomes, attach: attach, stats: true, handled: runsOf(line.collection.Programs[s.program])})
+		attach := func() error { return line.setXDP(line.balancer, line.Near, s.program) }
+		rig.add(&Side{Name: s.name, Line: line, Becomes: s.becomes, attach: attach, stats: true, handled: runsOf(line.collection.Programs[s.program])})
 	}
 	return nil
 }
 
 // addTCYardsticks adds the minimal program, which writes packets directly, and one that uses the kernel's
 // helpers where needed.
-func (rig *rateRig) addTCYardsticks(ctx context.Context, w *harness.World) error {
+func (rig *Rig) addTCYardsticks(ctx context.Context, w *harness.World) error {
 	line, err := rig.newLine(ctx, w, "node-b")
 	if err != nil {
 		return err
 	}
-	collection, err := loadTCYardsticks(line.balancer.Addr4)
+	collection, err := LoadTCYardsticks(line.balancer.Addr4)
 	if err != nil {
 		return err
 	}
 	rig.open = append(rig.open, func() error { collection.Close(); return nil })
-	if err := testrun.FillMinimal(collection.Maps, rateService, unix.IPPROTO_UDP, rateEndpoint.Addr()); err != nil {
+	if err := testrun.FillMinimal(collection.Maps, Service, unix.IPPROTO_UDP, Endpoint.Addr()); err != nil {
 		return err
 	}
 	var at link.Link
 	if err := line.balancer.Do(func() error {
-		at, err = link.AttachTCX(link.TCXOptions{Interface: line.near, Program: collection.Programs[RatesTCProgRatesTcMinimal], Attach: ebpf.AttachTCXIngress})
+		at, err = link.AttachTCX(link.TCXOptions{Interface: line.Near, Program: collection.Programs[RatesTCProgRatesTcMinimal], Attach: ebpf.AttachTCXIngress})
 		return err
 	}); err != nil {
 		return fmt.Errorf("minimal program at tc (Linux 6.6): %w", err)
@@ -77,19 +77,19 @@ func (rig *rateRig) addTCYardsticks(ctx context.Context, w *harness.World) error
 		name, program string
 		becomes       becoming
 	}{
-		{sideMinimalTC, RatesTCProgRatesTcMinimal, becomesDNAT},
-		{sideTCChecksum, RatesTCProgRatesTcChecksum, becomesDNAT},
-		{sideTCTunnel, RatesTCProgRatesTcEncapsulate, becomesIPIP},
+		{SideMinimalTC, RatesTCProgRatesTcMinimal, becomesDNAT},
+		{SideTCChecksum, RatesTCProgRatesTcChecksum, becomesDNAT},
+		{SideTCTunnel, RatesTCProgRatesTcEncapsulate, becomesIPIP},
 	} {
 		program := collection.Programs[s.program]
 		attach := func() error { return at.Update(program) }
-		rig.add(&rateSide{name: s.name, line: line, becomes: s.becomes, attach: attach, stats: true, handled: runsOf(program)})
+		rig.add(&Side{Name: s.name, Line: line, Becomes: s.becomes, attach: attach, stats: true, handled: runsOf(program)})
 	}
 	return nil
 }
 
-// loadTCYardsticks loads the minimal programs at tc; the source is that of outer headers.
-func loadTCYardsticks(source netip.Addr) (*ebpf.Collection, error) {
+// LoadTCYardsticks loads the minimal programs at tc; the source is that of outer headers.
+func LoadTCYardsticks(source netip.Addr) (*ebpf.Collection, error) {
 	spec, err := LoadRatesTC()
 	if err != nil {
 		return nil, err
