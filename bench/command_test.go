@@ -26,7 +26,7 @@ func TestCommandErrors(t *testing.T) {
 	run := func(name, scenario string, sample float64) string {
 		f := &result.File{Schema: result.Schema}
 		for range 9 {
-			f.Add(result.Row{Series: result.Series{Part: partHook, Scenario: scenario, Side: harness.SideBeeline}, Metric: metricCall}, sample)
+			f.Add(result.Row{Series: result.Series{Part: partHook, Scenario: scenario, Side: harness.SideBeeline}, Metric: result.Metric{Name: "time per call", Unit: "ns", Better: result.Lower}}, sample)
 			sample *= 1.01
 		}
 		path := filepath.Join(folder, name)
@@ -54,6 +54,7 @@ func TestCommandErrors(t *testing.T) {
 		{[]string{"chart", one, "--out", folder}, "no part with charts"},
 		{[]string{"chart", one}, `required flag(s) "out"`},
 		{[]string{"--part", "sokets"}, "--part sokets: the parts are"},
+		{[]string{"--part", "hook", "--peer", "katran=12,packet=x"}, "name it with --part"},
 		{[]string{"--runs", "0"}, "--runs 0: between"},
 		{[]string{"--part", "endurance", "--load", "0s"}, "--load 0s: between"},
 		{[]string{"everything"}, `unknown command "everything"`},

@@ -21,7 +21,7 @@ func experimentFiles(t *testing.T) (rates, instructions string) {
 	for range 6 {
 		for side, ns := range map[string]float64{forward.SideXDPSNAT: 400, forward.SideOldIPTables: 2000} {
 			one.Add(result.Row{Series: rateSeries(side, 0), Metric: harness.MetricPacketCPU}, ns)
-			for _, rate := range rateOffers {
+			for _, rate := range []int{250_000, 500_000, 1_000_000, 2_000_000} {
 				one.Add(result.Row{Series: rateSeries(side, rate), Metric: metricShare}, min(1, ns*float64(rate)/1e9))
 				one.Add(result.Row{Series: rateSeries(side, rate), Metric: metricPassed}, min(float64(rate), 1e9/ns))
 			}

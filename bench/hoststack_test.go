@@ -4,12 +4,10 @@ package main
 
 import (
 	"bytes"
-	"path/filepath"
 	"testing"
 	"time"
 
 	"beeline.io/beeline/bench/harness"
-	"beeline.io/beeline/bench/result"
 	"beeline.io/beeline/test/node"
 )
 
@@ -20,16 +18,15 @@ func TestHostStack(t *testing.T) {
 	if _, _, err := harness.HostStackPrograms(program); err != nil {
 		t.Skip(err)
 	}
-	s := commandLine{Settings: harness.Settings{Program: program, Runs: 1, Slice: 200 * time.Millisecond, CPUs: harness.CPUsAuto},
-		parts: []string{partHostStack}, output: filepath.Join(t.TempDir(), "results.json")}
 	var out bytes.Buffer
-	if err := run(t.Context(), s, &out); err != nil {
-		t.Fatalf("%v\n%s", err, &out)
-	}
-	r, err := result.Read(s.output)
+	b, err := harness.New(harness.Settings{Program: program, Runs: 1, Slice: 200 * time.Millisecond, CPUs: harness.CPUsAuto}, &out)
 	if err != nil {
 		t.Fatal(err)
 	}
+	if err := hoststackPart.Run(t.Context(), b); err != nil {
+		t.Fatalf("%v\n%s", err, &out)
+	}
+	r := b.Results
 	for _, c := range harness.LoadCases(false) {
 		for side := range hostStackSides {
 			if got := r.Samples(hostStackSeries(side, c), harness.MetricP90); len(got) != 1 || got[0] <= 0 {
@@ -44,4 +41,5 @@ func TestHostStack(t *testing.T) {
 			}
 		}
 	}
+	hoststackPart.Print(&b.Report)
 }

@@ -10,7 +10,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
@@ -160,10 +159,6 @@ func TestPeerErrors(t *testing.T) {
 	one := fmt.Sprintf("katran=%d,packet=%s", xdp, good)
 	if peers, err := openPeers([]string{one, one}); err == nil || peers != nil || !strings.Contains(err.Error(), "another peer") {
 		t.Errorf("two of one name: %v, %v", peers, err)
-	}
-	s := commandLine{Settings: harness.Settings{Runs: 1, Slice: time.Second, CPUs: harness.CPUsAuto}, parts: []string{partHook}, peer: []string{one}}
-	if err := s.check(1); err == nil || !strings.Contains(err.Error(), "--part") {
-		t.Errorf("a peer without its part: %v", err)
 	}
 }
 

@@ -23,9 +23,6 @@ const (
 // SidesOfIPVS is the common prefix of their names.
 const SidesOfIPVS = "IPVS, "
 
-// IPVSSides is the number of sides of addIPVS.
-const IPVSSides = 5
-
 // AddIPVS adds IPVS with one service and one destination, if the kernel has it: by NAT on node-a, in a tunnel
 // on node-b, by direct routing on node-c; and in another lab as in kube-proxy, where conntrack gives packets
 // the node's address. There iptables does the same on node-b.
