@@ -69,22 +69,22 @@ func TestSmoke(t *testing.T) {
 		metric string
 		rows   int
 	}{
-		partSockets: {"p50 latency", socketRows},
+		"sockets": {"p50 latency", socketRows},
 		// Two numbers of Services, two families, and the cases of three hooks.
-		partHook:       {"time per call", 2 * 2 * (4 + 7 + 3)},
-		partStatistics: {"p50 latency", 2 * 5},
-		partPods:       {"p50 latency", 24 * 4},
+		"hook":       {"time per call", 2 * 2 * (4 + 7 + 3)},
+		"statistics": {"p50 latency", 2 * 5},
+		"pods":       {"p50 latency", 24 * 4},
 		// Half of the cases have another side.
-		partOffload: {"CPU time per packet", 6*3 + 3},
+		"offload": {"CPU time per packet", 6*3 + 3},
 		// One proxy has all kinds of traffic.
-		partMesh: {"requests per second", (meshProxies + 2) * 6},
+		"mesh": {"requests per second", (meshProxies + 2) * 6},
 		// Beeline and the yardstick: for each family, with few flows and with many; with DSR for IPv4
 		// both, for IPv6 few. And for a peer, and for the yardstick with records.
-		partEdge:     {"time per packet", 2 * (2*(24+9) + 26 + 4 + 8 + 2 + 3)},
-		partRates:    {"CPU time per packet", rateSides},
-		partBalancer: {"requests per second", 8},
-		partControl:  {"time", 5},
-		partChanges:  {"time", 2 * changesSides},
+		"edge":     {"time per packet", 2 * (2*(24+9) + 26 + 4 + 8 + 2 + 3)},
+		"rates":    {"CPU time per packet", rateSides},
+		"balancer": {"requests per second", 8},
+		"control":  {"time", 5},
+		"changes":  {"time", 2 * changesSides},
 	} {
 		got := 0
 		for _, row := range r.Rows {
@@ -97,14 +97,14 @@ func TestSmoke(t *testing.T) {
 		}
 	}
 	for _, row := range r.Rows {
-		if row.Part != partControl && row.Part != partChanges && len(row.Samples) != s.Runs {
+		if row.Part != "control" && row.Part != "changes" && len(row.Samples) != s.Runs {
 			t.Errorf("%s: %s has %d samples, want %d", row.Series, row.Name, len(row.Samples), s.Runs)
 		}
 		if row.Against != "" && len(r.Counterpart(row)) != len(row.Samples) {
 			t.Errorf("%s: its counterpart %q does not have as many samples", row.Series, row.Against)
 		}
 		// The programs' times net of the prelude are differences.
-		if row.Part != partEdge && row.Better != result.None && slices.Min(row.Samples) <= 0 {
+		if row.Part != "edge" && row.Better != result.None && slices.Min(row.Samples) <= 0 {
 			t.Errorf("%s: %s is %v", row.Series, row.Name, row.Samples)
 		}
 	}

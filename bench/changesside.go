@@ -98,7 +98,7 @@ func printChanges(r *harness.Report) {
 
 // await opens connections to the Service, one after the other, until a pod answers one.
 func (c *changesRun) await(ctx context.Context, s changesSide, pod string) (time.Time, error) {
-	ctx, cancel := context.WithTimeout(ctx, 2*controlTimeout)
+	ctx, cancel := context.WithTimeout(ctx, 2*harness.ChangeTimeout)
 	defer cancel()
 	for {
 		answer, err := s.client.Request(ctx, "tcp", fmt.Sprintf("10.96.0.%d:%d", changingNumber, harness.ServicePort), "who")

@@ -60,10 +60,9 @@ func (r *controlRun) add(scenario string, m result.Metric, value float64) {
 }
 
 const (
-	coldStarts     = 3
-	changes        = 30
-	idle           = 100 * time.Millisecond // between changes
-	controlTimeout = 3 * time.Minute
+	coldStarts = 3
+	changes    = 30
+	idle       = 100 * time.Millisecond // between changes
 )
 
 func runControl(ctx context.Context, b *harness.Bench) (err error) {

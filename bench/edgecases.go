@@ -178,7 +178,7 @@ type minimalFlow struct {
 // proveRecorded checks that the yardstick has records of a set's flows before packets of the set are timed: of
 // those at both ends and in the middle.
 func (rig *edgeRig) proveRecorded(set testrun.FrameSet) error {
-	records := rig.drivers[hookXDP].collection.Maps[CostXDPMapMinimalRecords]
+	records := rig.drivers[hookXDP].collection.Maps[testrun.CostXDPMapMinimalRecords]
 	record := make([]byte, records.ValueSize())
 	for _, at := range []uint32{0, set.Count / 2, set.Count - 1} {
 		var in testrun.Frame

@@ -35,12 +35,12 @@ type driver struct {
 
 // addDriver loads the prelude for a hook. All drivers share frames and the yardstick's tables.
 func (rig *edgeRig) addDriver(hook bpf.EdgeHook, program *ebpf.Program, device, pod, frames uint32) error {
-	name, load, shared := string(hook), LoadCostTC, map[string]*ebpf.Map{}
+	name, load, shared := string(hook), testrun.LoadCostTC, map[string]*ebpf.Map{}
 	// struct __sk_buff: ingress_ifindex, ifindex.
 	context := [48]uint32{9: device, 10: device}
 	switch hook {
 	case bpf.EdgeXDP:
-		load = LoadCostXDP
+		load = testrun.LoadCostXDP
 		context = [48]uint32{3: device} // struct xdp_md: ingress_ifindex
 	case bpf.EdgeEgress:
 		name, context[9] = hookEgress, pod
@@ -51,14 +51,14 @@ func (rig *edgeRig) addDriver(hook bpf.EdgeHook, program *ebpf.Program, device, 
 	if err != nil {
 		return err
 	}
-	spec.Maps[CostTCMapFrames].MaxEntries = frames
-	if records := spec.Maps[CostXDPMapMinimalRecords]; records != nil {
+	spec.Maps[testrun.CostTCMapFrames].MaxEntries = frames
+	if records := spec.Maps[testrun.CostXDPMapMinimalRecords]; records != nil {
 		records.MaxEntries = rig.flows.Assured.Max()
 	}
 	for _, other := range rig.drivers {
 		shared = maps.Clone(other.collection.Maps)
 		maps.DeleteFunc(shared, func(name string, _ *ebpf.Map) bool {
-			return spec.Maps[name] == nil || name == CostTCMapTargets || name[0] == '.'
+			return spec.Maps[name] == nil || name == testrun.CostTCMapTargets || name[0] == '.'
 		})
 	}
 	d, err := newDriver(spec, shared, hook == bpf.EdgeXDP, context[:], program)
@@ -66,7 +66,7 @@ func (rig *edgeRig) addDriver(hook bpf.EdgeHook, program *ebpf.Program, device, 
 		return err
 	}
 	rig.open = append(rig.open, closer{d.collection})
-	rig.drivers[name], rig.frames = d, d.collection.Maps[CostTCMapFrames]
+	rig.drivers[name], rig.frames = d, d.collection.Maps[testrun.CostTCMapFrames]
 	return nil
 }
 
@@ -81,10 +81,10 @@ func newDriver(spec *ebpf.CollectionSpec, shared map[string]*ebpf.Map, xdp bool,
 	if d.collection, err = ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: shared}); err != nil {
 		return nil, err
 	}
-	d.prelude = d.collection.Programs[CostTCProgCostPrelude]
-	err = errors.Join(d.put(targetNothing, d.collection.Programs[CostTCProgCostNothing]),
-		d.put(targetMinimal, d.collection.Programs[CostTCProgCostMinimal]), d.put(targetEdge, program))
-	if records := d.collection.Programs[CostXDPProgCostRecords]; records != nil {
+	d.prelude = d.collection.Programs[testrun.CostTCProgCostPrelude]
+	err = errors.Join(d.put(targetNothing, d.collection.Programs[testrun.CostTCProgCostNothing]),
+		d.put(targetMinimal, d.collection.Programs[testrun.CostTCProgCostMinimal]), d.put(targetEdge, program))
+	if records := d.collection.Programs[testrun.CostXDPProgCostRecords]; records != nil {
 		err = errors.Join(err, d.put(targetRecords, records))
 	}
 	if err != nil {
@@ -94,7 +94,7 @@ func newDriver(spec *ebpf.CollectionSpec, shared map[string]*ebpf.Map, xdp bool,
 }
 
 func (d *driver) put(t target, program *ebpf.Program) error {
-	return d.collection.Maps[CostTCMapTargets].Put(uint32(t), program)
+	return d.collection.Maps[testrun.CostTCMapTargets].Put(uint32(t), program)
 }
 
 // closer adapts a collection to io.Closer.
@@ -109,15 +109,15 @@ func (d *driver) run(t target, set testrun.FrameSet, next, packets uint32) (verd
 	if set.Resized && d.restores {
 		resized = 1
 	}
-	for name, value := range map[string]uint32{CostTCVarTarget: uint32(t), CostTCVarFirstFrame: set.First,
-		CostTCVarFrameCount: set.Count, CostTCVarNextFrame: next % set.Count, CostTCVarResized: resized, CostTCVarMissed: 0,
-		CostTCVarPacketLength: uint32(len(testrun.Frame{}) + len(set.Rest))} {
+	for name, value := range map[string]uint32{testrun.CostTCVarTarget: uint32(t), testrun.CostTCVarFirstFrame: set.First,
+		testrun.CostTCVarFrameCount: set.Count, testrun.CostTCVarNextFrame: next % set.Count, testrun.CostTCVarResized: resized, testrun.CostTCVarMissed: 0,
+		testrun.CostTCVarPacketLength: uint32(len(testrun.Frame{}) + len(set.Rest))} {
 		if err := variables[name].Set(value); err != nil {
 			return 0, nil, 0, err
 		}
 	}
 	var first testrun.Frame // the kernel reads its Ethernet header before the runs
-	if err := d.collection.Maps[CostTCMapFrames].Lookup(set.First, &first); err != nil {
+	if err := d.collection.Maps[testrun.CostTCMapFrames].Lookup(set.First, &first); err != nil {
 		return 0, nil, 0, err
 	}
 	whole, context := slices.Concat(first[:], set.Rest), slices.Clone(d.context)
@@ -131,7 +131,7 @@ func (d *driver) run(t target, set testrun.FrameSet, next, packets uint32) (verd
 		verdict, packet, nanoseconds, err = r.Do()
 	}
 	var missed uint32
-	err = errors.Join(err, variables[CostTCVarMissed].Get(&missed))
+	err = errors.Join(err, variables[testrun.CostTCVarMissed].Get(&missed))
 	if err == nil && missed > 0 {
 		err = fmt.Errorf("%d of %d packets reached no program", missed, packets)
 	}

@@ -80,7 +80,7 @@ func TestExperiment(t *testing.T) {
 // Without either part there is no experiment, and the error says which is missing.
 func TestExperimentWithoutAPart(t *testing.T) {
 	rates, instructions := experimentFiles(t)
-	for want, args := range map[string][]string{partRates: {instructions, instructions}, partInstructions: {rates, rates}} {
+	for want, args := range map[string][]string{"rates": {instructions, instructions}, "instructions": {rates, rates}} {
 		c := command()
 		c.SetArgs(append([]string{"experiment"}, args...))
 		if err := c.Execute(); err == nil || !strings.Contains(err.Error(), "the part "+want) {

@@ -4,7 +4,5 @@ package main
 
 // What the programs of the edge are timed with; see internal/bpf/generate.go.
 //
-//go:generate go tool bpf2go -target bpfel -cc $BPF_CLANG -strip $BPF_STRIP -cflags $BPF_CFLAGS -no-global-types CostXDP bpf/cost_xdp.bpf.c
-//go:generate go tool bpf2go -target bpfel -cc $BPF_CLANG -strip $BPF_STRIP -cflags $BPF_CFLAGS -no-global-types CostTC bpf/cost_tc.bpf.c
 //go:generate go tool bpf2go -target bpfel -cc $BPF_CLANG -strip $BPF_STRIP -cflags $BPF_CFLAGS -no-global-types -type sockmap_counters Sockmap bpf/sockmap.bpf.c
 //go:generate go tool bpf2go -target bpfel -cc $BPF_CLANG -strip $BPF_STRIP -cflags $BPF_CFLAGS -no-global-types PodsRedirect bpf/pods_redirect.bpf.c

@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"beeline.io/beeline/bench/harness"
 	"beeline.io/beeline/test/node"
 )
 
@@ -34,7 +35,7 @@ func (l *lineWatch) Write(p []byte) (int, error) {
 
 // await returns when an agent printed the text.
 func (l *lineWatch) await(ctx context.Context, a *node.Agent) (time.Time, error) {
-	timeout, look := time.After(controlTimeout), time.NewTicker(time.Second)
+	timeout, look := time.After(harness.ChangeTimeout), time.NewTicker(time.Second)
 	defer look.Stop()
 	for {
 		select {
@@ -45,7 +46,7 @@ func (l *lineWatch) await(ctx context.Context, a *node.Agent) (time.Time, error)
 				return time.Time{}, fmt.Errorf("the agent has ended: %w", a.Wait())
 			}
 		case <-timeout:
-			return time.Time{}, fmt.Errorf("the agent has not printed %q after %s", l.want, controlTimeout)
+			return time.Time{}, fmt.Errorf("the agent has not printed %q after %s", l.want, harness.ChangeTimeout)
 		case <-ctx.Done():
 			return time.Time{}, ctx.Err()
 		}

@@ -40,7 +40,7 @@ func loadPeer(t *testing.T, load func() (*ebpf.CollectionSpec, error), flags uin
 	if err := testrun.FillMinimal(collection.Maps, asked, unix.IPPROTO_TCP, endpoints...); err != nil {
 		t.Fatal(err)
 	}
-	return collection.Programs[CostXDPProgCostMinimal]
+	return collection.Programs[testrun.CostXDPProgCostMinimal]
 }
 
 // loadXDP loads a program of a few instructions.
@@ -94,10 +94,10 @@ func TestPeers(t *testing.T) {
 		scenario string
 		family   string
 	}{
-		{"XDP", loadPeer(t, LoadCostXDP, 0, four), peerPacket(four, 0), "peer, XDP_TX", "IPv4"},
-		{"XDP, for multi-buffer packets", loadPeer(t, LoadCostXDP, unix.BPF_F_XDP_HAS_FRAGS, six), peerPacket(six, 0), "peer, XDP_TX", "IPv6"},
-		{"XDP, another Service", loadPeer(t, LoadCostXDP, 0, four), peerPacket(netip.MustParseAddrPort("192.0.2.81:80"), 700), "peer, XDP_PASS", "IPv4"},
-		{"tc", loadPeer(t, LoadCostTC, 0, four), peerPacket(four, 900), "peer, TC_ACT_REDIRECT", "IPv4"},
+		{"XDP", loadPeer(t, testrun.LoadCostXDP, 0, four), peerPacket(four, 0), "peer, XDP_TX", "IPv4"},
+		{"XDP, for multi-buffer packets", loadPeer(t, testrun.LoadCostXDP, unix.BPF_F_XDP_HAS_FRAGS, six), peerPacket(six, 0), "peer, XDP_TX", "IPv6"},
+		{"XDP, another Service", loadPeer(t, testrun.LoadCostXDP, 0, four), peerPacket(netip.MustParseAddrPort("192.0.2.81:80"), 700), "peer, XDP_PASS", "IPv4"},
+		{"tc", loadPeer(t, testrun.LoadCostTC, 0, four), peerPacket(four, 900), "peer, TC_ACT_REDIRECT", "IPv4"},
 		{"XDP, 20 bytes more", loadXDP(t, ebpf.XDP, asm.Mov.Imm(asm.R2, -20), asm.FnXdpAdjustHead.Call(), asm.Mov.Imm(asm.R0, 3), asm.Return()),
 			peerPacket(four, 100), "peer, XDP_TX", "IPv4"},
 		{"tc, 20 bytes less", loadXDP(t, ebpf.SchedCLS, asm.Mov.Imm(asm.R2, 100), asm.Mov.Imm(asm.R3, 0), asm.FnSkbChangeTail.Call(), asm.Mov.Imm(asm.R0, 2), asm.Return()),
@@ -134,7 +134,7 @@ func TestPeerErrors(t *testing.T) {
 	needs.Root(t)
 	four := netip.MustParseAddrPort("192.0.2.80:80")
 	good := writePacket(t, string(peerPacket(four, 0)))
-	xdp := idOf(t, loadPeer(t, LoadCostXDP, 0, four))
+	xdp := idOf(t, loadPeer(t, testrun.LoadCostXDP, 0, four))
 	filter := idOf(t, loadXDP(t, ebpf.SocketFilter, asm.Mov.Imm(asm.R0, 0), asm.Return()))
 	for _, c := range []struct{ flag, want string }{
 		{"katran", "want name=ID,packet=FILE"},

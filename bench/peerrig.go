@@ -78,9 +78,9 @@ func newPeerRig(p *peer, flows uint32) (*peerRig, error) {
 // driverOf tries how a program may be loaded: the kernel lets a program call only similar ones, and does not
 // report how one was loaded.
 func driverOf(p *peer, flows uint32) (*driver, error) {
-	load, attaches, flags := LoadCostTC, []ebpf.AttachType{ebpf.AttachNone, ebpf.AttachTCXIngress, ebpf.AttachTCXEgress}, []uint32{0}
+	load, attaches, flags := testrun.LoadCostTC, []ebpf.AttachType{ebpf.AttachNone, ebpf.AttachTCXIngress, ebpf.AttachTCXEgress}, []uint32{0}
 	if p.hook == hookXDP {
-		load = LoadCostXDP
+		load = testrun.LoadCostXDP
 		attaches, flags = []ebpf.AttachType{ebpf.AttachXDP, ebpf.AttachNone}, []uint32{0, unix.BPF_F_XDP_HAS_FRAGS}
 	}
 	var refused error
@@ -90,7 +90,7 @@ func driverOf(p *peer, flows uint32) (*driver, error) {
 			if err != nil {
 				return nil, err
 			}
-			spec.Maps[CostTCMapFrames].MaxEntries = flows
+			spec.Maps[testrun.CostTCMapFrames].MaxEntries = flows
 			for _, program := range spec.Programs {
 				program.AttachType, program.Flags = attach, program.Flags&^unix.BPF_F_XDP_HAS_FRAGS|flag
 			}
@@ -110,7 +110,7 @@ func driverOf(p *peer, flows uint32) (*driver, error) {
 // fill writes the frames of all flows, and makes the yardstick balance their destination.
 func (rig *peerRig) fill(flows uint32) error {
 	for n := range flows {
-		if err := rig.collection.Maps[CostTCMapFrames].Put(n, testrun.Frame(rig.peer.template.flow(n)[:len(testrun.Frame{})])); err != nil {
+		if err := rig.collection.Maps[testrun.CostTCMapFrames].Put(n, testrun.Frame(rig.peer.template.flow(n)[:len(testrun.Frame{})])); err != nil {
 			return err
 		}
 	}

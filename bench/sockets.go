@@ -16,6 +16,7 @@ import (
 
 	"beeline.io/beeline/bench/endpoint"
 	"beeline.io/beeline/bench/harness"
+	"beeline.io/beeline/bench/testrun"
 	"beeline.io/beeline/test/controlplane"
 	"beeline.io/beeline/test/lab"
 	"beeline.io/beeline/test/node"
@@ -96,7 +97,7 @@ func (rig *socketRig) addNoOp(ctx context.Context, b *harness.Bench) (err error)
 	if rig.noOp, err = harness.NewWorld(); err != nil {
 		return err
 	}
-	spec, err := LoadCostTC()
+	spec, err := testrun.LoadCostTC()
 	if err != nil {
 		return err
 	}
@@ -113,7 +114,7 @@ func (rig *socketRig) addNoOp(ctx context.Context, b *harness.Bench) (err error)
 		}
 		for _, at := range []ebpf.AttachType{ebpf.AttachTCXIngress, ebpf.AttachTCXEgress} {
 			if err := host.Do(func() error {
-				l, err := link.AttachTCX(link.TCXOptions{Interface: device.Index, Program: collection.Programs[CostTCProgCostNothing], Attach: at})
+				l, err := link.AttachTCX(link.TCXOptions{Interface: device.Index, Program: collection.Programs[testrun.CostTCProgCostNothing], Attach: at})
 				if err == nil {
 					rig.attached = append(rig.attached, l)
 				}

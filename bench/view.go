@@ -11,6 +11,7 @@ import (
 
 	"github.com/cilium/ebpf"
 
+	"beeline.io/beeline/bench/harness"
 	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/bpf/codec"
 	"beeline.io/beeline/internal/cluster/service"
@@ -52,7 +53,7 @@ func (v *view) has(frontend netip.AddrPort, backend netip.Addr) (bool, error) {
 
 // await waits until a frontend sends pods to a backend.
 func (v *view) await(ctx context.Context, frontend netip.AddrPort, backend netip.Addr) error {
-	for deadline := time.Now().Add(controlTimeout); time.Now().Before(deadline); time.Sleep(50 * time.Microsecond) {
+	for deadline := time.Now().Add(harness.ChangeTimeout); time.Now().Before(deadline); time.Sleep(50 * time.Microsecond) {
 		has, err := v.has(frontend, backend)
 		if has || err != nil {
 			return err
@@ -61,5 +62,5 @@ func (v *view) await(ctx context.Context, frontend netip.AddrPort, backend netip
 			return err
 		}
 	}
-	return errors.New("the change is not in the tables after " + controlTimeout.String())
+	return errors.New("the change is not in the tables after " + harness.ChangeTimeout.String())
 }

@@ -2,7 +2,10 @@
 
 package harness
 
-import "slices"
+import (
+	"slices"
+	"time"
+)
 
 // ProxySides is the common prefix of kube-proxy's sides.
 const ProxySides = "kube-proxy, "
@@ -25,3 +28,6 @@ func Turns(round, sides int) []int {
 	}
 	return order
 }
+
+// ChangeTimeout is how long a change may take until it is visible.
+const ChangeTimeout = 3 * time.Minute

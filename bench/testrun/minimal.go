@@ -11,6 +11,9 @@ import (
 	"beeline.io/beeline/internal/bpf"
 )
 
+//go:generate go tool bpf2go -target bpfel -cc $BPF_CLANG -strip $BPF_STRIP -cflags $BPF_CFLAGS -no-global-types CostXDP cost_xdp.bpf.c -- -I../bpf
+//go:generate go tool bpf2go -target bpfel -cc $BPF_CLANG -strip $BPF_STRIP -cflags $BPF_CFLAGS -no-global-types CostTC cost_tc.bpf.c -- -I../bpf
+
 // FillMinimal gives the yardstick a Service, in its tables of bpf/minimal.h.
 func FillMinimal(tables map[string]*ebpf.Map, asked netip.AddrPort, protocol uint8, endpoints ...netip.Addr) error {
 	var key struct {
@@ -20,7 +23,7 @@ func FillMinimal(tables map[string]*ebpf.Map, asked netip.AddrPort, protocol uin
 		_        uint8
 	}
 	key.Address, key.Port, key.Protocol = asked.Addr().As16(), bpf.NetworkOrder(asked.Port()), protocol
-	if err := tables["minimal_services"].Put(key, uint32(len(endpoints))); err != nil {
+	if err := tables[CostXDPMapMinimalServices].Put(key, uint32(len(endpoints))); err != nil {
 		return err
 	}
 	for i, a := range endpoints {
@@ -30,7 +33,7 @@ func FillMinimal(tables map[string]*ebpf.Map, asked netip.AddrPort, protocol uin
 			_       uint16
 		}
 		row.Address, row.Port = a.As16(), bpf.NetworkOrder(harness.ServerPort)
-		if err := tables["minimal_backends"].Put(uint32(i), row); err != nil {
+		if err := tables[CostXDPMapMinimalBackends].Put(uint32(i), row); err != nil {
 			return err
 		}
 	}

@@ -1,4 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+// clang-format off
+//go:build ignore
+// clang-format on
+
 /* The prelude and the minimal program at tc. */
 #include <linux/bpf.h>
 #include <linux/pkt_cls.h>
