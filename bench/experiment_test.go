@@ -15,7 +15,7 @@ import (
 
 // experimentFiles are two runs in which a packet by XDP costs 400 ns and 2,000 instructions, and by two others
 // more; nothing is known of the rest.
-func experimentFiles(t *testing.T) (rates, instructions string) {
+func experimentFiles(t *testing.T) (ratesPath, instructionsPath string) {
 	t.Helper()
 	one, two := &result.File{Schema: result.Schema}, &result.File{Schema: result.Schema}
 	for range 6 {
@@ -30,20 +30,20 @@ func experimentFiles(t *testing.T) (rates, instructions string) {
 			two.Add(result.Row{Series: instructionSeries(side), Metric: metricInstructions}, count)
 		}
 	}
-	rates, instructions = filepath.Join(t.TempDir(), "rates.json"), filepath.Join(t.TempDir(), "instructions.json")
-	for path, f := range map[string]*result.File{rates: one, instructions: two} {
+	ratesPath, instructionsPath = filepath.Join(t.TempDir(), "rates.json"), filepath.Join(t.TempDir(), "instructions.json")
+	for path, f := range map[string]*result.File{ratesPath: one, instructionsPath: two} {
 		if err := f.Write(path); err != nil {
 			t.Fatal(err)
 		}
 	}
-	return rates, instructions
+	return ratesPath, instructionsPath
 }
 
 // The table has the published figures, and shares of the packets that pass by XDP: a fifth if a packet costs
 // five times as much.
 func TestExperiment(t *testing.T) {
-	rates, instructions := experimentFiles(t)
-	table := printed(t, "experiment", rates, instructions)
+	ratesPath, instructionsPath := experimentFiles(t)
+	table := printed(t, "experiment", ratesPath, instructionsPath)
 	for _, want := range []string{
 		"cilium.io/blog",
 		"| " + forward.SideXDPSNAT + " | 10 | 1.00 | 400 | 1.00 | 40 % / 80 % | 2000 | 1.00 |\n",
@@ -60,7 +60,7 @@ func TestExperiment(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 2 {
-		printed(t, "experiment", rates, instructions, "--into", page)
+		printed(t, "experiment", ratesPath, instructionsPath, "--into", page)
 	}
 	text, err := os.ReadFile(page)
 	if err != nil {
@@ -79,8 +79,8 @@ func TestExperiment(t *testing.T) {
 
 // Without either part there is no experiment, and the error says which is missing.
 func TestExperimentWithoutAPart(t *testing.T) {
-	rates, instructions := experimentFiles(t)
-	for want, args := range map[string][]string{"rates": {instructions, instructions}, "instructions": {rates, rates}} {
+	ratesPath, instructionsPath := experimentFiles(t)
+	for want, args := range map[string][]string{"rates": {instructionsPath, instructionsPath}, "instructions": {ratesPath, ratesPath}} {
 		c := command()
 		c.SetArgs(append([]string{"experiment"}, args...))
 		if err := c.Execute(); err == nil || !strings.Contains(err.Error(), "the part "+want) {
@@ -91,8 +91,8 @@ func TestExperimentWithoutAPart(t *testing.T) {
 
 // The results of the part instructions can be printed again from their file, like every part's.
 func TestInstructionsText(t *testing.T) {
-	_, instructions := experimentFiles(t)
-	text := printed(t, "doc", instructions)
+	_, instructionsPath := experimentFiles(t)
+	text := printed(t, "doc", instructionsPath)
 	for _, want := range []string{"== instructions: ", forward.SideIPVSProxy, "8000", "4.000 [4.000, 4.000]"} {
 		if !strings.Contains(text, want) {
 			t.Errorf("no %q in\n%s", want, text)

@@ -18,13 +18,14 @@ import (
 
 	"beeline.io/beeline/bench/endpoint"
 	"beeline.io/beeline/bench/harness"
+	"beeline.io/beeline/bench/sockets"
 	"beeline.io/beeline/test/lab"
 )
 
 // parts are all of them, in the order in which they run and are printed. What two of them measure depends on flags.
 func parts(e *enduranceSettings, peers []*peer) []harness.Part {
 	return []harness.Part{
-		socketsPart, hookPart, statisticsPart, podsPart, offloadPart, meshPart, edgePart(peers), ratesPart, balancerPart,
+		sockets.Part, sockets.Hook, sockets.Statistics, podsPart, offloadPart, meshPart, edgePart(peers), ratesPart, balancerPart,
 		controlPart, changesPart, endurancePart(e), hoststackPart, instructionsPart,
 	}
 }

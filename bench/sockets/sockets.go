@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package sockets
 
 import (
 	"context"
@@ -22,10 +22,10 @@ import (
 	"beeline.io/beeline/test/node"
 )
 
-const partSockets = "sockets"
+const part = "sockets"
 
-// socketsPart is the part sockets.
-var socketsPart = harness.Part{Name: partSockets, Text: "requests through a ClusterIP beside the direct way", Run: runSockets, Print: printSockets}
+// Part is the part sockets.
+var Part = harness.Part{Name: part, Text: "requests through a ClusterIP beside the direct way", Run: runSockets, Print: printSockets}
 
 // A side is one path to a server.
 type side struct {

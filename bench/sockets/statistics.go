@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package sockets
 
 import (
 	"context"
@@ -22,8 +22,8 @@ import (
 
 const partStatistics = "statistics"
 
-// statisticsPart is the part statistics.
-var statisticsPart = harness.Part{Name: partStatistics, Text: "what it costs to count connections at sockets", Run: runStatistics, Print: printStatistics}
+// Statistics is the part statistics.
+var Statistics = harness.Part{Name: partStatistics, Text: "what it costs to count connections at sockets", Run: runStatistics, Print: printStatistics}
 
 // The sides: the same connections while the program that counts them is attached, and while it is not. The second is
 // the first again: their difference is what the measurement cannot see.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package sockets
 
 import (
 	"fmt"
@@ -25,7 +25,7 @@ var ratioMetrics = []result.Metric{harness.MetricP10, harness.MetricP50, harness
 
 // series is the scenario on one side.
 func (s scenario) series(side int) result.Series {
-	return result.Series{Part: partSockets, Scenario: fmt.Sprintf("%s, %s backend", s.Mode, s.Backend), Side: sideNames[side],
+	return result.Series{Part: part, Scenario: fmt.Sprintf("%s, %s backend", s.Mode, s.Backend), Side: sideNames[side],
 		Family: s.Family, Parameters: result.Parameters{"connections": s.Connections, "services": s.Services}}
 }
 

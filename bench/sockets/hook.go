@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package sockets
 
 import (
 	"context"
@@ -25,8 +25,8 @@ import (
 
 const partHook = "hook"
 
-// hookPart is the part hook.
-var hookPart = harness.Part{Name: partHook, Text: "what the programs at connect(2), sendmsg(2) and recvmsg(2) themselves cost", Run: runHook, Print: printHooks}
+// Hook is the part hook.
+var Hook = harness.Part{Name: partHook, Text: "what the programs at connect(2), sendmsg(2) and recvmsg(2) themselves cost", Run: runHook, Print: printHooks}
 
 // metricCall is the cost of one program in one case, including the cost of counting.
 var metricCall = result.Metric{Name: "time per call", Unit: "ns", Better: result.Lower}
