@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package control
 
 import (
 	"context"
@@ -24,10 +24,10 @@ import (
 	"beeline.io/beeline/test/node"
 )
 
-const partControl = "control"
+const partName = "control"
 
-// controlPart is the part control.
-var controlPart = harness.Part{Name: partControl, Text: "start, change and memory of the agent with many Services", Run: runControl, Print: printControl}
+// Part is the part control.
+var Part = harness.Part{Name: partName, Text: "start, change and memory of the agent with many Services", Run: runControl, Print: printControl}
 
 // What the agent needs for many Services.
 const (
@@ -55,7 +55,7 @@ type controlRun struct {
 }
 
 func (r *controlRun) add(scenario string, m result.Metric, value float64) {
-	r.results.Add(result.Row{Metric: m, Series: result.Series{Part: partControl, Scenario: scenario, Side: harness.SideBeeline,
+	r.results.Add(result.Row{Metric: m, Series: result.Series{Part: partName, Scenario: scenario, Side: harness.SideBeeline,
 		Parameters: result.Parameters{"services": r.many.Services, "endpoints": r.many.Endpoints}}}, value)
 }
 
@@ -248,7 +248,7 @@ func scrape(ctx context.Context, host *lab.Host) error {
 }
 
 func printControl(r *harness.Report) {
-	cold := r.Results.Of(partControl, harness.MetricResident)[0].Series
+	cold := r.Results.Of(partName, harness.MetricResident)[0].Series
 	r.Say("\n%d Services with %d endpoints each, a file for each Service\n", cold.Parameters["services"], cold.Parameters["endpoints"])
 	for _, row := range []struct {
 		text, scenario string
