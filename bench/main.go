@@ -16,6 +16,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"beeline.io/beeline/bench/changes"
 	"beeline.io/beeline/bench/control"
 	"beeline.io/beeline/bench/endpoint"
 	"beeline.io/beeline/bench/harness"
@@ -27,7 +28,7 @@ import (
 func parts(e *enduranceSettings, peers []*peer) []harness.Part {
 	return []harness.Part{
 		sockets.Part, sockets.Hook, sockets.Statistics, podsPart, offloadPart, meshPart, edgePart(peers), ratesPart, balancerPart,
-		control.Part, changesPart, endurancePart(e), hoststackPart, instructionsPart,
+		control.Part, changes.Part, endurancePart(e), hoststackPart, instructionsPart,
 	}
 }
 

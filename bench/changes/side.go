@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package changes
 
 import (
 	"context"
@@ -72,12 +72,12 @@ func (c *changesRun) measure(ctx context.Context, s changesSide) error {
 }
 
 func (c *changesRun) add(s changesSide, scenario string, m result.Metric, value float64) {
-	c.Results.Add(result.Row{Metric: m, Series: result.Series{Part: partChanges, Scenario: scenario, Side: s.name,
+	c.Results.Add(result.Row{Metric: m, Series: result.Series{Part: partName, Scenario: scenario, Side: s.name,
 		Parameters: result.Parameters{"services": c.many.Services, "endpoints": c.many.Endpoints}}}, value)
 }
 
 func printChanges(r *harness.Report) {
-	rows, services := r.Results.Of(partChanges, harness.MetricResident), 0
+	rows, services := r.Results.Of(partName, harness.MetricResident), 0
 	if !slices.ContainsFunc(rows, func(row result.Row) bool { return strings.HasPrefix(row.Side, harness.ProxySides) }) {
 		r.Say("\nThere was no Kubernetes to run at --controlplane, so only files are measured.")
 	}

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package changes
 
 import (
 	"context"
@@ -18,10 +18,10 @@ import (
 	"beeline.io/beeline/test/node"
 )
 
-const partChanges = "changes"
+const partName = "changes"
 
-// changesPart is the part changes.
-var changesPart = harness.Part{Name: partChanges, Text: "one change until a new connection sees it: from files, from an API server, and with kube-proxy", Run: runChanges, Print: printChanges}
+// Part is the part changes.
+var Part = harness.Part{Name: partName, Text: "one change until a new connection sees it: from files, from an API server, and with kube-proxy", Run: runChanges, Print: printChanges}
 
 // A pod's new connection shows it: it reaches the Service's one endpoint.
 const (
@@ -30,7 +30,7 @@ const (
 )
 
 // The sizes that are measured.
-var changesSizes = []struct{ services, endpoints int }{{harness.MostServices, harness.EndpointsPerService}, {1000, 250}}
+var sizes = []struct{ services, endpoints int }{{harness.MostServices, harness.EndpointsPerService}, {1000, 250}}
 
 // How often and how closely changes follow each other. kube-proxy's default is to write its rules at most once
 // a second: a change that follows sooner would wait for that.
@@ -52,11 +52,11 @@ var changingPods = [2]string{"b1", "b2"}
 
 func runChanges(ctx context.Context, b *harness.Bench) error {
 	missing := controlplane.Find(b.ControlPlane)
-	for _, size := range changesSizes {
+	for _, size := range sizes {
 		if b.Smoke {
 			size.services, size.endpoints = 50, 3
 		}
-		if err := measureChanges(ctx, b, size.services, size.endpoints, missing == nil); err != nil {
+		if err := measure(ctx, b, size.services, size.endpoints, missing == nil); err != nil {
 			return fmt.Errorf("%d Services with %d endpoints: %w", size.services, size.endpoints, err)
 		}
 		if b.Smoke {
@@ -66,8 +66,8 @@ func runChanges(ctx context.Context, b *harness.Bench) error {
 	return nil
 }
 
-// measureChanges measures all sides with one size, one after the other.
-func measureChanges(ctx context.Context, b *harness.Bench, services, endpoints int, withAPI bool) (err error) {
+// measure measures all sides with one size, one after the other.
+func measure(ctx context.Context, b *harness.Bench, services, endpoints int, withAPI bool) (err error) {
 	w, err := harness.NewWorld()
 	if err != nil {
 		return err
