@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package offload
 
 import (
 	"context"
@@ -13,23 +13,23 @@ import (
 	"beeline.io/beeline/bench/stat"
 )
 
-const partOffload = "offload"
+const partName = "offload"
 
-// offloadPart is the part offload.
-var offloadPart = harness.Part{Name: partOffload, Text: "forwarded traffic through the stack of a router and past it", Run: runOffload, Print: printOffload}
+// Part is the part offload.
+var Part = harness.Part{Name: partName, Text: "forwarded traffic through the stack of a router and past it", Run: runOffload, Print: printOffload}
 
 // The sides: forwarded by the stack, with conntrack, and by the flow cache. The second is the first again: their
 // difference is what the measurement cannot see.
 const (
-	offloadStack = iota
-	offloadStackAgain
-	offloadCache
+	stack = iota
+	stackAgain
+	cache
 	offloadSides
 	// Only packets without NAT have this side: a program that looks up nothing bounds what a flow cache can save.
-	offloadRedirect = offloadSides
+	redirect = offloadSides
 )
 
-var offloadNames = [offloadSides + 1]string{"stack", "stack (A/A)", "flow cache", "only redirect"}
+var names = [offloadSides + 1]string{"stack", "stack (A/A)", "flow cache", "only redirect"}
 
 // offloadRules drop what conntrack finds invalid, as kube-proxy's rules do, and translate packets to the first address
 // to the second one, with another port, and their source to the router's.
@@ -51,10 +51,10 @@ func runOffload(ctx context.Context, b *harness.Bench) error {
 	if b.Two.Client == b.Two.Server {
 		return errors.New("the router and its clients need a CPU each, but there is only one")
 	}
-	if err := runOffloadPackets(ctx, b); err != nil {
+	if err := runPackets(ctx, b); err != nil {
 		return fmt.Errorf("packets: %w", err)
 	}
-	if err := runOffloadTraffic(ctx, b); err != nil {
+	if err := runTraffic(ctx, b); err != nil {
 		return fmt.Errorf("traffic: %w", err)
 	}
 	return nil
@@ -62,31 +62,31 @@ func runOffload(ctx context.Context, b *harness.Bench) error {
 
 func printOffload(r *harness.Report) {
 	r.Say("\nUDP packets of established flows through a router, as fast as they are accepted: CPU time of the router for each, in ns. Ratios to the stack, median of the rounds [95 %% interval]")
-	for _, c := range offloadPacketCases() {
+	for _, c := range packetCases() {
 		of := func(side int) []float64 { return r.Results.Samples(c.series(side), harness.MetricPacketCPU) }
-		if len(of(offloadStack)) == 0 {
+		if len(of(stack)) == 0 {
 			continue
 		}
-		ratio := func(side int) stat.Interval { return stat.MedianInterval(stat.Ratios(of(side), of(offloadStack))) }
-		line := fmt.Sprintf("  %-13s %6d flows: stack %5.0f, flow cache %5.0f; A/A %s, flow cache %s", offloadNAT(c.nat), c.flows, stat.Median(of(offloadStack)), stat.Median(of(offloadCache)),
-			ratio(offloadStackAgain), ratio(offloadCache))
-		if len(of(offloadRedirect)) > 0 {
-			line += fmt.Sprintf(", only redirect %s", ratio(offloadRedirect))
+		ratio := func(side int) stat.Interval { return stat.MedianInterval(stat.Ratios(of(side), of(stack))) }
+		line := fmt.Sprintf("  %-13s %6d flows: stack %5.0f, flow cache %5.0f; A/A %s, flow cache %s", offloadNAT(c.nat), c.flows, stat.Median(of(stack)), stat.Median(of(cache)),
+			ratio(stackAgain), ratio(cache))
+		if len(of(redirect)) > 0 {
+			line += fmt.Sprintf(", only redirect %s", ratio(redirect))
 		}
 		r.Say("%s", line)
 	}
 	r.Say("\nTraffic between two hosts through a router. Ratios to the stack, median of paired slices [95 %% interval]; the CPU time is of both hosts, the router and its agent; of a stream an operation is %d KiB", endpoint.StreamWrite>>10)
-	for _, c := range offloadTrafficCases() {
-		if len(r.Results.Samples(c.series(offloadStack), harness.MetricRate)) == 0 {
+	for _, c := range trafficCases() {
+		if len(r.Results.Samples(c.series(stack), harness.MetricRate)) == 0 {
 			continue
 		}
-		r.Say("  %s: stack %.0f per second, %.1f us of CPU time each", c, stat.Median(r.Results.Samples(c.series(offloadStack), harness.MetricRate)),
-			stat.Median(r.Results.Samples(c.series(offloadStack), harness.MetricCPU)))
-		for _, side := range []int{offloadStackAgain, offloadCache} {
-			line := fmt.Sprintf("    %-12s", offloadNames[side])
+		r.Say("  %s: stack %.0f per second, %.1f us of CPU time each", c, stat.Median(r.Results.Samples(c.series(stack), harness.MetricRate)),
+			stat.Median(r.Results.Samples(c.series(stack), harness.MetricCPU)))
+		for _, side := range []int{stackAgain, cache} {
+			line := fmt.Sprintf("    %-12s", names[side])
 			for _, m := range []result.Metric{harness.MetricP50, harness.MetricRate, harness.MetricCPU} {
 				of := func(side int) []float64 { return r.Results.Samples(c.series(side), m) }
-				line += fmt.Sprintf("  %s %s", m.Name, stat.MedianInterval(stat.Ratios(of(side), of(offloadStack))))
+				line += fmt.Sprintf("  %s %s", m.Name, stat.MedianInterval(stat.Ratios(of(side), of(stack))))
 			}
 			r.Say("%s", line)
 		}
@@ -96,8 +96,8 @@ func printOffload(r *harness.Report) {
 // offloadRow adds a sample of a side.
 func offloadRow(results *result.File, series func(side int) result.Series, side int, metric result.Metric, value float64) {
 	row := result.Row{Series: series(side), Metric: metric}
-	if side != offloadStack {
-		row.Against = offloadNames[offloadStack]
+	if side != stack {
+		row.Against = names[stack]
 	}
 	results.Add(row, value)
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package offload
 
 import (
 	"context"
@@ -21,66 +21,66 @@ import (
 	"beeline.io/beeline/test/node"
 )
 
-// offloadTrafficCase is a kind of traffic between two hosts.
-type offloadTrafficCase struct {
+// trafficCase is a kind of traffic between two hosts.
+type trafficCase struct {
 	mode        endpoint.Mode
 	nat         bool
 	connections int
 	requests    int // of a short flow
 }
 
-func (c offloadTrafficCase) scenario() string {
+func (c trafficCase) scenario() string {
 	if c.requests > 0 {
 		return fmt.Sprintf("%s of %d packets each way, %s", c.mode, c.requests, offloadNAT(c.nat))
 	}
 	return fmt.Sprintf("%s, %s", c.mode, offloadNAT(c.nat))
 }
 
-func (c offloadTrafficCase) String() string {
+func (c trafficCase) String() string {
 	return fmt.Sprintf("%s, %d at a time", c.scenario(), c.connections)
 }
 
-func offloadTrafficCases() (all []offloadTrafficCase) {
+func trafficCases() (all []trafficCase) {
 	for _, nat := range []bool{false, true} {
-		all = append(all, offloadTrafficCase{endpoint.Stream, nat, 1, 0},
-			offloadTrafficCase{endpoint.RequestResponse, nat, 1, 0}, offloadTrafficCase{endpoint.RequestResponse, nat, 64, 0})
+		all = append(all, trafficCase{endpoint.Stream, nat, 1, 0},
+			trafficCase{endpoint.RequestResponse, nat, 1, 0}, trafficCase{endpoint.RequestResponse, nat, 64, 0})
 		for _, requests := range []int{1, 5, 20} {
-			all = append(all, offloadTrafficCase{endpoint.UDPFlows, nat, 1, requests})
+			all = append(all, trafficCase{endpoint.UDPFlows, nat, 1, requests})
 		}
 	}
 	return all
 }
 
-func (c offloadTrafficCase) series(side int) result.Series {
-	return result.Series{Part: partOffload, Scenario: c.scenario(), Side: offloadNames[side], Family: "IPv4",
+func (c trafficCase) series(side int) result.Series {
+	return result.Series{Part: partName, Scenario: c.scenario(), Side: names[side], Family: "IPv4",
 		Parameters: result.Parameters{"connections": c.connections}}
 }
 
-// offloadHosts are a client and a server with a router of each kind between them: node-a with an agent, node-b
+// hosts are a client and a server with a router of each kind between them: node-a with an agent, node-b
 // without. Behind router number i the client is 10.i.1.2, the server 10.i.2.2, whose public address is
 // 10.i.3.3.
-type offloadHosts struct {
+type hosts struct {
 	world *harness.World
 	agent *node.Agent
 }
 
 const (
 	// Two at each of two devices, and the time until then.
-	offloadPrograms     = 4
-	offloadProviderTime = time.Minute
+	offloadPrograms = 4
+	providerTime    = time.Minute
 	// In this time every flow has more packets than the threshold.
-	offloadWarmup     = 250 * time.Millisecond
-	offloadClientHost = "client"
-	offloadServerHost = "b1"
+	offloadWarmup = 250 * time.Millisecond
+	clientHost    = "client"
+	serverHost    = "b1"
 )
 
-// offloadRouters are the routers of the sides.
-var offloadRouters = [offloadSides]string{offloadStack: "node-b", offloadStackAgain: "node-b", offloadCache: "node-a"}
+// routers are the routers of the sides.
+var routers = [offloadSides]string{stack: "node-b", stackAgain: "node-b", cache: "node-a"}
 
 // offloadTarget is the server's address by a side's router.
 func offloadTarget(side int, nat bool) netip.AddrPort {
 	number := byte(2)
-	if offloadRouters[side] == "node-a" {
+	if routers[side] == "node-a" {
 		number = 1
 	}
 	if nat {
@@ -89,21 +89,21 @@ func offloadTarget(side int, nat bool) netip.AddrPort {
 	return netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, number, 2, 2}), harness.ServerPort)
 }
 
-func runOffloadTraffic(ctx context.Context, b *harness.Bench) (err error) {
+func runTraffic(ctx context.Context, b *harness.Bench) (err error) {
 	w, err := harness.NewWorldOf(lab.Shape{Bare: true})
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, w.End()) }()
 	for i, router := range []string{"node-a", "node-b"} {
-		if err := connectOffload(ctx, w, router, i+1); err != nil {
+		if err := connect(ctx, w, router, i+1); err != nil {
 			return err
 		}
 	}
-	if err := w.StartServer(ctx, offloadServerHost, b.Two.Server); err != nil {
+	if err := w.StartServer(ctx, serverHost, b.Two.Server); err != nil {
 		return err
 	}
-	rig := &offloadHosts{world: w, agent: &node.Agent{Host: w.Host("node-a"), Program: b.Program, Manifests: w.Folder, EdgeMode: "off", Flags: []string{"--offload-devices=c0,s0", "--offload-provider=cache"}}}
+	rig := &hosts{world: w, agent: &node.Agent{Host: w.Host("node-a"), Program: b.Program, Manifests: w.Folder, EdgeMode: "off", Flags: []string{"--offload-devices=c0,s0", "--offload-provider=cache"}}}
 	w.Agents = append(w.Agents, rig.agent)
 	if err := rig.agent.Start(); err != nil {
 		return err
@@ -111,7 +111,7 @@ func runOffloadTraffic(ctx context.Context, b *harness.Bench) (err error) {
 	if err := rig.awaitPrograms(ctx); err != nil {
 		return err
 	}
-	for _, c := range offloadTrafficCases() {
+	for _, c := range trafficCases() {
 		if b.Only != nil && !b.Only.MatchString(c.String()) {
 			continue
 		}
@@ -124,8 +124,8 @@ func runOffloadTraffic(ctx context.Context, b *harness.Bench) (err error) {
 
 // awaitPrograms waits for the programs, which the agent attaches when it has tested its provider: nothing else shows
 // that short flows meet them.
-func (rig *offloadHosts) awaitPrograms(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, offloadProviderTime)
+func (rig *hosts) awaitPrograms(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, providerTime)
 	defer cancel()
 	for {
 		links, err := filepath.Glob(filepath.Join(rig.agent.BPFFS(), "links", offload.ComponentName+"-*"))
@@ -140,8 +140,8 @@ func (rig *offloadHosts) awaitPrograms(ctx context.Context) error {
 	}
 }
 
-// offloadScripts are commands of ip(8) for each host.
-var offloadScripts = map[string]string{
+// scripts are commands of ip(8) for each host.
+var scripts = map[string]string{
 	"router": `link add c0 index 101 type veth peer name DEVICE index 20N netns CLIENT
 link add s0 index 111 type veth peer name DEVICE index 21N netns SERVER
 addr add 10.N.1.1/24 dev c0
@@ -149,22 +149,22 @@ addr add 10.N.2.1/24 dev s0
 link set c0 up
 link set s0 up
 `,
-	offloadClientHost: `addr add 10.N.1.2/24 dev DEVICE
+	clientHost: `addr add 10.N.1.2/24 dev DEVICE
 link set DEVICE up
 route add 10.N.0.0/16 via 10.N.1.1
 `,
-	offloadServerHost: `addr add 10.N.2.2/24 dev DEVICE
+	serverHost: `addr add 10.N.2.2/24 dev DEVICE
 link set DEVICE up
 route add 10.N.0.0/16 via 10.N.2.1
 `,
 }
 
-// connectOffload puts a router between client and server.
-func connectOffload(ctx context.Context, w *harness.World, router string, number int) error {
-	for _, host := range []string{router, offloadClientHost, offloadServerHost} {
-		script := offloadScripts[host]
+// connect puts a router between client and server.
+func connect(ctx context.Context, w *harness.World, router string, number int) error {
+	for _, host := range []string{router, clientHost, serverHost} {
+		script := scripts[host]
 		if host == router {
-			script = offloadScripts["router"]
+			script = scripts["router"]
 		}
 		if err := ipBatch(ctx, w, host, script, number); err != nil {
 			return err
@@ -177,7 +177,7 @@ func connectOffload(ctx context.Context, w *harness.World, router string, number
 func ipBatch(ctx context.Context, w *harness.World, host, script string, number int) error {
 	netns := func(name string) string { return filepath.Base(w.Host(name).NetNS) }
 	cmd := w.Host(host).Command(ctx, "ip", "-batch", "-")
-	cmd.Stdin = strings.NewReader(strings.NewReplacer("DEVICE", fmt.Sprintf("eth%d", number-1), "CLIENT", netns(offloadClientHost), "SERVER", netns(offloadServerHost),
+	cmd.Stdin = strings.NewReader(strings.NewReplacer("DEVICE", fmt.Sprintf("eth%d", number-1), "CLIENT", netns(clientHost), "SERVER", netns(serverHost),
 		".N.", fmt.Sprintf(".%d.", number), "20N", fmt.Sprint(200+number), "21N", fmt.Sprint(210+number)).Replace(script))
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("%s: ip: %w: %s", host, err, out)
@@ -186,16 +186,16 @@ func ipBatch(ctx context.Context, w *harness.World, host, script string, number 
 }
 
 // measure runs the sides in turn.
-func (rig *offloadHosts) measure(ctx context.Context, b *harness.Bench, c offloadTrafficCase) error {
+func (rig *hosts) measure(ctx context.Context, b *harness.Bench, c trafficCase) error {
 	cpus := harness.PairOf(b.Results.Settings, c.connections)
-	if err := rig.world.Servers[offloadServerHost].Pin(cpus.Server); err != nil {
+	if err := rig.world.Servers[serverHost].Pin(cpus.Server); err != nil {
 		return err
 	}
 	for round := range b.Runs {
 		for _, side := range harness.Turns(round, offloadSides) {
 			r, err := rig.slice(ctx, b, c, side, cpus.Client)
 			if err != nil {
-				return fmt.Errorf("%s: %w", offloadNames[side], err)
+				return fmt.Errorf("%s: %w", names[side], err)
 			}
 			operations := float64(r.Operations)
 			offloadRow(b.Results, c.series, side, harness.MetricP50, harness.Micros(r.P50))
@@ -208,7 +208,7 @@ func (rig *offloadHosts) measure(ctx context.Context, b *harness.Bench, c offloa
 
 // slice is a short time of traffic on one side, and the proof of its path. On a busy machine the agent may get a
 // CPU too late: such a slice is repeated.
-func (rig *offloadHosts) slice(ctx context.Context, b *harness.Bench, c offloadTrafficCase, side, cpu int) (r endpoint.Result, err error) {
+func (rig *hosts) slice(ctx context.Context, b *harness.Bench, c trafficCase, side, cpu int) (r endpoint.Result, err error) {
 	const tries = 10
 	for range tries {
 		if r, err = rig.try(ctx, b, c, side, cpu); !errors.Is(err, errLateAgent) {
@@ -220,7 +220,7 @@ func (rig *offloadHosts) slice(ctx context.Context, b *harness.Bench, c offloadT
 
 var errLateAgent = errors.New("the agent was late")
 
-func (rig *offloadHosts) try(ctx context.Context, b *harness.Bench, c offloadTrafficCase, side, cpu int) (r endpoint.Result, err error) {
+func (rig *hosts) try(ctx context.Context, b *harness.Bench, c trafficCase, side, cpu int) (r endpoint.Result, err error) {
 	w := rig.world
 	for _, router := range []string{"node-a", "node-b"} {
 		if err := w.Host(router).Do(func() error { return netlink.ConntrackTableFlush(netlink.ConntrackTable) }); err != nil {
@@ -235,9 +235,9 @@ func (rig *offloadHosts) try(ctx context.Context, b *harness.Bench, c offloadTra
 	if c.requests > 0 {
 		warmup = 0 // its packets would count as those of the operations
 	}
-	r, err = endpoint.RunClient(ctx, w.Host(offloadClientHost), endpoint.ClientConfig{
+	r, err = endpoint.RunClient(ctx, w.Host(clientHost), endpoint.ClientConfig{
 		Mode: c.mode, Target: offloadTarget(side, c.nat), Connections: c.connections, Requests: c.requests, Warmup: warmup, Measure: b.Slice, CPU: cpu,
-		Processes: append([]int{w.Servers[offloadServerHost].PID(), rig.agent.PID()}, harness.SoftirqThreads()...),
+		Processes: append([]int{w.Servers[serverHost].PID(), rig.agent.PID()}, harness.SoftirqThreads()...),
 	})
 	if err != nil {
 		return r, err
@@ -247,11 +247,11 @@ func (rig *offloadHosts) try(ctx context.Context, b *harness.Bench, c offloadTra
 		return r, err
 	}
 	// Short flows end before the cache takes them. A stream has fewer packets than operations: they are merged.
-	takes := side == offloadCache && c.requests == 0
+	takes := side == cache && c.requests == 0
 	switch taken := after - before; {
 	case takes && (taken == 0 || c.mode != endpoint.Stream && taken < r.Operations):
 		return r, fmt.Errorf("%w: the cache has forwarded %d packets of %d operations", errLateAgent, taken, r.Operations)
-	case side != offloadCache && taken > 0, !takes && taken > mostReused(r.Operations, c.requests), r.Operations == 0:
+	case side != cache && taken > 0, !takes && taken > mostReused(r.Operations, c.requests), r.Operations == 0:
 		return r, fmt.Errorf("the cache has forwarded %d packets of %d operations", taken, r.Operations)
 	}
 	return r, nil
@@ -262,7 +262,7 @@ func (rig *offloadHosts) try(ctx context.Context, b *harness.Bench, c offloadTra
 func mostReused(operations uint64, requests int) uint64 { return operations * uint64(requests) }
 
 // cached is how many packets the flow cache has forwarded.
-func (rig *offloadHosts) cached() (uint64, error) {
+func (rig *hosts) cached() (uint64, error) {
 	packets, _, err := offload.ReadCounters(rig.agent.BPFFS())
 	return packets["cache"], err
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package offload
 
 import (
 	"context"
@@ -26,57 +26,57 @@ import (
 const (
 	offloadFlows = 50_000
 	// A smoke test has few: what begins flows is slow.
-	offloadFlowsSmoke = 500
+	flowsSmoke = 500
 	// The rate at which flows enter the cache, in packets per second: the agent decides about each flow.
-	offloadLearnRate    = 100_000
-	offloadLearnFlows   = 64
-	offloadLearnPackets = 8
+	learnRate    = 100_000
+	learnFlows   = 64
+	learnPackets = 8
 	// The kernel takes a UDP flow for established when it is two seconds old.
-	offloadPause     = 2500 * time.Millisecond
-	offloadLearnTime = 3 * time.Minute
-	offloadLearned   = 0.99 // of the packets of a burst are to be forwarded by the cache
+	pause     = 2500 * time.Millisecond
+	learnTime = 3 * time.Minute
+	learned   = 0.99 // of the packets of a burst are to be forwarded by the cache
 	// With many flows a packet in several checks its flow: the slice is longer than the interval of the checks.
-	offloadSliceMany = 400 * time.Millisecond
+	sliceMany = 400 * time.Millisecond
 )
 
-// offloadPlain is a destination that no rule translates.
-var offloadPlain = netip.AddrPortFrom(netip.MustParseAddr("10.10.9.12"), harness.ServerPort)
+// plain is a destination that no rule translates.
+var plain = netip.AddrPortFrom(netip.MustParseAddr("10.10.9.12"), harness.ServerPort)
 
-// offloadPacketCase is packets of so many flows in turn.
-type offloadPacketCase struct {
+// packetCase is packets of so many flows in turn.
+type packetCase struct {
 	nat   bool
 	flows uint32
 }
 
-func offloadPacketCases() (all []offloadPacketCase) {
+func packetCases() (all []packetCase) {
 	for _, nat := range []bool{false, true} {
 		for _, flows := range []uint32{1, 1000, offloadFlows} {
-			all = append(all, offloadPacketCase{nat, flows})
+			all = append(all, packetCase{nat, flows})
 		}
 	}
 	return all
 }
 
 // sides is how many sides the case has.
-func (c offloadPacketCase) sides() int {
+func (c packetCase) sides() int {
 	if c.nat {
 		return offloadSides
 	}
-	return offloadRedirect + 1
+	return redirect + 1
 }
 
-func (c offloadPacketCase) series(side int) result.Series {
-	return result.Series{Part: partOffload, Scenario: "UDP, established, as fast as it goes, " + offloadNAT(c.nat), Side: offloadNames[side], Family: "IPv4",
+func (c packetCase) series(side int) result.Series {
+	return result.Series{Part: partName, Scenario: "UDP, established, as fast as it goes, " + offloadNAT(c.nat), Side: names[side], Family: "IPv4",
 		Parameters: result.Parameters{"flows": int(c.flows)}}
 }
 
-func (c offloadPacketCase) String() string {
+func (c packetCase) String() string {
 	return fmt.Sprintf("packets, %s, %d flows", offloadNAT(c.nat), c.flows)
 }
 
 // offloadCases are those that --case selects.
-func offloadCases(b *harness.Bench) (all []offloadPacketCase) {
-	for _, c := range offloadPacketCases() {
+func offloadCases(b *harness.Bench) (all []packetCase) {
+	for _, c := range packetCases() {
 		if b.Only == nil || b.Only.MatchString(c.String()) {
 			all = append(all, c)
 		}
@@ -96,7 +96,7 @@ type offloadRig struct {
 	links    []link.Link
 }
 
-func runOffloadPackets(ctx context.Context, b *harness.Bench) (err error) {
+func runPackets(ctx context.Context, b *harness.Bench) (err error) {
 	rates := &forward.Rig{Bench: b, CPUs: forward.CPUs(b.Two)}
 	defer func() { err = errors.Join(err, rates.End()) }()
 	w, err := rates.NewWorld()
@@ -111,7 +111,7 @@ func runOffloadPackets(ctx context.Context, b *harness.Bench) (err error) {
 	if len(cases) == 0 {
 		return nil
 	}
-	flows := uint32(offloadFlowsSmoke)
+	flows := uint32(flowsSmoke)
 	for _, c := range cases {
 		if !b.Smoke {
 			flows = max(flows, c.flows)
@@ -131,11 +131,11 @@ func runOffloadPackets(ctx context.Context, b *harness.Bench) (err error) {
 	rig := &offloadRig{bench: b, line: line, router: router, bpffs: agent.BPFFS(), device: line.Near, programs: map[ebpf.AttachType]*ebpf.Program{}}
 	defer func() { err = errors.Join(err, rig.end()) }()
 	sides := map[bool]*forward.Side{
-		false: {Line: line, Service: offloadPlain, Becomes: forward.BecomesNothing, Begun: forward.RuleCount(ctx, router, `ct state new counter packets (\d+) `, []string{"nft", "list", "chain", "ip", "router", "forward"})},
+		false: {Line: line, Service: plain, Becomes: forward.BecomesNothing, Begun: forward.RuleCount(ctx, router, `ct state new counter packets (\d+) `, []string{"nft", "list", "chain", "ip", "router", "forward"})},
 		true:  {Line: line, Set: 1, Service: forward.Service, Becomes: forward.BecomesSNAT, Begun: forward.RuleCount(ctx, router, `daddr \S+ counter packets (\d+) `, []string{"nft", "list", "chain", "ip", "router", "before"})},
 	}
 	for _, nat := range []bool{false, true} {
-		if err := sides[nat].Prove(ctx, offloadPause); err != nil {
+		if err := sides[nat].Prove(ctx, pause); err != nil {
 			return fmt.Errorf("%s: %w", offloadNAT(nat), err)
 		}
 	}
@@ -172,18 +172,18 @@ func (rig *offloadRig) cached() (uint64, error) {
 }
 
 // past is how many packets each side has forwarded past the stack.
-func (rig *offloadRig) past() (n [offloadRedirect + 1]uint64, err error) {
+func (rig *offloadRig) past() (n [redirect + 1]uint64, err error) {
 	cached, err := rig.cached()
-	n[offloadCache] = cached
-	return n, errors.Join(err, rig.redirect.Variables["redirected"].Get(&n[offloadRedirect]))
+	n[cache] = cached
+	return n, errors.Join(err, rig.redirect.Variables["redirected"].Get(&n[redirect]))
 }
 
 // learn sends until the cache has the flows: packets of a few flows at a time, because one that has to share its place
 // in the table of counts takes longer.
 func (rig *offloadRig) learn(ctx context.Context, s *forward.Side) error {
-	all := forward.Burst{Set: s.Frames(), Packets: uint64(s.Line.Flows), Like: s.Like(), Pace: time.Second / offloadLearnRate}
+	all := forward.Burst{Set: s.Frames(), Packets: uint64(s.Line.Flows), Like: s.Like(), Pace: time.Second / learnRate}
 	var taken uint64
-	for end := time.Now().Add(offloadLearnTime); time.Now().Before(end); {
+	for end := time.Now().Add(learnTime); time.Now().Before(end); {
 		before, err := rig.cached()
 		if err != nil {
 			return err
@@ -195,7 +195,7 @@ func (rig *offloadRig) learn(ctx context.Context, s *forward.Side) error {
 		if err != nil {
 			return err
 		}
-		if taken = after - before; float64(taken) >= offloadLearned*float64(all.Packets) {
+		if taken = after - before; float64(taken) >= learned*float64(all.Packets) {
 			return nil
 		}
 		if err := sendFew(ctx, s, all); err != nil {
@@ -208,11 +208,11 @@ func (rig *offloadRig) learn(ctx context.Context, s *forward.Side) error {
 
 // sendFew sends packets of a few flows at a time.
 func sendFew(ctx context.Context, s *forward.Side, all forward.Burst) error {
-	for first := uint32(0); first < all.Set.Count; first += offloadLearnFlows {
+	for first := uint32(0); first < all.Set.Count; first += learnFlows {
 		few := all
 		few.Set.First += first
-		few.Set.Count = min(offloadLearnFlows, all.Set.Count-first)
-		few.Packets = offloadLearnPackets * uint64(few.Set.Count)
+		few.Set.Count = min(learnFlows, all.Set.Count-first)
+		few.Packets = learnPackets * uint64(few.Set.Count)
 		if _, err := s.Line.Run(ctx, few); err != nil {
 			return err
 		}
@@ -270,12 +270,12 @@ func (rig *offloadRig) detach() (err error) {
 	return err
 }
 
-func (rig *offloadRig) measureAll(ctx context.Context, cases []offloadPacketCase, sides map[bool]*forward.Side) error {
+func (rig *offloadRig) measureAll(ctx context.Context, cases []packetCase, sides map[bool]*forward.Side) error {
 	for round := range min(rig.bench.Runs, 2*forward.Rounds) {
 		for _, c := range cases {
 			for _, side := range harness.Turns(round, c.sides()) {
 				if err := rig.measure(ctx, c, sides[c.nat], side); err != nil {
-					return fmt.Errorf("%s, %d flows, %s: %w", offloadNAT(c.nat), c.flows, offloadNames[side], err)
+					return fmt.Errorf("%s, %d flows, %s: %w", offloadNAT(c.nat), c.flows, names[side], err)
 				}
 			}
 		}
@@ -284,12 +284,12 @@ func (rig *offloadRig) measureAll(ctx context.Context, cases []offloadPacketCase
 }
 
 // measure is a slice of packets on one side, and the proof of their path.
-func (rig *offloadRig) measure(ctx context.Context, c offloadPacketCase, s *forward.Side, side int) error {
+func (rig *offloadRig) measure(ctx context.Context, c packetCase, s *forward.Side, side int) error {
 	programs := map[ebpf.AttachType]*ebpf.Program{}
 	switch side {
-	case offloadCache:
+	case cache:
 		programs = rig.programs
-	case offloadRedirect:
+	case redirect:
 		programs[ebpf.AttachTCXIngress] = rig.redirect.Programs[forward.RatesTCProgRatesTcRedirect]
 	}
 	if err := rig.attach(programs); err != nil {
@@ -298,7 +298,7 @@ func (rig *offloadRig) measure(ctx context.Context, c offloadPacketCase, s *forw
 	defer rig.detach()
 	slice := forward.Burst{Set: s.Frames().Part(c.flows), Packets: math.MaxInt64, Limit: forward.SliceLength, Like: s.Like()}
 	if c.flows == offloadFlows {
-		slice.Limit = offloadSliceMany
+		slice.Limit = sliceMany
 	}
 	if rig.bench.Smoke {
 		slice.Limit = forward.SliceLengthSmoke
@@ -321,11 +321,11 @@ func (rig *offloadRig) measure(ctx context.Context, c offloadPacketCase, s *forw
 	if err != nil {
 		return err
 	}
-	want := map[int]float64{offloadCache: offloadLearned, offloadRedirect: 1}
+	want := map[int]float64{cache: learned, redirect: 1}
 	for of := range after {
 		taken := float64(after[of]-before[of]) / float64(o.Sent)
 		if of == side && taken < want[of] || of != side && taken > 0 {
-			return fmt.Errorf("side %q has forwarded %.3g %% of %d packets", offloadNames[of], 100*taken, o.Sent)
+			return fmt.Errorf("side %q has forwarded %.3g %% of %d packets", names[of], 100*taken, o.Sent)
 		}
 	}
 	if o.Strange > 0 {
