@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package mesh
 
 import (
 	"os"
@@ -15,18 +15,18 @@ type meshProxy struct {
 	argv         func(folder, config string) []string
 }
 
-// meshProxies are the measured ones. Without the program of Envoy that is left out; an empty path stands for all.
-func meshProxies(envoy string) (all []meshProxy) {
+// proxies are the measured ones. Without the program of Envoy that is left out; an empty path stands for all.
+func proxies(envoy string) (all []meshProxy) {
 	if _, err := os.Stat(envoy); envoy == "" || err == nil {
 		all = append(all, meshProxy{name: "Envoy", config: meshEnvoy, argv: func(_, config string) []string {
 			return []string{envoy, "--concurrency", "1", "--log-level", "error", "--disable-hot-restart", "-c", config}
 		}})
 	}
 	return append(all,
-		meshProxy{name: "nginx", config: meshNginx, argv: func(folder, config string) []string {
+		meshProxy{name: "nginx", config: nginx, argv: func(folder, config string) []string {
 			return []string{"nginx", "-e", "stderr", "-p", folder, "-c", config}
 		}},
-		meshProxy{name: "haproxy", config: meshHAProxy, argv: func(_, config string) []string { return []string{"haproxy", "-db", "-f", config} }})
+		meshProxy{name: "haproxy", config: haProxy, argv: func(_, config string) []string { return []string{"haproxy", "-db", "-f", config} }})
 }
 
 // meshEnvoy asks for the original destination, as Istio's does.
@@ -44,8 +44,8 @@ static_resources:
   - {name: original, type: ORIGINAL_DST, lb_policy: CLUSTER_PROVIDED, connect_timeout: 10s}
 `
 
-// meshNginx cannot ask for the original destination, and forwards everything to the web server.
-const meshNginx = `
+// nginx cannot ask for the original destination, and forwards everything to the web server.
+const nginx = `
 load_module ` + web.StreamModule + `;
 daemon off;
 master_process off;
@@ -61,7 +61,7 @@ stream {
 }
 `
 
-const meshHAProxy = `
+const haProxy = `
 global
 	nbthread 1
 defaults

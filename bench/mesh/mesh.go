@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package mesh
 
 import (
 	"context"
@@ -15,32 +15,32 @@ import (
 	"beeline.io/beeline/bench/web"
 )
 
-const partMesh = "mesh"
+const partName = "mesh"
 
-// meshPart is the part mesh.
-var meshPart = harness.Part{Name: partMesh, Text: "an application and the proxy in its pod: by netfilter, by the hook, and past TCP", Run: runMesh, Print: printMesh}
+// Part is the part mesh.
+var Part = harness.Part{Name: partName, Text: "an application and the proxy in its pod: by netfilter, by the hook, and past TCP", Run: runMesh, Print: printMesh}
 
 // The sides: connections of a pod by netfilter's REDIRECT to the proxy in it, by the hook at connect(2), by that with
 // messages past TCP, and by that with the preload library in client and proxy. The second is the first again: their
 // difference is what the measurement cannot see. In the last there is no proxy.
 const (
-	meshNetfilter = iota
-	meshNetfilterAgain
-	meshHook
-	meshSockmap
+	netfilter = iota
+	netfilterAgain
+	hook
+	sockmap
 	meshRings
-	meshNone
-	meshSides
+	none
+	sides
 )
 
-var meshNames = [meshSides]string{"netfilter", "netfilter (A/A)", "hook", "hook and sockmap", "hook and rings", "no proxy"}
+var names = [sides]string{"netfilter", "netfilter (A/A)", "hook", "hook and sockmap", "hook and rings", "no proxy"}
 
-// meshPods are where the sides are: on node-a the agent has --mesh-sockmap, on node-b it has not.
-var meshPods = [meshSides]string{"b2", "b2", "b1", "a1", "b3", "a2"}
+// pods are where the sides are: on node-a the agent has --mesh-sockmap, on node-b it has not.
+var pods = [sides]string{"b2", "b2", "b1", "a1", "b3", "a2"}
 
 const (
-	meshRounds  = 7 // at most
-	meshSeconds = 1 // of each run of wrk
+	rounds  = 7 // at most
+	seconds = 1 // of each run of wrk
 )
 
 // A meshTraffic is what wrk requests.
@@ -51,9 +51,9 @@ type meshTraffic struct {
 	closing bool // each connection has one request
 }
 
-var meshTraffics = []meshTraffic{
+var traffics = []meshTraffic{
 	{"", "/", web.AnswerLength, false},
-	{"answers of 64 KiB", meshLongPath, meshLongAnswer, false},
+	{"answers of 64 KiB", longPath, longAnswer, false},
 	{"a connection for each request", "/", web.AnswerLength, true},
 }
 
@@ -70,16 +70,16 @@ func (c meshCase) String() string {
 	return c.name + ", " + c.LoadCase.String()
 }
 
-// meshCases are those of a proxy. The traffics after the first one are measured alone, and with smoke only by one
+// cases are those of a proxy. The traffics after the first one are measured alone, and with smoke only by one
 // proxy.
-func meshCases(smoke bool, proxy string) (all []meshCase) {
+func cases(smoke bool, proxy string) (all []meshCase) {
 	for _, load := range harness.LoadCases(smoke) {
-		all = append(all, meshCase{load, meshTraffics[0]})
+		all = append(all, meshCase{load, traffics[0]})
 	}
-	if smoke && proxy != meshSmokeProxy {
+	if smoke && proxy != smokeProxy {
 		return all
 	}
-	for _, traffic := range meshTraffics[1:] {
+	for _, traffic := range traffics[1:] {
 		for _, load := range harness.LoadCases(smoke) {
 			if !load.Busy && load.Connections <= 64 {
 				all = append(all, meshCase{load, traffic})
@@ -89,22 +89,22 @@ func meshCases(smoke bool, proxy string) (all []meshCase) {
 	return all
 }
 
-// meshSmokeProxy needs no program that may be missing.
-const meshSmokeProxy = "haproxy"
+// smokeProxy needs no program that may be missing.
+const smokeProxy = "haproxy"
 
-func meshSeries(proxy string, c meshCase, side int) result.Series {
-	return result.Series{Part: partMesh, Scenario: proxy + ", " + c.String(), Side: meshNames[side], Family: "IPv4",
+func series(proxy string, c meshCase, side int) result.Series {
+	return result.Series{Part: partName, Scenario: proxy + ", " + c.String(), Side: names[side], Family: "IPv4",
 		Parameters: result.Parameters{"connections": c.Connections}}
 }
 
 func runMesh(ctx context.Context, b *harness.Bench) (err error) {
-	rig, err := newMeshRig(ctx, b)
+	rig, err := newRig(ctx, b)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, rig.end()) }()
-	for _, p := range meshProxies(b.Envoy) {
-		if !slices.ContainsFunc(meshCases(b.Smoke, p.name), func(c meshCase) bool { return wantsMesh(b, p.name, c) }) {
+	for _, p := range proxies(b.Envoy) {
+		if !slices.ContainsFunc(cases(b.Smoke, p.name), func(c meshCase) bool { return wants(b, p.name, c) }) {
 			continue
 		}
 		if err := rig.measureProxy(ctx, b, p); err != nil {
@@ -114,8 +114,8 @@ func runMesh(ctx context.Context, b *harness.Bench) (err error) {
 	return nil
 }
 
-// wantsMesh reports whether --case matches.
-func wantsMesh(b *harness.Bench, proxy string, c meshCase) bool {
+// wants reports whether --case matches.
+func wants(b *harness.Bench, proxy string, c meshCase) bool {
 	return b.Only == nil || b.Only.MatchString(fmt.Sprintf("%s %d %s", proxy, c.Connections, c))
 }
 
@@ -126,18 +126,18 @@ func (rig *meshRig) measureProxy(ctx context.Context, b *harness.Bench, p meshPr
 		return err
 	}
 	defer rig.stopProxies(stop)
-	for side := range meshSides {
+	for side := range sides {
 		err := rig.prove(ctx, side)
 		// The proxies of all sides start together. With the sockmap, programs have to be known.
-		if side == 0 || side == meshSockmap || !b.Smoke {
+		if side == 0 || side == sockmap || !b.Smoke {
 			err = errors.Join(err, rig.warmUp(ctx, side))
 		}
 		if err != nil {
-			return fmt.Errorf("%s: %w", meshNames[side], err)
+			return fmt.Errorf("%s: %w", names[side], err)
 		}
 	}
-	for _, c := range meshCases(b.Smoke, p.name) {
-		if !wantsMesh(b, p.name, c) {
+	for _, c := range cases(b.Smoke, p.name) {
+		if !wants(b, p.name, c) {
 			continue
 		}
 		if err := rig.measureCase(ctx, b, p.name, c); err != nil {
@@ -155,29 +155,29 @@ func (rig *meshRig) measureCase(ctx context.Context, b *harness.Bench, proxy str
 		}
 		defer stop()
 	}
-	for round := range min(b.Runs, meshRounds) {
-		for _, side := range harness.Turns(round, meshSides) {
+	for round := range min(b.Runs, rounds) {
+		for _, side := range harness.Turns(round, sides) {
 			if err := rig.measure(ctx, b.Results, proxy, c, side); err != nil {
-				return fmt.Errorf("%s: %w", meshNames[side], err)
+				return fmt.Errorf("%s: %w", names[side], err)
 			}
 		}
 	}
 	return nil
 }
 
-// meshWarmUp is how long a proxy may take to serve: a second, on a machine that is not busy.
-const meshWarmUp = 30 * time.Second
+// warmUp is how long a proxy may take to serve: a second, on a machine that is not busy.
+const warmUp = 30 * time.Second
 
 // warmUp runs wrk without a result, until there are answers. Envoy ends connections in the first second after its
 // start, and may end all of a run.
 func (rig *meshRig) warmUp(ctx context.Context, side int) error {
-	for end := time.Now().Add(meshWarmUp); ; {
-		r, err := rig.wrk(ctx, side, meshCase{harness.LoadCase{Connections: web.Connections, Busy: false}, meshTraffics[0]})
+	for end := time.Now().Add(warmUp); ; {
+		r, err := rig.wrk(ctx, side, meshCase{harness.LoadCase{Connections: web.Connections, Busy: false}, traffics[0]})
 		if r.Requests > 0 {
 			return nil
 		}
 		if ctx.Err() != nil || time.Now().After(end) {
-			return fmt.Errorf("no answer within %v: %w", meshWarmUp, err)
+			return fmt.Errorf("no answer within %v: %w", warmUp, err)
 		}
 	}
 }
@@ -200,16 +200,16 @@ func (rig *meshRig) measure(ctx context.Context, results *result.File, proxy str
 		return err
 	}
 	// A request is one message at least, and its answer another.
-	if n := after - before; side == meshSockmap && n < r.Requests {
+	if n := after - before; side == sockmap && n < r.Requests {
 		return fmt.Errorf("%d messages skipped TCP in %d requests", n, r.Requests)
 	}
 	if side == meshRings && !c.closing && rings < c.Connections {
 		return fmt.Errorf("%d of %d connections were on rings", rings, c.Connections)
 	}
 	add := func(m result.Metric, value float64) {
-		row := result.Row{Series: meshSeries(proxy, c, side), Metric: m}
-		if side != meshNetfilter {
-			row.Against = meshNames[meshNetfilter]
+		row := result.Row{Series: series(proxy, c, side), Metric: m}
+		if side != netfilter {
+			row.Against = names[netfilter]
 		}
 		results.Add(row, value)
 	}
@@ -224,32 +224,32 @@ func (rig *meshRig) measure(ctx context.Context, results *result.File, proxy str
 
 func printMesh(r *harness.Report) {
 	r.Say("\nwrk in a pod, through the proxy in the same pod, to a web server on another host; answers of %d bytes on open connections where nothing else is said. Medians, and ratios to netfilter [95 %% interval]", web.AnswerLength)
-	for _, p := range meshProxies("") {
-		for _, c := range meshCases(false, p.name) {
-			printMeshCase(r, p.name, c)
+	for _, p := range proxies("") {
+		for _, c := range cases(false, p.name) {
+			printCase(r, p.name, c)
 		}
 	}
 }
 
-func printMeshCase(r *harness.Report, proxy string, c meshCase) {
-	of := func(side int, m result.Metric) []float64 { return r.Results.Samples(meshSeries(proxy, c, side), m) }
-	if len(of(meshNetfilter, harness.MetricPerSecond)) == 0 {
+func printCase(r *harness.Report, proxy string, c meshCase) {
+	of := func(side int, m result.Metric) []float64 { return r.Results.Samples(series(proxy, c, side), m) }
+	if len(of(netfilter, harness.MetricPerSecond)) == 0 {
 		return
 	}
 	r.Say("\n  %s, %d at a time, %s", proxy, c.Connections, c)
 	r.Say("    %-17s %10s %8s %8s %8s   %-23s %-23s %-23s", "", "per second", "p50 us", "p90 us", "CPU us", "rate", "p90", "CPU")
-	for side := range meshSides {
+	for side := range sides {
 		ratio := func(m result.Metric) string {
 			if len(of(side, m)) == 0 {
 				return "-"
 			}
-			return stat.MedianInterval(stat.Ratios(of(side, m), of(meshNetfilter, m))).String()
+			return stat.MedianInterval(stat.Ratios(of(side, m), of(netfilter, m))).String()
 		}
 		cpu := "-"
 		if samples := of(side, harness.MetricRequestCPU); len(samples) > 0 {
 			cpu = fmt.Sprintf("%.1f", stat.Median(samples))
 		}
-		r.Say("    %-17s %10.0f %8.0f %8.0f %8s   %-23s %-23s %-23s", meshNames[side], stat.Median(of(side, harness.MetricPerSecond)),
+		r.Say("    %-17s %10.0f %8.0f %8.0f %8s   %-23s %-23s %-23s", names[side], stat.Median(of(side, harness.MetricPerSecond)),
 			stat.Median(of(side, harness.MetricP50)), stat.Median(of(side, harness.MetricP90)), cpu, ratio(harness.MetricPerSecond), ratio(harness.MetricP90), ratio(harness.MetricRequestCPU))
 	}
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package mesh
 
 import (
 	"bytes"
@@ -36,8 +36,8 @@ type meshRig struct {
 	library string              // of the host stack
 }
 
-// meshRedirect are the rules of a sidecar by netfilter, as Istio's: connections of the proxy's user are left alone.
-const meshRedirect = `table ip sidecar {
+// redirect are the rules of a sidecar by netfilter, as Istio's: connections of the proxy's user are left alone.
+const redirect = `table ip sidecar {
 	chain output {
 		type nat hook output priority -100; policy accept;
 		meta skuid 1337 return
@@ -47,26 +47,26 @@ const meshRedirect = `table ip sidecar {
 }`
 
 const (
-	meshProxyUser = 1337
-	meshProxyPort = 15001
-	meshWebPort   = 8090
+	proxyUser = 1337
+	proxyPort = 15001
+	webPort   = 8090
 	// What the web server answers at a path of its own.
-	meshLongPath, meshLongAnswer = "/long", 64 << 10
+	longPath, longAnswer = "/long", 64 << 10
 )
 
-// meshWebConfig answers with 1 KiB, with the file of a path of its own, and at /who with the client's port.
-const meshWebConfig = web.ConfigCommon + `
+// webConfig answers with 1 KiB, with the file of a path of its own, and at /who with the client's port.
+const webConfig = web.ConfigCommon + `
 http {` + web.ConfigHTTP + `
 	server {
 		listen %[2]s backlog=1024;
 		location / { return 200 "%[3]s"; }
-		location = ` + meshLongPath + ` { root %[1]s; }
+		location = ` + longPath + ` { root %[1]s; }
 		location = /who { return 200 "$remote_port"; }
 	}
 }
 `
 
-func newMeshRig(ctx context.Context, b *harness.Bench) (rig *meshRig, err error) {
+func newRig(ctx context.Context, b *harness.Bench) (rig *meshRig, err error) {
 	rig = &meshRig{proxies: map[string]*lab.Cmd{}}
 	if rig.library, _, err = harness.HostStackPrograms(b.Program); err != nil {
 		return nil, err
@@ -80,23 +80,23 @@ func newMeshRig(ctx context.Context, b *harness.Bench) (rig *meshRig, err error)
 		}
 	}()
 	client := rig.world.Host("client")
-	rig.server = netip.AddrPortFrom(client.Addr4, meshWebPort)
-	if rig.web, err = web.StartNginx(ctx, client, fmt.Sprintf(meshWebConfig, web.NginxFolder(client), rig.server, strings.Repeat("b", web.AnswerLength)), rig.server); err != nil {
+	rig.server = netip.AddrPortFrom(client.Addr4, webPort)
+	if rig.web, err = web.StartNginx(ctx, client, fmt.Sprintf(webConfig, web.NginxFolder(client), rig.server, strings.Repeat("b", web.AnswerLength)), rig.server); err != nil {
 		return rig, err
 	}
-	long := filepath.Join(web.NginxFolder(client), meshLongPath)
-	if err := os.WriteFile(long, bytes.Repeat([]byte("b"), meshLongAnswer), 0o644); err != nil {
+	long := filepath.Join(web.NginxFolder(client), longPath)
+	if err := os.WriteFile(long, bytes.Repeat([]byte("b"), longAnswer), 0o644); err != nil {
 		return rig, err
 	}
-	for _, pod := range meshPods {
+	for _, pod := range pods {
 		if err := reusePorts(rig.world.Host(pod)); err != nil {
 			return rig, err
 		}
 	}
-	if out, err := rig.world.Host(meshPods[meshNetfilter]).Command(ctx, "nft", meshRedirect).CombinedOutput(); err != nil {
+	if out, err := rig.world.Host(pods[netfilter]).Command(ctx, "nft", redirect).CombinedOutput(); err != nil {
 		return rig, fmt.Errorf("nft: %w: %s", err, out)
 	}
-	return rig, errors.Join(rig.startAgent(b, "node-a", meshSockmap, "--mesh-sockmap"), rig.startAgent(b, "node-b", meshHook, "--mesh-cgroups="+rig.world.Host(meshPods[meshRings]).Cgroup))
+	return rig, errors.Join(rig.startAgent(b, "node-a", sockmap, "--mesh-sockmap"), rig.startAgent(b, "node-b", hook, "--mesh-cgroups="+rig.world.Host(pods[meshRings]).Cgroup))
 }
 
 // reusePorts has a pod connect from ports of connections that ended more than a second ago. A new connection for each
@@ -109,7 +109,7 @@ func reusePorts(pod *lab.Host) error {
 func (rig *meshRig) startAgent(b *harness.Bench, host string, side int, flags ...string) error {
 	w := rig.world
 	agent := &node.Agent{Host: w.Host(host), Program: b.Program, Manifests: w.Folder,
-		Flags: append([]string{"--edge-mode=off", "--mesh-cgroups=" + w.Host(meshPods[side]).Cgroup}, flags...)}
+		Flags: append([]string{"--edge-mode=off", "--mesh-cgroups=" + w.Host(pods[side]).Cgroup}, flags...)}
 	w.Agents = append(w.Agents, agent)
 	return agent.Start()
 }
@@ -126,7 +126,7 @@ func (rig *meshRig) end() error {
 
 // startProxies starts a proxy in the pod of each side that has one.
 func (rig *meshRig) startProxies(ctx context.Context, p meshProxy) error {
-	for _, side := range []int{meshNetfilter, meshHook, meshSockmap, meshRings} {
+	for _, side := range []int{netfilter, hook, sockmap, meshRings} {
 		if err := rig.startProxy(ctx, p, side); err != nil {
 			return err
 		}
@@ -135,15 +135,15 @@ func (rig *meshRig) startProxies(ctx context.Context, p meshProxy) error {
 }
 
 func (rig *meshRig) startProxy(ctx context.Context, p meshProxy, side int) error {
-	pod := rig.world.Host(meshPods[side])
+	pod := rig.world.Host(pods[side])
 	folder, err := os.MkdirTemp("", "beeline-mesh-")
 	if err != nil {
 		return err
 	}
 	rig.folders = append(rig.folders, folder)
 	config := filepath.Join(folder, "config.yaml")
-	text := strings.NewReplacer("FOLDER", folder, "SERVER", rig.server.String(), "PORT", strconv.Itoa(meshProxyPort)).Replace(p.config)
-	err = errors.Join(os.Chown(folder, meshProxyUser, meshProxyUser), os.WriteFile(config, []byte(text), 0o644))
+	text := strings.NewReplacer("FOLDER", folder, "SERVER", rig.server.String(), "PORT", strconv.Itoa(proxyPort)).Replace(p.config)
+	err = errors.Join(os.Chown(folder, proxyUser, proxyUser), os.WriteFile(config, []byte(text), 0o644))
 	if err != nil {
 		return err
 	}
@@ -151,12 +151,12 @@ func (rig *meshRig) startProxy(ctx context.Context, p meshProxy, side int) error
 	cmd.Env = rig.environment(side)
 	var complaints bytes.Buffer
 	cmd.Stderr = &complaints
-	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: meshProxyUser, Gid: meshProxyUser}}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: proxyUser, Gid: proxyUser}}
 	if err := cmd.Start(); err != nil {
 		return err
 	}
 	rig.proxies[pod.Name] = cmd
-	if err := awaitBound(ctx, pod, meshProxyPort); err != nil {
+	if err := awaitBound(ctx, pod, proxyPort); err != nil {
 		return fmt.Errorf("%s in %s: %w; it printed:\n%s", p.name, pod.Name, err, &complaints)
 	}
 	return nil
@@ -193,14 +193,14 @@ func (rig *meshRig) environment(side int) []string {
 	if side != meshRings {
 		return nil // this program's
 	}
-	return append(os.Environ(), "LD_PRELOAD="+rig.library, fmt.Sprintf("BEELINE_HOSTSTACK_INCLUDE=127.0.0.1:%d", meshProxyPort))
+	return append(os.Environ(), "LD_PRELOAD="+rig.library, fmt.Sprintf("BEELINE_HOSTSTACK_INCLUDE=127.0.0.1:%d", proxyPort))
 }
 
 // wrk runs wrk in the pod of a side. On a busy machine it may get next to no CPU: such a run is repeated.
 func (rig *meshRig) wrk(ctx context.Context, side int, c meshCase) (r web.Result, err error) {
-	load := web.Load{Seconds: meshSeconds, Connections: c.Connections, Path: c.path, Closing: c.closing}
+	load := web.Load{Seconds: seconds, Connections: c.Connections, Path: c.path, Closing: c.closing}
 	for range web.Tries {
-		r, err = web.RunLoad(ctx, rig.world.Host(meshPods[side]), rig.server, load, rig.environment(side))
+		r, err = web.RunLoad(ctx, rig.world.Host(pods[side]), rig.server, load, rig.environment(side))
 		if !errors.Is(err, web.ErrNoAnswer) {
 			break
 		}
@@ -222,7 +222,7 @@ func (rig *meshRig) countRings(side int) (stop func() int) {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	most := make(chan int)
-	maps := fmt.Sprintf("/proc/%d/maps", rig.proxies[meshPods[side]].Process.Pid)
+	maps := fmt.Sprintf("/proc/%d/maps", rig.proxies[pods[side]].Process.Pid)
 	go func() {
 		n := 0
 		for ctx.Err() == nil {
@@ -244,7 +244,7 @@ func (rig *meshRig) prove(ctx context.Context, side int) error {
 	for end := time.Now().Add(proveTime); ; time.Sleep(50 * time.Millisecond) {
 		local, seen, err := rig.who(ctx, side)
 		through, byHook := seen != local.Port(), local.Addr().IsLoopback()
-		if err == nil && through == (side != meshNone) && byHook == (side == meshHook || side == meshSockmap || side == meshRings) {
+		if err == nil && through == (side != none) && byHook == (side == hook || side == sockmap || side == meshRings) {
 			return nil
 		}
 		if ctx.Err() != nil || time.Now().After(end) {
@@ -257,7 +257,7 @@ func (rig *meshRig) prove(ctx context.Context, side int) error {
 func (rig *meshRig) who(ctx context.Context, side int) (local netip.AddrPort, seen uint16, err error) {
 	client := &http.Client{Timeout: web.ListenTimeout, Transport: &http.Transport{DisableKeepAlives: true,
 		DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
-			conn, err := rig.world.Host(meshPods[side]).Dial(ctx, network, address)
+			conn, err := rig.world.Host(pods[side]).Dial(ctx, network, address)
 			if err == nil {
 				local = conn.LocalAddr().(*net.TCPAddr).AddrPort()
 			}
@@ -282,7 +282,7 @@ func (rig *meshRig) who(ctx context.Context, side int) (local netip.AddrPort, se
 
 // skipped is the number of messages past TCP of a side.
 func (rig *meshRig) skipped(side int) (uint64, error) {
-	if side != meshSockmap {
+	if side != sockmap {
 		return 0, nil
 	}
 	counts, err := mesh.ReadCounters(rig.world.Agents[0].BPFFS())
