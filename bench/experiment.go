@@ -10,6 +10,7 @@ import (
 	"beeline.io/beeline/bench/chart"
 	"beeline.io/beeline/bench/forward"
 	"beeline.io/beeline/bench/harness"
+	"beeline.io/beeline/bench/rates"
 	"beeline.io/beeline/bench/result"
 	"beeline.io/beeline/bench/stat"
 )
@@ -57,7 +58,7 @@ func (e experiment) check() error {
 		series  result.Series
 		metric  result.Metric
 	}{
-		{e.rates, rateSeries(experimentBase, 0), harness.MetricPacketCPU},
+		{e.rates, rates.Series(experimentBase, 0), harness.MetricPacketCPU},
 		{e.instructions, instructionSeries(experimentBase), metricInstructions},
 	} {
 		if need.results.Samples(need.series, need.metric) == nil {
@@ -69,7 +70,7 @@ func (e experiment) check() error {
 
 // Samples of a side: nil if there are none.
 func (e experiment) cpu(side string) []float64 {
-	return e.rates.Samples(rateSeries(side, 0), harness.MetricPacketCPU)
+	return e.rates.Samples(rates.Series(side, 0), harness.MetricPacketCPU)
 }
 
 func (e experiment) instructionsOf(side string) []float64 {
@@ -135,8 +136,8 @@ func (e experiment) markdown() string {
 func (e experiment) busy(side string) string {
 	var all []string
 	for _, rate := range []int{1_000_000, 2_000_000} {
-		series := rateSeries(side, rate)
-		used, passed := e.rates.Samples(series, metricShare), e.rates.Samples(series, metricPassed)
+		series := rates.Series(side, rate)
+		used, passed := e.rates.Samples(series, rates.MetricShare), e.rates.Samples(series, rates.MetricPassed)
 		if len(used) == 0 || len(passed) == 0 {
 			return ""
 		}

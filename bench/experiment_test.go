@@ -10,6 +10,7 @@ import (
 
 	"beeline.io/beeline/bench/forward"
 	"beeline.io/beeline/bench/harness"
+	"beeline.io/beeline/bench/rates"
 	"beeline.io/beeline/bench/result"
 )
 
@@ -20,10 +21,10 @@ func experimentFiles(t *testing.T) (ratesPath, instructionsPath string) {
 	one, two := &result.File{Schema: result.Schema}, &result.File{Schema: result.Schema}
 	for range 6 {
 		for side, ns := range map[string]float64{forward.SideXDPSNAT: 400, forward.SideOldIPTables: 2000} {
-			one.Add(result.Row{Series: rateSeries(side, 0), Metric: harness.MetricPacketCPU}, ns)
+			one.Add(result.Row{Series: rates.Series(side, 0), Metric: harness.MetricPacketCPU}, ns)
 			for _, rate := range []int{250_000, 500_000, 1_000_000, 2_000_000} {
-				one.Add(result.Row{Series: rateSeries(side, rate), Metric: metricShare}, min(1, ns*float64(rate)/1e9))
-				one.Add(result.Row{Series: rateSeries(side, rate), Metric: metricPassed}, min(float64(rate), 1e9/ns))
+				one.Add(result.Row{Series: rates.Series(side, rate), Metric: rates.MetricShare}, min(1, ns*float64(rate)/1e9))
+				one.Add(result.Row{Series: rates.Series(side, rate), Metric: rates.MetricPassed}, min(float64(rate), 1e9/ns))
 			}
 		}
 		for side, count := range map[string]float64{forward.SideXDPSNAT: 2000, forward.SideIPVSProxy: 8000} {

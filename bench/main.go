@@ -22,6 +22,7 @@ import (
 	"beeline.io/beeline/bench/harness"
 	"beeline.io/beeline/bench/mesh"
 	"beeline.io/beeline/bench/offload"
+	"beeline.io/beeline/bench/rates"
 	"beeline.io/beeline/bench/sockets"
 	"beeline.io/beeline/test/lab"
 )
@@ -29,7 +30,7 @@ import (
 // parts are all of them, in the order in which they run and are printed. What two of them measure depends on flags.
 func parts(e *enduranceSettings, peers []*peer) []harness.Part {
 	return []harness.Part{
-		sockets.Part, sockets.Hook, sockets.Statistics, podsPart, offload.Part, mesh.Part, edgePart(peers), ratesPart, balancerPart,
+		sockets.Part, sockets.Hook, sockets.Statistics, podsPart, offload.Part, mesh.Part, edgePart(peers), rates.Part, balancerPart,
 		control.Part, changes.Part, endurancePart(e), hoststackPart, instructionsPart,
 	}
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package rates
 
 import (
 	"context"
@@ -14,23 +14,23 @@ import (
 	"beeline.io/beeline/bench/result"
 )
 
-const partRates = "rates"
+const partName = "rates"
 
-// ratesPart is the part rates.
-var ratesPart = harness.Part{Name: partRates, Text: "packets through balancers: CPU time for each, and how many a core takes", Run: runRates, Print: printRates}
+// Part is the part rates.
+var Part = harness.Part{Name: partName, Text: "packets through balancers: CPU time for each, and how many a core takes", Run: runRates, Print: printRates}
 
 // For each slice of packets. CPU time is the balancer's.
 var (
-	metricPassed = result.Metric{Name: "packets per second", Unit: "1/s", Better: result.Higher}
-	metricShare  = result.Metric{Name: "share of a CPU", Unit: "1", Better: result.Lower}
+	MetricPassed = result.Metric{Name: "packets per second", Unit: "1/s", Better: result.Higher}
+	MetricShare  = result.Metric{Name: "share of a CPU", Unit: "1", Better: result.Lower}
 )
 
-// rateOffers are the offered rates, in packets per second.
-var rateOffers = []int{250_000, 500_000, 1_000_000, 2_000_000}
+// offers are the offered rates, in packets per second.
+var offers = []int{250_000, 500_000, 1_000_000, 2_000_000}
 
 const (
-	rateOfferSlice  = 50 * time.Millisecond
-	rateOfferRounds = 5 // at most
+	offerSlice  = 50 * time.Millisecond
+	offerRounds = 5 // at most
 )
 
 func runRates(ctx context.Context, b *harness.Bench) (err error) {
@@ -49,14 +49,14 @@ func runRates(ctx context.Context, b *harness.Bench) (err error) {
 			if b.Only != nil && !b.Only.MatchString(s.Name) {
 				continue
 			}
-			if err := measureRate(ctx, b, s); err != nil {
+			if err := measure(ctx, b, s); err != nil {
 				return fmt.Errorf("%s: %w", s.Name, err)
 			}
-			if round >= rateOfferRounds {
+			if round >= offerRounds {
 				continue
 			}
-			for _, rate := range rateOffers {
-				if err := offerRate(ctx, b, s, rate); err != nil {
+			for _, rate := range offers {
+				if err := offer(ctx, b, s, rate); err != nil {
 					return fmt.Errorf("%s, %d packets per second: %w", s.Name, rate, err)
 				}
 			}
@@ -65,9 +65,9 @@ func runRates(ctx context.Context, b *harness.Bench) (err error) {
 	return nil
 }
 
-// rateSeries is a side's series; offered is 0 for packets as fast as they are accepted.
-func rateSeries(side string, offered int) result.Series {
-	s := result.Series{Part: partRates, Scenario: "UDP, established, as fast as it goes", Side: side, Family: "IPv4",
+// Series is a side's series; offered is 0 for packets as fast as they are accepted.
+func Series(side string, offered int) result.Series {
+	s := result.Series{Part: partName, Scenario: "UDP, established, as fast as it goes", Side: side, Family: "IPv4",
 		Parameters: result.Parameters{"flows": forward.Flows}}
 	if offered > 0 {
 		s.Scenario, s.Parameters["packets offered per second"] = "UDP, established, offered at a rate", offered
@@ -75,8 +75,8 @@ func rateSeries(side string, offered int) result.Series {
 	return s
 }
 
-// measureRate sends as fast as packets are accepted.
-func measureRate(ctx context.Context, b *harness.Bench, s *forward.Side) error {
+// measure sends as fast as packets are accepted.
+func measure(ctx context.Context, b *harness.Bench, s *forward.Side) error {
 	slice := forward.Burst{Set: s.Frames(), Packets: math.MaxInt64, Limit: forward.SliceLength, Like: s.Like()}
 	if b.Smoke {
 		slice.Limit = forward.SliceLengthSmoke
@@ -91,14 +91,14 @@ func measureRate(ctx context.Context, b *harness.Bench, s *forward.Side) error {
 	if err != nil {
 		return err
 	}
-	row := result.Row{Series: rateSeries(s.Name, 0), Metric: harness.MetricPacketCPU, Against: s.Against()}
+	row := result.Row{Series: Series(s.Name, 0), Metric: harness.MetricPacketCPU, Against: s.Against()}
 	b.Results.Add(row, float64(o.CPU.Nanoseconds())/float64(o.Sent))
 	return nil
 }
 
-// offerRate sends so many packets per second, if they are accepted.
-func offerRate(ctx context.Context, b *harness.Bench, s *forward.Side, rate int) error {
-	slice := forward.Burst{Set: s.Frames(), Packets: math.MaxInt64, Limit: rateOfferSlice, Like: s.Like(), Pace: time.Second / time.Duration(rate)}
+// offer sends so many packets per second, if they are accepted.
+func offer(ctx context.Context, b *harness.Bench, s *forward.Side, rate int) error {
+	slice := forward.Burst{Set: s.Frames(), Packets: math.MaxInt64, Limit: offerSlice, Like: s.Like(), Pace: time.Second / time.Duration(rate)}
 	if b.Smoke {
 		slice.Limit = forward.SliceLengthSmoke
 	}
@@ -106,8 +106,8 @@ func offerRate(ctx context.Context, b *harness.Bench, s *forward.Side, rate int)
 	if err != nil {
 		return err
 	}
-	series := rateSeries(s.Name, rate)
-	b.Results.Add(result.Row{Series: series, Metric: metricPassed, Against: s.Against()}, float64(o.Sent)/o.Took.Seconds())
-	b.Results.Add(result.Row{Series: series, Metric: metricShare, Against: s.Against()}, o.CPU.Seconds()/o.Took.Seconds())
+	series := Series(s.Name, rate)
+	b.Results.Add(result.Row{Series: series, Metric: MetricPassed, Against: s.Against()}, float64(o.Sent)/o.Took.Seconds())
+	b.Results.Add(result.Row{Series: series, Metric: MetricShare, Against: s.Against()}, o.CPU.Seconds()/o.Took.Seconds())
 	return nil
 }
