@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package hoststack
 
 import (
 	"context"
@@ -50,7 +50,7 @@ func (c exchangeCase) attached(side int) int {
 }
 
 func exchangeSeries(side int, c exchangeCase) result.Series {
-	return result.Series{Part: partHostStack, Scenario: "request of 64 octets, " + c.String(), Side: exchangeNames[side], Family: "IPv4",
+	return result.Series{Part: partName, Scenario: "request of 64 octets, " + c.String(), Side: exchangeNames[side], Family: "IPv4",
 		Parameters: result.Parameters{"octets": c.reply}}
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package hoststack
 
 import (
 	"bytes"
@@ -16,26 +16,26 @@ import (
 	"beeline.io/beeline/bench/stat"
 )
 
-const partHostStack = "hoststack"
+const partName = "hoststack"
 
-// hoststackPart is the part hoststack. It needs programs of its own.
-var hoststackPart = harness.Part{Name: partHostStack, Text: "programs that talk through shared memory, beside the kernel's loopback", Named: true, Run: runHostStack, Print: printHostStack}
+// Part is the part hoststack. It needs programs of its own.
+var Part = harness.Part{Name: partName, Text: "programs that talk through shared memory, beside the kernel's loopback", Named: true, Run: runHostStack, Print: printHostStack}
 
 // The sides: the kernel's loopback, the same again, and rings. The difference of the first two is what the
 // measurement cannot see.
 const (
-	hostStackKernel = iota
-	hostStackKernelAgain
-	hostStackRings
-	hostStackSides
+	kernel = iota
+	kernelAgain
+	rings
+	sides
 )
 
-var hostStackNames = [hostStackSides]string{"kernel", "kernel (A/A)", "rings"}
+var names = [sides]string{"kernel", "kernel (A/A)", "rings"}
 
-const hostStackScenario = "ping-pong of 64 octets between two processes"
+const scenario = "ping-pong of 64 octets between two processes"
 
 func hostStackSeries(side int, c harness.LoadCase) result.Series {
-	return result.Series{Part: partHostStack, Scenario: hostStackScenario + ", " + c.String(), Side: hostStackNames[side], Family: "IPv4",
+	return result.Series{Part: partName, Scenario: scenario + ", " + c.String(), Side: names[side], Family: "IPv4",
 		Parameters: result.Parameters{"connections": c.Connections}}
 }
 
@@ -45,7 +45,7 @@ func runHostStack(ctx context.Context, b *harness.Bench) error {
 		return err
 	}
 	for _, c := range harness.LoadCases(false) {
-		if err := measureHostStack(ctx, b, library, pingpong, c); err != nil {
+		if err := measure(ctx, b, library, pingpong, c); err != nil {
 			return err
 		}
 	}
@@ -59,7 +59,7 @@ func runHostStack(ctx context.Context, b *harness.Bench) error {
 	return nil
 }
 
-func measureHostStack(ctx context.Context, b *harness.Bench, library, pingpong string, c harness.LoadCase) error {
+func measure(ctx context.Context, b *harness.Bench, library, pingpong string, c harness.LoadCase) error {
 	if c.Busy {
 		stop, err := harness.StartBusyProgram(ctx)
 		if err != nil {
@@ -77,21 +77,21 @@ func measureHostStack(ctx context.Context, b *harness.Bench, library, pingpong s
 
 // hostStackRound has each side take its turn, another one first in each round.
 func hostStackRound(ctx context.Context, b *harness.Bench, library, pingpong string, c harness.LoadCase, round int) error {
-	for turn := range hostStackSides {
-		side := (turn + round) % hostStackSides
+	for turn := range sides {
+		side := (turn + round) % sides
 		preload := ""
-		if side == hostStackRings {
+		if side == rings {
 			preload = library
 		}
-		want := map[bool]int{true: c.Connections}[side == hostStackRings]
+		want := map[bool]int{true: c.Connections}[side == rings]
 		sample, err := pingPong(ctx, b, pingpong, preload, c.Connections)
 		if err != nil {
-			return fmt.Errorf("%s, %d connections: %w", hostStackNames[side], c.Connections, err)
+			return fmt.Errorf("%s, %d connections: %w", names[side], c.Connections, err)
 		}
 		if sample.Attached != want {
-			return fmt.Errorf("%s: %d of %d connections are on rings", hostStackNames[side], sample.Attached, c.Connections)
+			return fmt.Errorf("%s: %d of %d connections are on rings", names[side], sample.Attached, c.Connections)
 		}
-		sample.add(b.Results, hostStackSeries(side, c), side == hostStackKernel)
+		sample.add(b.Results, hostStackSeries(side, c), side == kernel)
 	}
 	return nil
 }
@@ -130,27 +130,27 @@ func (s pingPongSample) add(results *result.File, series result.Series, yardstic
 	}{{harness.MetricP50, s.P50}, {harness.MetricP90, s.P90}, {harness.MetricCPU, s.ClientCPU + s.ServerCPU}} {
 		row := result.Row{Series: series, Metric: m.metric}
 		if !yardstick {
-			row.Against = hostStackNames[hostStackKernel]
+			row.Against = names[kernel]
 		}
 		results.Add(row, m.value)
 	}
 }
 
 func printHostStack(r *harness.Report) {
-	r.Say("\n%s on loopback. Ratios to the kernel, median of the rounds [95 %% interval]; the CPU time is of both processes", hostStackScenario)
+	r.Say("\n%s on loopback. Ratios to the kernel, median of the rounds [95 %% interval]; the CPU time is of both processes", scenario)
 	for _, c := range harness.LoadCases(false) {
 		of := func(side int, m result.Metric) []float64 {
 			return r.Results.Samples(hostStackSeries(side, c), m)
 		}
-		if len(of(hostStackKernel, harness.MetricP50)) == 0 {
+		if len(of(kernel, harness.MetricP50)) == 0 {
 			continue
 		}
-		r.Say("  %d connections, %s: kernel p50 %.1f us, p90 %.1f us, %.1f us of CPU time for each", c.Connections, c, stat.Median(of(hostStackKernel, harness.MetricP50)),
-			stat.Median(of(hostStackKernel, harness.MetricP90)), stat.Median(of(hostStackKernel, harness.MetricCPU)))
-		for _, side := range []int{hostStackKernelAgain, hostStackRings} {
-			line := fmt.Sprintf("    %-12s", hostStackNames[side])
+		r.Say("  %d connections, %s: kernel p50 %.1f us, p90 %.1f us, %.1f us of CPU time for each", c.Connections, c, stat.Median(of(kernel, harness.MetricP50)),
+			stat.Median(of(kernel, harness.MetricP90)), stat.Median(of(kernel, harness.MetricCPU)))
+		for _, side := range []int{kernelAgain, rings} {
+			line := fmt.Sprintf("    %-12s", names[side])
 			for _, m := range []result.Metric{harness.MetricP50, harness.MetricP90, harness.MetricCPU} {
-				line += fmt.Sprintf("  %s %s", m.Name, stat.MedianInterval(stat.Ratios(of(side, m), of(hostStackKernel, m))))
+				line += fmt.Sprintf("  %s %s", m.Name, stat.MedianInterval(stat.Ratios(of(side, m), of(kernel, m))))
 			}
 			r.Say("%s", line)
 		}

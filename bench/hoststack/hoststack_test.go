@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package hoststack
 
 import (
 	"bytes"
@@ -23,14 +23,14 @@ func TestHostStack(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := hoststackPart.Run(t.Context(), b); err != nil {
+	if err := Part.Run(t.Context(), b); err != nil {
 		t.Fatalf("%v\n%s", err, &out)
 	}
 	r := b.Results
 	for _, c := range harness.LoadCases(false) {
-		for side := range hostStackSides {
+		for side := range sides {
 			if got := r.Samples(hostStackSeries(side, c), harness.MetricP90); len(got) != 1 || got[0] <= 0 {
-				t.Errorf("%s, %+v: p90 %v", hostStackNames[side], c, got)
+				t.Errorf("%s, %+v: p90 %v", names[side], c, got)
 			}
 		}
 	}
@@ -41,5 +41,5 @@ func TestHostStack(t *testing.T) {
 			}
 		}
 	}
-	hoststackPart.Print(&b.Report)
+	Part.Print(&b.Report)
 }
