@@ -10,6 +10,7 @@ import (
 	"beeline.io/beeline/bench/chart"
 	"beeline.io/beeline/bench/forward"
 	"beeline.io/beeline/bench/harness"
+	"beeline.io/beeline/bench/instructions"
 	"beeline.io/beeline/bench/rates"
 	"beeline.io/beeline/bench/result"
 	"beeline.io/beeline/bench/stat"
@@ -59,7 +60,7 @@ func (e experiment) check() error {
 		metric  result.Metric
 	}{
 		{e.rates, rates.Series(experimentBase, 0), harness.MetricPacketCPU},
-		{e.instructions, instructionSeries(experimentBase), metricInstructions},
+		{e.instructions, instructions.Series(experimentBase), instructions.MetricInstructions},
 	} {
 		if need.results.Samples(need.series, need.metric) == nil {
 			return fmt.Errorf("the results of the part %s have no row %q of %q", need.series.Part, need.metric.Name, experimentBase)
@@ -74,7 +75,7 @@ func (e experiment) cpu(side string) []float64 {
 }
 
 func (e experiment) instructionsOf(side string) []float64 {
-	return e.instructions.Samples(instructionSeries(side), metricInstructions)
+	return e.instructions.Samples(instructions.Series(side), instructions.MetricInstructions)
 }
 
 // ofBase is how many packets pass for each one of the base, given samples of the cost of one.

@@ -10,6 +10,7 @@ import (
 
 	"beeline.io/beeline/bench/forward"
 	"beeline.io/beeline/bench/harness"
+	"beeline.io/beeline/bench/instructions"
 	"beeline.io/beeline/bench/rates"
 	"beeline.io/beeline/bench/result"
 )
@@ -28,7 +29,7 @@ func experimentFiles(t *testing.T) (ratesPath, instructionsPath string) {
 			}
 		}
 		for side, count := range map[string]float64{forward.SideXDPSNAT: 2000, forward.SideIPVSProxy: 8000} {
-			two.Add(result.Row{Series: instructionSeries(side), Metric: metricInstructions}, count)
+			two.Add(result.Row{Series: instructions.Series(side), Metric: instructions.MetricInstructions}, count)
 		}
 	}
 	ratesPath, instructionsPath = filepath.Join(t.TempDir(), "rates.json"), filepath.Join(t.TempDir(), "instructions.json")

@@ -21,6 +21,7 @@ import (
 	"beeline.io/beeline/bench/endpoint"
 	"beeline.io/beeline/bench/harness"
 	"beeline.io/beeline/bench/hoststack"
+	"beeline.io/beeline/bench/instructions"
 	"beeline.io/beeline/bench/mesh"
 	"beeline.io/beeline/bench/offload"
 	"beeline.io/beeline/bench/rates"
@@ -32,7 +33,7 @@ import (
 func parts(e *enduranceSettings, peers []*peer) []harness.Part {
 	return []harness.Part{
 		sockets.Part, sockets.Hook, sockets.Statistics, podsPart, offload.Part, mesh.Part, edgePart(peers), rates.Part, balancerPart,
-		control.Part, changes.Part, endurancePart(e), hoststack.Part, instructionsPart,
+		control.Part, changes.Part, endurancePart(e), hoststack.Part, instructions.Part,
 	}
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package instructions
 
 import (
 	"context"
@@ -16,20 +16,20 @@ import (
 	"beeline.io/beeline/bench/stat"
 )
 
-const partInstructions = "instructions"
+const partName = "instructions"
 
-// instructionsPart is the part instructions. It is not for a real machine.
-var instructionsPart = harness.Part{Name: partInstructions, Text: "instructions for each packet through balancers, IPVS among them, in an emulated machine", Named: true, Run: runInstructions, Print: printInstructions}
+// Part is the part instructions. It is not for a real machine.
+var Part = harness.Part{Name: partName, Text: "instructions for each packet through balancers, IPVS among them, in an emulated machine", Named: true, Run: runInstructions, Print: printInstructions}
 
 // In an emulated machine whose time is the number of instructions executed (`scripts/kernels --instructions`
 // boots one), CPU time is an instruction count. The path is that of the part rates, with the same threads, on
 // one CPU.
 
-var metricInstructions = result.Metric{Name: "instructions per packet", Unit: "1", Better: result.Lower}
+var MetricInstructions = result.Metric{Name: "instructions per packet", Unit: "1", Better: result.Lower}
 
 const (
-	instructionRounds  = 6 // at most: the count hardly differs
-	instructionPackets = 4 * forward.Flows
+	rounds  = 6 // at most: the count hardly differs
+	packets = 4 * forward.Flows
 )
 
 func runInstructions(ctx context.Context, b *harness.Bench) (err error) {
@@ -48,7 +48,7 @@ func runInstructions(ctx context.Context, b *harness.Bench) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, rig.End()) }()
-	for round := range min(b.Runs, instructionRounds) {
+	for round := range min(b.Runs, rounds) {
 		for _, i := range harness.Turns(round, len(rig.Sides)) {
 			s := rig.Sides[i]
 			if err := countPackets(ctx, b, s, each); err != nil {
@@ -59,13 +59,13 @@ func runInstructions(ctx context.Context, b *harness.Bench) (err error) {
 	return nil
 }
 
-func instructionSeries(side string) result.Series {
-	return result.Series{Part: partInstructions, Scenario: "UDP, established", Side: side, Family: "IPv4", Parameters: result.Parameters{"flows": forward.Flows}}
+func Series(side string) result.Series {
+	return result.Series{Part: partName, Scenario: "UDP, established", Side: side, Family: "IPv4", Parameters: result.Parameters{"flows": forward.Flows}}
 }
 
 // countPackets sends packets of known flows; `each` is the time of an instruction.
 func countPackets(ctx context.Context, b *harness.Bench, s *forward.Side, each time.Duration) error {
-	many := forward.Burst{Set: s.Frames(), Packets: instructionPackets, Like: s.Like()}
+	many := forward.Burst{Set: s.Frames(), Packets: packets, Like: s.Like()}
 	if b.Smoke {
 		many.Packets = forward.Flows
 	}
@@ -73,7 +73,7 @@ func countPackets(ctx context.Context, b *harness.Bench, s *forward.Side, each t
 	if err != nil {
 		return err
 	}
-	row := result.Row{Series: instructionSeries(s.Name), Metric: metricInstructions, Against: s.Against()}
+	row := result.Row{Series: Series(s.Name), Metric: MetricInstructions, Against: s.Against()}
 	b.Results.Add(row, float64(o.CPU)/float64(each)/float64(o.Sent))
 	return nil
 }
@@ -106,8 +106,8 @@ func commonTime(addition, division float64) (time.Duration, error) {
 	return time.Duration(ns), nil
 }
 
-// instructionPairs are the printed ratios; they have no bounds.
-var instructionPairs = []struct{ side, by string }{
+// pairs are the printed ratios; they have no bounds.
+var pairs = []struct{ side, by string }{
 	{forward.SideXDPSNAT, forward.SideMinimalXDP}, {forward.SideXDPDSR, forward.SideMinimalXDP}, {forward.SideTCSNAT, forward.SideMinimalTC}, {forward.SideTCDSR, forward.SideMinimalTC},
 	{forward.SideTCSNAT, forward.SideXDPSNAT},
 	{forward.SideIPTables, forward.SideXDPSNAT}, {forward.SideOldIPTables, forward.SideXDPSNAT}, {forward.SideMasquerade, forward.SideXDPSNAT}, {forward.SideNFT, forward.SideXDPSNAT},
@@ -116,18 +116,18 @@ var instructionPairs = []struct{ side, by string }{
 }
 
 func printInstructions(r *harness.Report) {
-	rows := r.Results.Of(partInstructions, metricInstructions)
+	rows := r.Results.Of(partName, MetricInstructions)
 	r.Say("\n%d flows of UDP over IPv4, both ways known, on one emulated CPU; medians of %d rounds", forward.Flows, len(rows[0].Samples))
 	r.Say("Instructions of the balancer's own thread for a packet: no client, no receiver, no cache misses, no waiting\n")
 	r.Say("  %-34s %12s %20s", "", "instructions", "least - most")
 	for _, row := range rows {
-		if row.Scenario == instructionSeries("").Scenario {
+		if row.Scenario == Series("").Scenario {
 			sayInstructions(r, row)
 		}
 	}
 	r.Say("\nRatios of instructions for a packet, round by round")
-	of := func(side string) []float64 { return r.Results.Samples(instructionSeries(side), metricInstructions) }
-	for _, g := range instructionPairs {
+	of := func(side string) []float64 { return r.Results.Samples(Series(side), MetricInstructions) }
+	for _, g := range pairs {
 		r.Say("  %-34s by %-34s %s", g.side, g.by, strings.TrimSpace(stat.MedianInterval(stat.Ratios(of(g.side), of(g.by))).String()))
 	}
 	printFlowtable(r, rows)

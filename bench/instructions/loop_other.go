@@ -2,7 +2,7 @@
 
 //go:build !amd64
 
-package main
+package instructions
 
 // There are no loops, so none are counted.
 const instructionsOfLoop = 0

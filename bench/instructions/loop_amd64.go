@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package instructions
 
 // instructionsOfLoop is the number of instructions in each of the loops below.
 const instructionsOfLoop = 5

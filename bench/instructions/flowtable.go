@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package instructions
 
 import (
 	"context"
@@ -55,7 +55,7 @@ func countFlowtable(ctx context.Context, b *harness.Bench, each time.Duration) e
 			return err
 		}
 	}
-	for range min(b.Runs, instructionRounds) {
+	for range min(b.Runs, rounds) {
 		if err := countFlowtableRound(b, each, stack, short); err != nil {
 			return err
 		}
@@ -161,19 +161,19 @@ func countFlowtableRound(b *harness.Bench, each time.Duration, stack, short *flo
 		if err != nil {
 			return fmt.Errorf("%s: %w", side.name, err)
 		}
-		row := result.Row{Series: flowtableSeries(side.name), Metric: metricInstructions}
+		row := result.Row{Series: flowtableSeries(side.name), Metric: MetricInstructions}
 		b.Results.Add(row, all-generator)
 	}
 	return nil
 }
 
 func flowtableSeries(side string) result.Series {
-	return result.Series{Part: partInstructions, Scenario: "UDP, established, at a router", Side: side, Family: "IPv4"}
+	return result.Series{Part: partName, Scenario: "UDP, established, at a router", Side: side, Family: "IPv4"}
 }
 
 // printFlowtable prints nothing for results from before there was a flowtable.
 func printFlowtable(r *harness.Report, rows []result.Row) {
-	of := func(side string) []float64 { return r.Results.Samples(flowtableSeries(side), metricInstructions) }
+	of := func(side string) []float64 { return r.Results.Samples(flowtableSeries(side), MetricInstructions) }
 	if len(of(sideFlowtable)) == 0 {
 		return
 	}
