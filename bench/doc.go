@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"beeline.io/beeline/bench/chart"
+	"beeline.io/beeline/bench/endurance"
 	"beeline.io/beeline/bench/harness"
 	"beeline.io/beeline/bench/result"
 )
@@ -57,8 +58,8 @@ func document(results *result.File, path string) error {
 	var text bytes.Buffer
 	printAll(&harness.Report{Out: &text, Results: results})
 	mark := markText
-	if results.Only(partEndurance) {
-		mark = partEndurance
+	if results.Only(endurance.PartName) {
+		mark = endurance.PartName
 	}
 	if page, err = replace(page, mark, "```\n"+text.String()+"```\n"); err != nil {
 		return fmt.Errorf("%s: %w", path, err)

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"beeline.io/beeline/bench/endurance"
 	"beeline.io/beeline/bench/harness"
 	"beeline.io/beeline/bench/result"
 	"beeline.io/beeline/test/controlplane"
@@ -25,7 +26,7 @@ func TestEnduranceSmoke(t *testing.T) {
 	}
 	needs.Root(t)
 	s := commandLine{Settings: harness.Settings{Program: node.Program(t), ControlPlane: "../build/controlplane", CPUs: harness.CPUsAuto, Smoke: true},
-		parts: []string{partEndurance}, output: filepath.Join(t.TempDir(), "results.json")}
+		parts: []string{endurance.PartName}, output: filepath.Join(t.TempDir(), "results.json")}
 	if err := s.check(1); err != nil {
 		t.Fatal(err)
 	}
@@ -64,11 +65,11 @@ func TestEnduranceSmoke(t *testing.T) {
 			t.Errorf("%s has %d rows, want %d", side, got, want)
 		}
 	}
-	if got := len(r.Of(partEndurance, result.Metric{Name: "flood packets per second", Unit: "1/s", Better: result.None})); got != len(rows) {
+	if got := len(r.Of(endurance.PartName, result.Metric{Name: "flood packets per second", Unit: "1/s", Better: result.None})); got != len(rows) {
 		t.Errorf("%d rates of floods, want one of each side", got)
 	}
 	page := filepath.Join(t.TempDir(), "page.md")
-	marks := fmt.Sprintf(markBegin+markEnd+"between\n"+markBegin+"old\n"+markEnd+markBegin+markEnd, markText, markText, partEndurance, partEndurance, markCharts, markCharts)
+	marks := fmt.Sprintf(markBegin+markEnd+"between\n"+markBegin+"old\n"+markEnd+markBegin+markEnd, markText, markText, endurance.PartName, endurance.PartName, markCharts, markCharts)
 	if err := os.WriteFile(page, []byte(marks), 0o600); err != nil {
 		t.Fatal(err)
 	}

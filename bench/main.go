@@ -19,6 +19,7 @@ import (
 	"beeline.io/beeline/bench/changes"
 	"beeline.io/beeline/bench/control"
 	"beeline.io/beeline/bench/endpoint"
+	"beeline.io/beeline/bench/endurance"
 	"beeline.io/beeline/bench/harness"
 	"beeline.io/beeline/bench/hoststack"
 	"beeline.io/beeline/bench/instructions"
@@ -30,10 +31,10 @@ import (
 )
 
 // parts are all of them, in the order in which they run and are printed. What two of them measure depends on flags.
-func parts(e *enduranceSettings, peers []*peer) []harness.Part {
+func parts(e *endurance.Settings, peers []*peer) []harness.Part {
 	return []harness.Part{
 		sockets.Part, sockets.Hook, sockets.Statistics, podsPart, offload.Part, mesh.Part, edgePart(peers), rates.Part, balancerPart,
-		control.Part, changes.Part, endurancePart(e), hoststack.Part, instructions.Part,
+		control.Part, changes.Part, endurance.Part(e), hoststack.Part, instructions.Part,
 	}
 }
 

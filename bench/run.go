@@ -16,6 +16,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"beeline.io/beeline/bench/endurance"
 	"beeline.io/beeline/bench/harness"
 )
 
@@ -25,7 +26,7 @@ type commandLine struct {
 	parts     []string
 	output    string
 	peer      []string
-	endurance enduranceSettings
+	endurance endurance.Settings
 }
 
 func runCommand() *cobra.Command {
@@ -63,14 +64,14 @@ func runCommand() *cobra.Command {
 	flags.StringVarP(&s.output, "output", "o", "", "file for all samples, as JSON")
 	flags.StringArrayVar(&s.peer, "peer", nil, "in the part edge also time this program, with this packet: name=ID,packet=FILE; more than once")
 	flags.BoolVar(&s.Smoke, "smoke", false, "a moment of each scenario, to see that traffic flows; the figures mean nothing")
-	s.endurance.flags(flags)
+	s.endurance.Flags(flags)
 	return c
 }
 
 func (s *commandLine) check(seconds float64) error {
 	if s.Smoke {
 		s.Runs, s.Slice = 1, 20*time.Millisecond
-		s.endurance.smoke()
+		s.endurance.Smoke()
 	}
 	for _, name := range s.parts {
 		if !slices.Contains(partNames(), name) {
@@ -80,8 +81,8 @@ func (s *commandLine) check(seconds float64) error {
 	if len(s.peer) > 0 && len(s.parts) > 0 && !slices.Contains(s.parts, partEdge) {
 		return fmt.Errorf("--peer %s: peers are timed in the part %s: name it with --part, or name no part", s.peer[0], partEdge)
 	}
-	if slices.Contains(s.parts, partEndurance) {
-		if err := s.endurance.check(); err != nil {
+	if slices.Contains(s.parts, endurance.PartName) {
+		if err := s.endurance.Check(); err != nil {
 			return err
 		}
 	}

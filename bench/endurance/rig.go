@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package endurance
 
 import (
 	"context"
@@ -34,25 +34,25 @@ type enduranceSide struct {
 }
 
 const (
-	sideEnduranceDirect  = "direct"
-	sideEnduranceRunning = "Beeline"
-	sideEnduranceStopped = "Beeline, agent killed"
-	sideEnduranceRules   = "iptables, DNAT and MASQUERADE"
-	sideEnduranceProxy   = harness.ProxySides + "nftables"
+	sideDirect  = "direct"
+	sideRunning = "Beeline"
+	sideStopped = "Beeline, agent killed"
+	sideRules   = "iptables, DNAT and MASQUERADE"
+	sideProxy   = harness.ProxySides + "nftables"
 )
 
-var enduranceSides = []enduranceSide{
-	{name: sideEnduranceDirect, direct: true},
-	{name: sideEnduranceRunning, balance: (*enduranceRig).addBeeline},
-	{name: sideEnduranceStopped, balance: (*enduranceRig).addStoppedBeeline},
-	{name: sideEnduranceRules, conntrack: true, balance: (*enduranceRig).addRules},
-	{name: sideEnduranceProxy, conntrack: true, balance: (*enduranceRig).addProxy},
+var sides = []enduranceSide{
+	{name: sideDirect, direct: true},
+	{name: sideRunning, balance: (*enduranceRig).addBeeline},
+	{name: sideStopped, balance: (*enduranceRig).addStoppedBeeline},
+	{name: sideRules, conntrack: true, balance: (*enduranceRig).addRules},
+	{name: sideProxy, conntrack: true, balance: (*enduranceRig).addProxy},
 }
 
 // records is the size of the side's table in a turn, and whether to measure it.
-func (s enduranceSide) records(b *enduranceBench, turn, size, machineMax int) (int, bool) {
+func (s enduranceSide) records(b *bench, turn, size, machineMax int) (int, bool) {
 	switch {
-	case s.name == sideEnduranceProxy && controlplane.Find(b.ControlPlane) != nil:
+	case s.name == sideProxy && controlplane.Find(b.ControlPlane) != nil:
 		return size, false // as the printed table says
 	case !s.conntrack || b.endurance.setMax:
 		return size, true
@@ -63,7 +63,7 @@ func (s enduranceSide) records(b *enduranceBench, turn, size, machineMax int) (i
 
 // An enduranceRig is a lab with one side.
 type enduranceRig struct {
-	bench   *enduranceBench
+	bench   *bench
 	side    enduranceSide
 	records int
 	world   *harness.World
@@ -76,19 +76,19 @@ type enduranceRig struct {
 
 // Addresses of honest clients, and spoofed ones of floods. Replies to the latter end at the fabric.
 var (
-	enduranceClientRange = netip.MustParsePrefix("10.200.0.0/16")
-	enduranceFloodRange  = netip.MustParsePrefix("100.64.0.0/10")
+	clientRange = netip.MustParsePrefix("10.200.0.0/16")
+	floodRange  = netip.MustParsePrefix("100.64.0.0/10")
 )
 
-var endurancePods = []string{"b1", "b2"}
+var pods = []string{"b1", "b2"}
 
-var enduranceServices = []struct {
+var services = []struct {
 	name   string
 	number uint8
 	at     netip.Addr
 }{{"asked", 101, harness.AddressSNAT}, {"other", 102, harness.AddressDSR}}
 
-func newEnduranceRig(ctx context.Context, b *enduranceBench, side enduranceSide, records int) (rig *enduranceRig, err error) {
+func newRig(ctx context.Context, b *bench, side enduranceSide, records int) (rig *enduranceRig, err error) {
 	w, err := harness.NewWorld()
 	if err != nil {
 		return nil, err
@@ -104,9 +104,9 @@ func newEnduranceRig(ctx context.Context, b *enduranceBench, side enduranceSide,
 	}
 	clients := netip.PrefixFrom(w.Host("node-a").Addr4, 32)
 	if side.direct {
-		clients, rig.device = enduranceClientRange, "node-b"
+		clients, rig.device = clientRange, "node-b"
 	}
-	for _, pod := range endurancePods {
+	for _, pod := range pods {
 		server, err := endpoint.StartLoadServer(ctx, w.Host(pod), harness.ServerPort, clients, b.Two.Server)
 		if err != nil {
 			return rig, err
@@ -117,7 +117,7 @@ func newEnduranceRig(ctx context.Context, b *enduranceBench, side enduranceSide,
 		rig.target, rig.other = netip.AddrPortFrom(w.Host("b1").Addr4, harness.ServerPort), netip.AddrPortFrom(w.Host("b2").Addr4, harness.ServerPort)
 		return rig, nil
 	}
-	rig.target, rig.other = netip.AddrPortFrom(enduranceServices[0].at, harness.ServicePort), netip.AddrPortFrom(enduranceServices[1].at, harness.ServicePort)
+	rig.target, rig.other = netip.AddrPortFrom(services[0].at, harness.ServicePort), netip.AddrPortFrom(services[1].at, harness.ServicePort)
 	return rig, side.balance(rig, ctx)
 }
 
@@ -138,10 +138,10 @@ func (rig *enduranceRig) finish() error {
 		// A flood's packets take the clients' path, but without a balancer they have their own
 		// addresses.
 		if seen.Strange > 0 && !rig.side.direct {
-			return fmt.Errorf("%s saw %d connections and datagrams of other addresses than node-a's", endurancePods[i], seen.Strange)
+			return fmt.Errorf("%s saw %d connections and datagrams of other addresses than node-a's", pods[i], seen.Strange)
 		}
 		if rig.side.direct && seen.Strange > seen.Flood {
-			return fmt.Errorf("%s saw %d connections and datagrams that are no client's and no flood's", endurancePods[i], seen.Strange-seen.Flood)
+			return fmt.Errorf("%s saw %d connections and datagrams that are no client's and no flood's", pods[i], seen.Strange-seen.Flood)
 		}
 	}
 	return nil
@@ -169,12 +169,12 @@ func (rig *enduranceRig) addNetwork() error {
 		return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
 	}
 	errs := []error{
-		route("client", "lo", netlink.Route{Dst: network(enduranceClientRange), Type: unix.RTN_LOCAL, Table: unix.RT_TABLE_LOCAL, Scope: netlink.SCOPE_HOST}),
-		route("fabric", "client", netlink.Route{Dst: network(enduranceClientRange), Gw: w.Host("client").Addr4.AsSlice()}),
-		route("fabric", "lo", netlink.Route{Dst: network(enduranceFloodRange), Type: unix.RTN_BLACKHOLE}),
+		route("client", "lo", netlink.Route{Dst: network(clientRange), Type: unix.RTN_LOCAL, Table: unix.RT_TABLE_LOCAL, Scope: netlink.SCOPE_HOST}),
+		route("fabric", "client", netlink.Route{Dst: network(clientRange), Gw: w.Host("client").Addr4.AsSlice()}),
+		route("fabric", "lo", netlink.Route{Dst: network(floodRange), Type: unix.RTN_BLACKHOLE}),
 		harness.RouteTo(w.Host("fabric"), "node-a", harness.BalancedRange, w.Host("node-a").Addr4),
 	}
-	for _, host := range append([]string{"client"}, endurancePods...) {
+	for _, host := range append([]string{"client"}, pods...) {
 		errs = append(errs, w.Host(host).Do(func() error {
 			return os.WriteFile("/proc/sys/net/ipv4/tcp_max_tw_buckets", []byte("2000000"), 0o644)
 		}))
@@ -184,8 +184,8 @@ func (rig *enduranceRig) addNetwork() error {
 
 // objects are the Services, and their endpoints.
 func (rig *enduranceRig) objects() (all []runtime.Object) {
-	for i, s := range enduranceServices {
-		service, slices := node.Service(s.name, s.number), node.Slices(s.name, rig.world.Host(endurancePods[i]))
+	for i, s := range services {
+		service, slices := node.Service(s.name, s.number), node.Slices(s.name, rig.world.Host(pods[i]))
 		node.SetPorts(service, slices,
 			node.Port{Name: "tcp", Protocol: corev1.ProtocolTCP, Port: harness.ServicePort, Target: harness.ServerPort},
 			node.Port{Name: "udp", Protocol: corev1.ProtocolUDP, Port: harness.ServicePort, Target: harness.ServerPort})
@@ -219,8 +219,8 @@ func (rig *enduranceRig) addStoppedBeeline(ctx context.Context) error {
 
 func (rig *enduranceRig) addRules(ctx context.Context) error {
 	host := rig.world.Host("node-a")
-	for i, s := range enduranceServices {
-		backend := rig.world.Host(endurancePods[i]).Addr4
+	for i, s := range services {
+		backend := rig.world.Host(pods[i]).Addr4
 		for _, protocol := range []string{"tcp", "udp"} {
 			for _, rule := range [][]string{
 				{"PREROUTING", "-d", s.at.String(), "-p", protocol, "--dport", strconv.Itoa(harness.ServicePort), "-j", "DNAT", "--to-destination", netip.AddrPortFrom(backend, harness.ServerPort).String()},
@@ -251,11 +251,11 @@ func (rig *enduranceRig) addProxy(ctx context.Context) error {
 		return err
 	}
 	var wanted []string
-	for i, s := range enduranceServices {
+	for i, s := range services {
 		for _, protocol := range []string{"tcp", "udp"} {
 			wanted = append(wanted, fmt.Sprintf("%s . %s . %d", s.at, protocol, harness.ServicePort))
 		}
-		wanted = append(wanted, fmt.Sprintf("%s . %d", rig.world.Host(endurancePods[i]).Addr4, harness.ServerPort))
+		wanted = append(wanted, fmt.Sprintf("%s . %d", rig.world.Host(pods[i]).Addr4, harness.ServerPort))
 	}
 	limited, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
@@ -275,7 +275,7 @@ func (rig *enduranceRig) clients(count int) (first int) {
 func (rig *enduranceRig) startIdle(ctx context.Context) (*endpoint.Idle, error) {
 	each := rig.bench.endurance.idle
 	return endpoint.StartIdle(ctx, rig.world.Host("client"), endpoint.IdleConfig{
-		Targets: []netip.AddrPort{rig.target, rig.other}, Each: each, Sources: enduranceClientRange, First: rig.clients(2 * each),
+		Targets: []netip.AddrPort{rig.target, rig.other}, Each: each, Sources: clientRange, First: rig.clients(2 * each),
 		Patience: patience, CPU: rig.bench.Two.Client,
 	})
 }
@@ -293,7 +293,7 @@ func (rig *enduranceRig) startFlood(ctx context.Context, answered bool) (*endpoi
 	}
 	return endpoint.StartFlood(ctx, fabric, endpoint.FloodConfig{
 		Device: rig.device, Index: far.Index, From: [6]byte(far.HardwareAddr), To: [6]byte(near.HardwareAddr),
-		Targets: []netip.AddrPort{rig.target, rig.other}, Sources: enduranceFloodRange, Answered: answered,
+		Targets: []netip.AddrPort{rig.target, rig.other}, Sources: floodRange, Answered: answered,
 		Rate: rig.bench.endurance.floodRate, CPU: rig.bench.Two.Client,
 	})
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package endurance
 
 import (
 	"cmp"
@@ -27,8 +27,8 @@ func TestEnduranceCountsFaults(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	b := &enduranceBench{&harness.Bench{Report: harness.Report{Results: &result.File{}}, One: one, Two: two}, &enduranceSettings{idle: 20}}
-	rig, err := newEnduranceRig(t.Context(), b, enduranceSides[0], 0)
+	b := &bench{&harness.Bench{Report: harness.Report{Results: &result.File{}}, One: one, Two: two}, &Settings{idle: 20}}
+	rig, err := newRig(t.Context(), b, sides[0], 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -80,7 +80,7 @@ func TestEnduranceCountsFaults(t *testing.T) {
 					t.Logf("excused: repeated after %+v, want %+v", got, c.want)
 				}
 				rule(t, slices.Concat(c.rule, fourth, c.target)...)
-				c.load.Target, c.load.Sources, c.load.First = rig.target, enduranceClientRange, rig.clients(clients)
+				c.load.Target, c.load.Sources, c.load.First = rig.target, clientRange, rig.clients(clients)
 				// All begin before the first of them retransmits, because every fourth packet
 				// should be another client's.
 				c.load.Count, c.load.Rate, c.load.CPU = clients, 2000, two.Client
@@ -99,7 +99,7 @@ func TestEnduranceCountsFaults(t *testing.T) {
 	t.Run("idle connections", func(t *testing.T) {
 		iptables(t, "-F", "FORWARD")
 		idle, err := endpoint.StartIdle(t.Context(), rig.world.Host("client"), endpoint.IdleConfig{
-			Targets: []netip.AddrPort{rig.target, rig.other}, Each: 20, Sources: enduranceClientRange, First: rig.clients(40), Patience: 3 * time.Second, CPU: two.Client})
+			Targets: []netip.AddrPort{rig.target, rig.other}, Each: 20, Sources: clientRange, First: rig.clients(40), Patience: 3 * time.Second, CPU: two.Client})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -117,7 +117,7 @@ func TestEnduranceCountsFaults(t *testing.T) {
 		lost, served := endpoint.IdleCount{Asked: 10}, endpoint.IdleCount{Asked: 10, Answered: 10}
 		for i, want := range []endpoint.IdleCount{lost, served} {
 			if got[i].Client != want || got[i].Server != want {
-				t.Errorf("to %s: %+v, want %+v of each kind", endurancePods[i], got[i], want)
+				t.Errorf("to %s: %+v, want %+v of each kind", pods[i], got[i], want)
 			}
 		}
 	})
@@ -141,7 +141,7 @@ func TestEnduranceCountsFaults(t *testing.T) {
 	}
 	rig.servers = append(rig.servers, server)
 	if _, err := endpoint.RunLoad(t.Context(), rig.world.Host("client"), endpoint.LoadConfig{
-		Target: rig.target, Sources: enduranceClientRange, First: rig.clients(1), Count: 1, Rate: 1, Patience: time.Second, CPU: two.Client}); err != nil {
+		Target: rig.target, Sources: clientRange, First: rig.clients(1), Count: 1, Rate: 1, Patience: time.Second, CPU: two.Client}); err != nil {
 		t.Fatal(err)
 	}
 	if err := rig.finish(); err == nil || !strings.Contains(err.Error(), "b1 saw 1 connections") {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package endurance
 
 import (
 	"fmt"
@@ -12,7 +12,7 @@ import (
 
 // printEndurance prints a line for each kind of clients, side by side by the size of the table.
 func printEndurance(r *harness.Report) {
-	rows := r.Results.Of(partEndurance, metricAsked)
+	rows := r.Results.Of(PartName, metricAsked)
 	proxies, last := false, ""
 	for _, row := range rows {
 		records, has := row.Parameters["records"]
@@ -24,7 +24,7 @@ func printEndurance(r *harness.Report) {
 			last = title
 			r.Say("\n%-76s %9s %9s %9s %9s %9s %9s %9s %10s %10s %6s", title, "asked", "failed", "refused", "reset", "timed out", "wrong", "delayed", "per second", "p99 ms", "CPUs")
 		}
-		proxies = proxies || row.Side == sideEnduranceProxy
+		proxies = proxies || row.Side == sideProxy
 		count := func(m result.Metric) string {
 			if all := r.Results.Samples(row.Series, m); len(all) > 0 {
 				return fmt.Sprintf("%.0f", all[0])

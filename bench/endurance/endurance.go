@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package endurance
 
 import (
 	"context"
@@ -17,23 +17,23 @@ import (
 	"beeline.io/beeline/bench/result"
 )
 
-// partEndurance takes longer than all others.
-const partEndurance = "endurance"
+// PartName takes longer than all others.
+const PartName = "endurance"
 
-// endurancePart is the part with these settings.
-func endurancePart(s *enduranceSettings) harness.Part {
-	run := func(ctx context.Context, b *harness.Bench) error { return runEndurance(ctx, &enduranceBench{b, s}) }
-	return harness.Part{Name: partEndurance, Text: "what load and floods over time do to new connections and to idle ones", Named: true, Run: run, Print: printEndurance}
+// Part is the part with these settings.
+func Part(s *Settings) harness.Part {
+	run := func(ctx context.Context, b *harness.Bench) error { return runEndurance(ctx, &bench{b, s}) }
+	return harness.Part{Name: PartName, Text: "what load and floods over time do to new connections and to idle ones", Named: true, Run: run, Print: printEndurance}
 }
 
-// enduranceBench is a run of the part.
-type enduranceBench struct {
+// bench is a run of the part.
+type bench struct {
 	*harness.Bench
-	endurance *enduranceSettings
+	endurance *Settings
 }
 
-// enduranceSettings are the flags of the part endurance.
-type enduranceSettings struct {
+// Settings are the flags of the part endurance.
+type Settings struct {
 	sizes     []int
 	idle      int // connections to each Service
 	load      time.Duration
@@ -46,7 +46,7 @@ type enduranceSettings struct {
 	setMax    bool
 }
 
-func (s *enduranceSettings) flags(f *pflag.FlagSet) {
+func (s *Settings) Flags(f *pflag.FlagSet) {
 	f.IntSliceVar(&s.sizes, "records", []int{262_144, 16_384, 2_097_152}, "of the part endurance: sizes of the conntrack table, --max-flows and nf_conntrack_max; the load runs at the first")
 	f.IntVar(&s.idle, "idle", 1000, "of the part endurance: idle TCP connections to each of the two Services")
 	f.DurationVar(&s.load, "load", 5*time.Minute, "of the part endurance: length of the load")
@@ -60,13 +60,13 @@ func (s *enduranceSettings) flags(f *pflag.FlagSet) {
 	f.BoolVar(&s.setMax, "set-conntrack-max", false, "of the part endurance: set the machine's own net.netfilter.nf_conntrack_max to each size for iptables and kube-proxy, and restore it; without it they run only at the machine's size")
 }
 
-// smoke shortens the part for a smoke test.
-func (s *enduranceSettings) smoke() {
+// Smoke shortens the part for a smoke test.
+func (s *Settings) Smoke() {
 	s.sizes, s.idle, s.load, s.udp, s.tcp = []int{16_384}, 50, time.Second, 200, 200
 	s.flood, s.clients, s.floodRate, s.setMax = time.Second, 50, 5000, false
 }
 
-func (s *enduranceSettings) check() error {
+func (s *Settings) Check() error {
 	for _, size := range s.sizes {
 		if size < 64 || size > 1<<26 {
 			return fmt.Errorf("--records %d: between 64 and %d", size, 1<<26)
@@ -130,7 +130,7 @@ const (
 	patience    = 10 * time.Second
 )
 
-func runEndurance(ctx context.Context, b *enduranceBench) error {
+func runEndurance(ctx context.Context, b *bench) error {
 	if b.Two.Client == b.Two.Server {
 		return errors.New("the clients and the servers need a CPU each, but there is only one")
 	}
@@ -139,7 +139,7 @@ func runEndurance(ctx context.Context, b *enduranceBench) error {
 		return err
 	}
 	for turn, size := range b.endurance.sizes {
-		for _, side := range enduranceSides {
+		for _, side := range sides {
 			if side.direct && turn > 0 || !side.direct && b.Only != nil && !b.Only.MatchString(side.name) {
 				continue
 			}
@@ -148,11 +148,11 @@ func runEndurance(ctx context.Context, b *enduranceBench) error {
 				b.progress("%s with %d records: skipped", side.name, size)
 				continue
 			}
-			for _, phase := range endurancePhases {
+			for _, phase := range phases {
 				if phase.once && turn > 0 || phase.long && b.Smoke {
 					continue
 				}
-				if err := measureEndurance(ctx, b, side, records, phase); err != nil {
+				if err := measure(ctx, b, side, records, phase); err != nil {
 					return fmt.Errorf("%s with %d records, %s: %w", side.name, records, phase.name, err)
 				}
 			}
@@ -162,7 +162,7 @@ func runEndurance(ctx context.Context, b *enduranceBench) error {
 }
 
 // progress reports progress, on stderr and not with the results.
-func (b *enduranceBench) progress(format string, args ...any) {
+func (b *bench) progress(format string, args ...any) {
 	fmt.Fprintf(os.Stderr, "%s  "+format+"\n", append([]any{time.Now().Format(time.TimeOnly)}, args...)...)
 }
 
@@ -175,14 +175,14 @@ type endurancePhase struct {
 	run  func(*enduranceRig, context.Context) error
 }
 
-var endurancePhases = []endurancePhase{
+var phases = []endurancePhase{
 	{"load", true, false, (*enduranceRig).load},
 	{floodUnanswered, false, true, func(rig *enduranceRig, ctx context.Context) error { return rig.flood(ctx, floodUnanswered, false) }},
 	{floodAnswered, false, false, func(rig *enduranceRig, ctx context.Context) error { return rig.flood(ctx, floodAnswered, true) }},
 }
 
-// measureEndurance measures a phase of a side.
-func measureEndurance(ctx context.Context, b *enduranceBench, side enduranceSide, records int, phase endurancePhase) (err error) {
+// measure measures a phase of a side.
+func measure(ctx context.Context, b *bench, side enduranceSide, records int, phase endurancePhase) (err error) {
 	if b.endurance.setMax && side.conntrack {
 		restore, err := setConntrackMax(records)
 		if err != nil {
@@ -195,7 +195,7 @@ func measureEndurance(ctx context.Context, b *enduranceBench, side enduranceSide
 		size = fmt.Sprintf(", %d records", records)
 	}
 	b.progress("%s%s: %s", side.name, size, phase.name)
-	rig, err := newEnduranceRig(ctx, b, side, records)
+	rig, err := newRig(ctx, b, side, records)
 	if err != nil {
 		return err
 	}
@@ -215,14 +215,14 @@ func measureEndurance(ctx context.Context, b *enduranceBench, side enduranceSide
 }
 
 // Without a balancer the load need not be longer: only TIME_WAIT grows, which is complete after a minute.
-const enduranceDirectLoad = 90 * time.Second
+const directLoad = 90 * time.Second
 
 // load runs the loads, at the same time or in turn.
 func (rig *enduranceRig) load(ctx context.Context) error {
 	e := rig.bench.endurance
 	length := e.load
 	if rig.side.direct {
-		length = min(length, enduranceDirectLoad)
+		length = min(length, directLoad)
 	}
 	udp := []enduranceClients{{scenario: scenarioUDP, datagrams: true, rate: e.udp, patience: patienceUDP}}
 	tcp := []enduranceClients{
@@ -260,7 +260,7 @@ func (rig *enduranceRig) run(ctx context.Context, all []enduranceClients) error 
 	before := harness.UsageNow()
 	for i, c := range all {
 		config := endpoint.LoadConfig{
-			Target: rig.target, Datagrams: c.datagrams, ServerCloses: c.serverCloses, Sources: enduranceClientRange, First: rig.clients(c.count),
+			Target: rig.target, Datagrams: c.datagrams, ServerCloses: c.serverCloses, Sources: clientRange, First: rig.clients(c.count),
 			Count: c.count, Rate: c.rate, Patience: c.patience, AskAgain: c.askAgain, CPU: rig.bench.Two.Client,
 		}
 		kinds.Go(func() { results[i], errs[i] = endpoint.RunLoad(ctx, rig.world.Host("client"), config) })
@@ -296,7 +296,7 @@ func (rig *enduranceRig) series(scenario string, parameters result.Parameters) r
 	if !rig.side.direct {
 		parameters["records"] = rig.records
 	}
-	return result.Series{Part: partEndurance, Scenario: scenario, Side: rig.side.name, Family: "IPv4", Parameters: parameters}
+	return result.Series{Part: PartName, Scenario: scenario, Side: rig.side.name, Family: "IPv4", Parameters: parameters}
 }
 
 // note adds the results of clients.
