@@ -16,6 +16,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"beeline.io/beeline/bench/balancer"
 	"beeline.io/beeline/bench/changes"
 	"beeline.io/beeline/bench/control"
 	"beeline.io/beeline/bench/endpoint"
@@ -33,7 +34,7 @@ import (
 // parts are all of them, in the order in which they run and are printed. What two of them measure depends on flags.
 func parts(e *endurance.Settings, peers []*peer) []harness.Part {
 	return []harness.Part{
-		sockets.Part, sockets.Hook, sockets.Statistics, podsPart, offload.Part, mesh.Part, edgePart(peers), rates.Part, balancerPart,
+		sockets.Part, sockets.Hook, sockets.Statistics, podsPart, offload.Part, mesh.Part, edgePart(peers), rates.Part, balancer.Part,
 		control.Part, changes.Part, endurance.Part(e), hoststack.Part, instructions.Part,
 	}
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package balancer
 
 import (
 	"context"
@@ -32,7 +32,7 @@ const (
 	httpPort, streamPort, sockmapPort = 8001, 8002, 8003
 )
 
-func newBalancerRig(ctx context.Context, b *harness.Bench) (rig *balancerRig, err error) {
+func newRig(ctx context.Context, b *harness.Bench) (rig *balancerRig, err error) {
 	rig = &balancerRig{}
 	defer func() {
 		if err != nil {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package balancer
 
 import (
 	"context"
@@ -13,10 +13,10 @@ import (
 	"beeline.io/beeline/bench/web"
 )
 
-const partBalancer = "balancer"
+const partName = "balancer"
 
-// balancerPart is the part balancer.
-var balancerPart = harness.Part{Name: partBalancer, Text: "a client and two web servers, by Beeline and by other balancers", Run: runBalancer, Print: printBalancer}
+// Part is the part balancer.
+var Part = harness.Part{Name: partName, Text: "a client and two web servers, by Beeline and by other balancers", Run: runBalancer, Print: printBalancer}
 
 // For each run of wrk. CPU time is the whole machine's.
 var metricRequests = result.Metric{Name: "requests", Unit: "1", Better: result.None}
@@ -28,7 +28,7 @@ const (
 )
 
 func runBalancer(ctx context.Context, b *harness.Bench) (err error) {
-	rig, err := newBalancerRig(ctx, b)
+	rig, err := newRig(ctx, b)
 	if err != nil {
 		return err
 	}
@@ -102,7 +102,7 @@ func (w *way) run(ctx context.Context, b *harness.Bench, seconds int) error {
 }
 
 func waySeries(way string) result.Series {
-	return result.Series{Part: partBalancer, Scenario: "HTTP, connections kept open", Side: way, Family: "IPv4",
+	return result.Series{Part: partName, Scenario: "HTTP, connections kept open", Side: way, Family: "IPv4",
 		Parameters: result.Parameters{"connections": web.Connections, "servers": len(webPods)}}
 }
 
@@ -111,7 +111,7 @@ func printBalancer(r *harness.Report) {
 	direct, sockmap := rates(wayOfDirect), rates(wayOfSockmap)
 	r.Say("\nwrk -t%d -c%d through two web servers, answers of %d bytes; medians of %d rounds, rates also least - most", web.Threads, web.Connections, web.AnswerLength, len(direct))
 	r.Say("\n  %-24s %10s %17s %8s %8s %8s   %-23s %-23s", "", "per second", "", "p50 us", "p99 us", "CPU us", "rate, by direct", "rate, by sockmap")
-	for _, row := range r.Results.Of(partBalancer, harness.MetricPerSecond) {
+	for _, row := range r.Results.Of(partName, harness.MetricPerSecond) {
 		median := func(m result.Metric) float64 { return stat.Median(r.Results.Samples(row.Series, m)) }
 		r.Say("  %-24s %10.0f %8.0f -%7.0f %8.0f %8.0f %8.1f   %-23s %-23s", row.Side,
 			median(harness.MetricPerSecond), stat.Quantile(row.Samples, 0), stat.Quantile(row.Samples, 1),

@@ -1,4 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+// clang-format off
+//go:build ignore
+// clang-format on
+
 /* A balancer by sockmap: data that arrives on one of two connections is forwarded on the other,
  * without user space. */
 #include <linux/bpf.h>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package balancer
 
 import (
 	"errors"
@@ -14,6 +14,8 @@ import (
 
 	"beeline.io/beeline/test/lab"
 )
+
+//go:generate go tool bpf2go -target bpfel -cc $BPF_CLANG -strip $BPF_STRIP -cflags $BPF_CFLAGS -no-global-types -type sockmap_counters Sockmap sockmap.bpf.c
 
 // A sockmapBalancer accepts connections on a host, opens one to a backend for each, and leaves the traffic
 // between the two to a program of type sk_skb (bpf/sockmap.bpf.c): it never reads or writes a connection. One
