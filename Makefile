@@ -35,7 +35,7 @@ GENERATED := internal/bpf/sock_bpfel.go internal/bpf/bind_bpfel.go internal/bpf/
 	internal/bpf/connectexplain_bpfel.go internal/bpf/edgetc_bpfel.go internal/bpf/edgemigrate_bpfel.go internal/bpf/edgel3_bpfel.go internal/bpf/edgexdp_bpfel.go internal/bpf/pod_bpfel.go internal/bpf/podnetkit_bpfel.go internal/bpf/podl3_bpfel.go internal/bpf/offload_bpfel.go internal/bpf/offloadl3_bpfel.go internal/bpf/mesh_bpfel.go internal/bpf/meshinbound_bpfel.go internal/bpf/meshreroute_bpfel.go internal/bpf/xdpslot_bpfel.go \
 	internal/bpf/xdpdispatch/xdpdispatcher_bpfel.go test/counter/counter_bpfel.go test/shared/shared_bpfel.go test/shared/meshpolicy_bpfel.go
 GENERATED_FOLDERS := $(sort $(dir $(GENERATED)))
-BENCH_GENERATED := bench/testrun/costxdp_bpfel.go bench/testrun/costtc_bpfel.go bench/balancer/sockmap_bpfel.go bench/podsredirect_bpfel.go \
+BENCH_GENERATED := bench/testrun/costxdp_bpfel.go bench/testrun/costtc_bpfel.go bench/balancer/sockmap_bpfel.go bench/pods/podsredirect_bpfel.go \
 	bench/forward/rates_bpfel.go bench/forward/ratestc_bpfel.go
 BENCH_FOLDERS := $(sort $(dir $(BENCH_GENERATED)))
 SCRIPTS := hoststack/programs/run scripts/audit scripts/hoststack scripts/manifests scripts/includes scripts/walls scripts/links scripts/words scripts/setup scripts/mutants scripts/suites scripts/envoy scripts/kernels test/kernels/guest test/kernels/instructions .ci/run test/edge/testdata/systemd

@@ -26,6 +26,7 @@ import (
 	"beeline.io/beeline/bench/instructions"
 	"beeline.io/beeline/bench/mesh"
 	"beeline.io/beeline/bench/offload"
+	"beeline.io/beeline/bench/pods"
 	"beeline.io/beeline/bench/rates"
 	"beeline.io/beeline/bench/sockets"
 	"beeline.io/beeline/test/lab"
@@ -34,7 +35,7 @@ import (
 // parts are all of them, in the order in which they run and are printed. What two of them measure depends on flags.
 func parts(e *endurance.Settings, peers []*peer) []harness.Part {
 	return []harness.Part{
-		sockets.Part, sockets.Hook, sockets.Statistics, podsPart, offload.Part, mesh.Part, edgePart(peers), rates.Part, balancer.Part,
+		sockets.Part, sockets.Hook, sockets.Statistics, pods.Part, offload.Part, mesh.Part, edgePart(peers), rates.Part, balancer.Part,
 		control.Part, changes.Part, endurance.Part(e), hoststack.Part, instructions.Part,
 	}
 }

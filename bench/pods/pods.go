@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package pods
 
 import (
 	"context"
@@ -23,23 +23,23 @@ import (
 	"beeline.io/beeline/test/node"
 )
 
-const partPods = "pods"
+const partName = "pods"
 
-// podsPart is the part pods.
-var podsPart = harness.Part{Name: partPods, Text: "traffic between pods through the stack and past it", Run: runPods, Print: printPods}
+// Part is the part pods.
+var Part = harness.Part{Name: partName, Text: "traffic between pods through the stack and past it", Run: runPods, Print: printPods}
 
 // The sides: the same traffic through the stack of the nodes, and past it. The second is the first again: their
 // difference is what the measurement cannot see. The last one shows what of the shortcut's time is
 // its decisions.
 const (
-	podsStack = iota
-	podsStackAgain
-	podsShortcut
-	podsOnlyRedirect // bpf/pods_redirect.bpf.c
-	podsSides
+	stack = iota
+	stackAgain
+	shortcut
+	onlyRedirect // bpf/pods_redirect.bpf.c
+	sides
 )
 
-var podsNames = [podsSides]string{"stack", "stack (A/A)", "shortcut", "only redirect"}
+var podsNames = [sides]string{"stack", "stack (A/A)", "shortcut", "only redirect"}
 
 // podsCase is a kind of traffic between two pods, on nodes whose forward chain has kubeRules and so many more.
 type podsCase struct {
@@ -54,7 +54,7 @@ func (c podsCase) String() string {
 	return fmt.Sprintf("%s, %s, %s, %d at a time, %d rules", c.mode, c.family, c.path, c.connections, c.rules)
 }
 
-func podsCases() (all []podsCase) {
+func cases() (all []podsCase) {
 	for _, rules := range []int{0, 1000} {
 		for _, path := range []string{"local", "remote"} {
 			all = append(all,
@@ -69,8 +69,8 @@ func podsCases() (all []podsCase) {
 	return all
 }
 
-// podsServers are the pods that a1 talks to, by the path.
-var podsServers = map[string]string{"local": "a2", "remote": "b1"}
+// servers are the pods that a1 talks to, by the path.
+var servers = map[string]string{"local": "a2", "remote": "b1"}
 
 // podsRig is a cluster whose nodes had agents: so the benchmark alone attaches and detaches the programs.
 type podsRig struct {
@@ -94,7 +94,7 @@ func runPods(ctx context.Context, b *harness.Bench) (err error) {
 	}
 	defer func() { err = errors.Join(err, w.End()) }()
 	rig := &podsRig{world: w, softirq: harness.SoftirqThreads()}
-	for _, pod := range podsServers {
+	for _, pod := range servers {
 		if err := w.StartServer(ctx, pod, b.Two.Server); err != nil {
 			return err
 		}
@@ -107,7 +107,7 @@ func runPods(ctx context.Context, b *harness.Bench) (err error) {
 		defer n.program.Close()
 		rig.nodes = append(rig.nodes, n)
 	}
-	for _, c := range podsCases() {
+	for _, c := range cases() {
 		if b.Only != nil && !b.Only.MatchString(c.String()) {
 			continue
 		}
@@ -203,11 +203,11 @@ func (rig *podsRig) measure(ctx context.Context, b *harness.Bench, c podsCase) e
 		}
 	}
 	cpus := harness.PairOf(b.Results.Settings, c.connections)
-	if err := rig.world.Servers[podsServers[c.path]].Pin(cpus.Server); err != nil {
+	if err := rig.world.Servers[servers[c.path]].Pin(cpus.Server); err != nil {
 		return err
 	}
 	for round := range b.Runs {
-		for _, side := range harness.Turns(round, podsSides) {
+		for _, side := range harness.Turns(round, sides) {
 			slice, err := rig.slice(ctx, b, c, side, cpus.Client)
 			if err != nil {
 				return fmt.Errorf("%s: %w", podsNames[side], err)
@@ -221,7 +221,7 @@ func (rig *podsRig) measure(ctx context.Context, b *harness.Bench, c podsCase) e
 // slice is a short time of traffic on one side, and the proof of its path. Flows in the kernel's conntrack, which would
 // stay on the stack, are deleted first.
 func (rig *podsRig) slice(ctx context.Context, b *harness.Bench, c podsCase, side, cpu int) (r endpoint.Result, err error) {
-	server := podsServers[c.path]
+	server := servers[c.path]
 	config := endpoint.ClientConfig{
 		Mode: c.mode, Target: netip.AddrPortFrom(rig.world.Host(server).Addr4, harness.ServerPort), Connections: c.connections,
 		Warmup: b.Slice / 10, Measure: b.Slice, CPU: cpu, Processes: append([]int{rig.world.Servers[server].PID()}, rig.softirq...),
@@ -231,7 +231,7 @@ func (rig *podsRig) slice(ctx context.Context, b *harness.Bench, c podsCase, sid
 	}
 	var before, after uint64
 	var redirect *podsRedirect
-	if side == podsOnlyRedirect {
+	if side == onlyRedirect {
 		redirect, err = redirectBetween(rig.world.Lab, [2]string{"a1", server})
 		defer func() { err = errors.Join(err, redirect.close()) }()
 		if err != nil {
@@ -247,7 +247,7 @@ func (rig *podsRig) slice(ctx context.Context, b *harness.Bench, c podsCase, sid
 			return r, err
 		}
 		before += packets
-		if side == podsShortcut {
+		if side == shortcut {
 			detach, err := n.attach()
 			defer detach()
 			if err != nil {
@@ -270,14 +270,14 @@ func (rig *podsRig) slice(ctx context.Context, b *harness.Bench, c podsCase, sid
 			return r, errors.Join(err, fmt.Errorf("%d packets were redirected, of %d operations", n, r.Operations))
 		}
 	}
-	if taken := after - before; r.Operations == 0 || (taken >= r.Operations) != (side == podsShortcut) && c.mode != endpoint.Stream || (taken > 0) != (side == podsShortcut) {
+	if taken := after - before; r.Operations == 0 || (taken >= r.Operations) != (side == shortcut) && c.mode != endpoint.Stream || (taken > 0) != (side == shortcut) {
 		return r, fmt.Errorf("%d packets took the shortcut, of %d operations", taken, r.Operations)
 	}
 	return r, nil
 }
 
 func (c podsCase) series(side int) result.Series {
-	return result.Series{Part: partPods, Scenario: fmt.Sprintf("%s, %s", c.mode, c.path), Side: podsNames[side],
+	return result.Series{Part: partName, Scenario: fmt.Sprintf("%s, %s", c.mode, c.path), Side: podsNames[side],
 		Family: c.family, Parameters: result.Parameters{"connections": c.connections, "rules": c.rules}}
 }
 
@@ -290,8 +290,8 @@ func (c podsCase) add(results *result.File, side int, r endpoint.Result) {
 		{harness.MetricP10, harness.Micros(r.P10)}, {harness.MetricP50, harness.Micros(r.P50)}, {harness.MetricRate, operations / r.Elapsed.Seconds()}, {harness.MetricCPU, harness.Micros(r.CPU) / operations},
 	} {
 		row := result.Row{Series: c.series(side), Metric: sample.metric}
-		if side != podsStack {
-			row.Against = podsNames[podsStack]
+		if side != stack {
+			row.Against = podsNames[stack]
 		}
 		results.Add(row, sample.value)
 	}
@@ -300,17 +300,17 @@ func (c podsCase) add(results *result.File, side int, r endpoint.Result) {
 func printPods(r *harness.Report) {
 	r.Say("\nBetween two pods, of one node (local) or of two (remote), through the nodes' stack, past it, and past it by a program that only redirects, with netfilter rules as kube-proxy and flannel make them, and 0 or 1,000 rules of a policy. "+
 		"Ratios to the stack, median of %d paired slices [95 %% interval]; of a stream an operation is %d KiB", r.Results.Settings.Runs, endpoint.StreamWrite>>10)
-	for _, c := range podsCases() {
-		if len(r.Results.Samples(c.series(podsStack), harness.MetricRate)) == 0 {
+	for _, c := range cases() {
+		if len(r.Results.Samples(c.series(stack), harness.MetricRate)) == 0 {
 			continue
 		}
-		r.Say("  %s: stack %.0f per second, %.1f us of CPU time each", c, stat.Median(r.Results.Samples(c.series(podsStack), harness.MetricRate)),
-			stat.Median(r.Results.Samples(c.series(podsStack), harness.MetricCPU)))
-		for _, side := range []int{podsStackAgain, podsShortcut, podsOnlyRedirect} {
+		r.Say("  %s: stack %.0f per second, %.1f us of CPU time each", c, stat.Median(r.Results.Samples(c.series(stack), harness.MetricRate)),
+			stat.Median(r.Results.Samples(c.series(stack), harness.MetricCPU)))
+		for _, side := range []int{stackAgain, shortcut, onlyRedirect} {
 			line := fmt.Sprintf("    %-13s", podsNames[side])
 			for _, m := range []result.Metric{harness.MetricP50, harness.MetricRate, harness.MetricCPU} {
 				of := func(side int) []float64 { return r.Results.Samples(c.series(side), m) }
-				line += fmt.Sprintf("  %s %s", m.Name, stat.MedianInterval(stat.Ratios(of(side), of(podsStack))))
+				line += fmt.Sprintf("  %s %s", m.Name, stat.MedianInterval(stat.Ratios(of(side), of(stack))))
 			}
 			r.Say("%s", line)
 		}

@@ -1,4 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+// clang-format off
+//go:build ignore
+// clang-format on
+
 /* A shortcut between pods that decides nothing: TCP and UDP that arrive by a device all go to one
  * pod, or to the neighbour behind one device. To a pod it bounds what any program at this hook can
  * save. */

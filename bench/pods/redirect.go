@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package pods
 
 import (
 	"errors"
@@ -12,6 +12,8 @@ import (
 
 	"beeline.io/beeline/test/lab"
 )
+
+//go:generate go tool bpf2go -target bpfel -cc $BPF_CLANG -strip $BPF_STRIP -cflags $BPF_CFLAGS -no-global-types PodsRedirect pods_redirect.bpf.c
 
 // A podsRedirect is the program of bpf/pods_redirect.bpf.c at the devices of a path between two pods: it only
 // redirects. On one node it bounds what any program at these hooks can save; to another node the kernel looks up the
