@@ -19,6 +19,7 @@ import (
 	"beeline.io/beeline/bench/balancer"
 	"beeline.io/beeline/bench/changes"
 	"beeline.io/beeline/bench/control"
+	"beeline.io/beeline/bench/edge"
 	"beeline.io/beeline/bench/endpoint"
 	"beeline.io/beeline/bench/endurance"
 	"beeline.io/beeline/bench/harness"
@@ -33,9 +34,9 @@ import (
 )
 
 // parts are all of them, in the order in which they run and are printed. What two of them measure depends on flags.
-func parts(e *endurance.Settings, peers []*peer) []harness.Part {
+func parts(e *endurance.Settings, peers []*edge.Peer) []harness.Part {
 	return []harness.Part{
-		sockets.Part, sockets.Hook, sockets.Statistics, pods.Part, offload.Part, mesh.Part, edgePart(peers), rates.Part, balancer.Part,
+		sockets.Part, sockets.Hook, sockets.Statistics, pods.Part, offload.Part, mesh.Part, edge.Part(peers), rates.Part, balancer.Part,
 		control.Part, changes.Part, endurance.Part(e), hoststack.Part, instructions.Part,
 	}
 }

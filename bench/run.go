@@ -16,6 +16,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"beeline.io/beeline/bench/edge"
 	"beeline.io/beeline/bench/endurance"
 	"beeline.io/beeline/bench/harness"
 )
@@ -78,8 +79,8 @@ func (s *commandLine) check(seconds float64) error {
 			return fmt.Errorf("--part %s: the parts are %s", name, strings.Join(partNames(), ", "))
 		}
 	}
-	if len(s.peer) > 0 && len(s.parts) > 0 && !slices.Contains(s.parts, partEdge) {
-		return fmt.Errorf("--peer %s: peers are timed in the part %s: name it with --part, or name no part", s.peer[0], partEdge)
+	if len(s.peer) > 0 && len(s.parts) > 0 && !slices.Contains(s.parts, edge.PartName) {
+		return fmt.Errorf("--peer %s: peers are timed in the part %s: name it with --part, or name no part", s.peer[0], edge.PartName)
 	}
 	if slices.Contains(s.parts, endurance.PartName) {
 		if err := s.endurance.Check(); err != nil {
@@ -98,7 +99,7 @@ func (s *commandLine) check(seconds float64) error {
 }
 
 // chosen are the parts that a run measures, in order.
-func (s *commandLine) chosen(peers []*peer) (all []harness.Part) {
+func (s *commandLine) chosen(peers []*edge.Peer) (all []harness.Part) {
 	for _, p := range parts(&s.endurance, peers) {
 		if len(s.parts) == 0 && !p.Named || slices.Contains(s.parts, p.Name) {
 			all = append(all, p)
@@ -113,11 +114,11 @@ func run(ctx context.Context, s commandLine, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	peers, err := openPeers(s.peer)
+	peers, err := edge.OpenPeers(s.peer)
 	if err != nil {
 		return err
 	}
-	defer closePeers(peers)
+	defer edge.ClosePeers(peers)
 	begin, used := time.Now(), harness.UsageNow()
 	if err := describe(ctx, b, s.chosen(peers), peers); err != nil {
 		return err
@@ -146,13 +147,13 @@ func run(ctx context.Context, s commandLine, out io.Writer) error {
 }
 
 // describe writes into the results what is measured, by which program.
-func describe(ctx context.Context, b *harness.Bench, chosen []harness.Part, peers []*peer) error {
+func describe(ctx context.Context, b *harness.Bench, chosen []harness.Part, peers []*edge.Peer) error {
 	settings := &b.Results.Settings
 	for _, p := range chosen {
 		settings.Parts = append(settings.Parts, p.Name)
 	}
 	for _, p := range peers {
-		settings.Peers = append(settings.Peers, p.name)
+		settings.Peers = append(settings.Peers, p.Name)
 	}
 	version, err := exec.CommandContext(ctx, b.Program, "version").Output()
 	if err != nil {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package edge
 
 import (
 	"encoding/hex"
@@ -17,10 +17,10 @@ import (
 	"beeline.io/beeline/bench/testrun"
 )
 
-// A peer is another balancer's program, loaded and with maps filled by the user, and the packet with which it
+// A Peer is another balancer's program, loaded and with maps filled by the user, and the packet with which it
 // is timed.
-type peer struct {
-	name     string
+type Peer struct {
+	Name     string
 	flag     string // as given
 	id       ebpf.ProgramID
 	program  *ebpf.Program
@@ -36,11 +36,11 @@ const (
 	peerPacketLeast = testrun.EthernetLength
 )
 
-// openPeers opens the programs of all --peer flags and reads their packets.
-func openPeers(flags []string) (peers []*peer, err error) {
+// OpenPeers opens the programs of all --peer flags and reads their packets.
+func OpenPeers(flags []string) (peers []*Peer, err error) {
 	defer func() {
 		if err != nil {
-			closePeers(peers)
+			ClosePeers(peers)
 			peers = nil
 		}
 	}()
@@ -50,8 +50,8 @@ func openPeers(flags []string) (peers []*peer, err error) {
 			return peers, fmt.Errorf("--peer %s: %w", flag, err)
 		}
 		for _, other := range peers {
-			if other.name == p.name {
-				return peers, fmt.Errorf("--peer %s: there is another peer %q: give each a name of its own", flag, p.name)
+			if other.Name == p.Name {
+				return peers, fmt.Errorf("--peer %s: there is another peer %q: give each a name of its own", flag, p.Name)
 			}
 		}
 		if err := p.open(); err != nil {
@@ -62,13 +62,13 @@ func openPeers(flags []string) (peers []*peer, err error) {
 	return peers, nil
 }
 
-func closePeers(peers []*peer) {
+func ClosePeers(peers []*Peer) {
 	for _, p := range peers {
 		p.program.Close()
 	}
 }
 
-func parsePeer(flag string) (*peer, error) {
+func parsePeer(flag string) (*Peer, error) {
 	first, second, _ := strings.Cut(flag, ",")
 	name, id, _ := strings.Cut(first, "=")
 	file, found := strings.CutPrefix(second, "packet=")
@@ -82,7 +82,7 @@ func parsePeer(flag string) (*peer, error) {
 	if err != nil || number == 0 {
 		return nil, fmt.Errorf("%q is no ID of a program: want %s", id, peerSyntax)
 	}
-	p := &peer{name: name, flag: flag, id: ebpf.ProgramID(number)}
+	p := &Peer{Name: name, flag: flag, id: ebpf.ProgramID(number)}
 	packet, err := readPacket(file)
 	if err != nil {
 		return nil, err
@@ -112,7 +112,7 @@ func readPacket(path string) ([]byte, error) {
 	return packet, nil
 }
 
-func (p *peer) open() (err error) {
+func (p *Peer) open() (err error) {
 	if p.program, err = ebpf.NewProgramFromID(p.id); err != nil {
 		if errors.Is(err, os.ErrNotExist) {
 			return fmt.Errorf("no program with ID %d is loaded: `bpftool prog` lists them", p.id)

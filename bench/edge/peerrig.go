@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package edge
 
 import (
 	"context"
@@ -22,13 +22,13 @@ import (
 // unless the program itself clones packets.
 type peerRig struct {
 	*driver
-	peer    *peer
+	peer    *Peer
 	resized bool // the peer changes the packets' length
 	verdict uint32
 }
 
 // runPeers times the peers, each with the yardstick, with the edge's numbers of flows.
-func runPeers(ctx context.Context, b *harness.Bench, peers []*peer) error {
+func runPeers(ctx context.Context, b *harness.Bench, peers []*Peer) error {
 	for _, p := range peers {
 		if err := measurePeer(ctx, b, p); err != nil {
 			return fmt.Errorf("--peer %s: %w", p.flag, err)
@@ -37,7 +37,7 @@ func runPeers(ctx context.Context, b *harness.Bench, peers []*peer) error {
 	return nil
 }
 
-func measurePeer(ctx context.Context, b *harness.Bench, p *peer) error {
+func measurePeer(ctx context.Context, b *harness.Bench, p *Peer) error {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	free, err := pin(b.One.Client)
@@ -62,7 +62,7 @@ func measurePeer(ctx context.Context, b *harness.Bench, p *peer) error {
 	return nil
 }
 
-func newPeerRig(p *peer, flows uint32) (*peerRig, error) {
+func newPeerRig(p *Peer, flows uint32) (*peerRig, error) {
 	d, err := driverOf(p, flows)
 	if err != nil {
 		return nil, err
@@ -77,7 +77,7 @@ func newPeerRig(p *peer, flows uint32) (*peerRig, error) {
 
 // driverOf tries how a program may be loaded: the kernel lets a program call only similar ones, and does not
 // report how one was loaded.
-func driverOf(p *peer, flows uint32) (*driver, error) {
+func driverOf(p *Peer, flows uint32) (*driver, error) {
 	load, attaches, flags := testrun.LoadCostTC, []ebpf.AttachType{ebpf.AttachNone, ebpf.AttachTCXIngress, ebpf.AttachTCXEgress}, []uint32{0}
 	if p.hook == hookXDP {
 		load = testrun.LoadCostXDP
@@ -155,8 +155,8 @@ func (rig *peerRig) measure(ctx context.Context, b *harness.Bench, flows, packet
 		}
 		defer stats.Close()
 	}
-	series := result.Series{Part: partEdge, Scenario: fmt.Sprintf("%s, %s", rig.peer.name, verdictName(rig.peer.hook, rig.verdict)), Hook: rig.peer.hook,
-		Side: rig.peer.name, Family: "IPv6", Parameters: result.Parameters{"flows": int(flows)}}
+	series := result.Series{Part: PartName, Scenario: fmt.Sprintf("%s, %s", rig.peer.Name, verdictName(rig.peer.hook, rig.verdict)), Hook: rig.peer.hook,
+		Side: rig.peer.Name, Family: "IPv6", Parameters: result.Parameters{"flows": int(flows)}}
 	if rig.peer.template.is4 {
 		series.Family = "IPv4"
 	}

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package edge
 
 import (
 	"context"
@@ -16,12 +16,12 @@ import (
 	"beeline.io/beeline/bench/testrun"
 )
 
-const partEdge = "edge"
+const PartName = "edge"
 
-// edgePart is the part, with programs of others.
-func edgePart(peers []*peer) harness.Part {
+// Part is the part, with programs of others.
+func Part(peers []*Peer) harness.Part {
 	run := func(ctx context.Context, b *harness.Bench) error { return runEdge(ctx, b, peers) }
-	return harness.Part{Name: partEdge, Text: "what the programs at devices cost for each packet", Run: run, Print: printEdge}
+	return harness.Part{Name: PartName, Text: "what the programs at devices cost for each packet", Run: run, Print: printEdge}
 }
 
 // metricPacket is the cost of one program in one case, net of the prelude.
@@ -119,7 +119,7 @@ func among(families []string, family string) bool {
 	return len(families) == 0 || slices.Contains(families, family)
 }
 
-func runEdge(ctx context.Context, b *harness.Bench, peers []*peer) error {
+func runEdge(ctx context.Context, b *harness.Bench, peers []*Peer) error {
 	if err := runPeers(ctx, b, peers); err != nil {
 		return err
 	}
@@ -128,7 +128,7 @@ func runEdge(ctx context.Context, b *harness.Bench, peers []*peer) error {
 			if !among(size.families, family) {
 				continue
 			}
-			if err := measureEdge(ctx, b, family, size); err != nil {
+			if err := measure(ctx, b, family, size); err != nil {
 				return fmt.Errorf("%s, %d flows: %w", family, size.flows, err)
 			}
 		}
@@ -136,7 +136,7 @@ func runEdge(ctx context.Context, b *harness.Bench, peers []*peer) error {
 	return nil
 }
 
-func measureEdge(ctx context.Context, b *harness.Bench, family string, size edgeSize) (err error) {
+func measure(ctx context.Context, b *harness.Bench, family string, size edgeSize) (err error) {
 	var sets []string
 	var cases []edgeCase
 	for _, c := range size.cases() {
@@ -155,7 +155,7 @@ func measureEdge(ctx context.Context, b *harness.Bench, family string, size edge
 	sets = slices.Compact(slices.Sorted(slices.Values(sets)))
 	// Replies are known once the flows exist.
 	slices.SortStableFunc(sets, func(a, b string) int { return later(a) - later(b) })
-	rig, err := newEdgeRig(ctx, b, family, size, frameRoom(uint32(len(sets)), size.flows))
+	rig, err := newRig(ctx, b, family, size, frameRoom(uint32(len(sets)), size.flows))
 	if err != nil {
 		return err
 	}
@@ -234,7 +234,7 @@ func (rig *edgeRig) measure(ctx context.Context, b *harness.Bench, hook string, 
 		return err
 	}
 	row := func(scenario, side, against string) result.Row {
-		return result.Row{Metric: metricPacket, Against: against, Series: result.Series{Part: partEdge, Scenario: scenario, Hook: hook, Side: side,
+		return result.Row{Metric: metricPacket, Against: against, Series: result.Series{Part: PartName, Scenario: scenario, Hook: hook, Side: side,
 			Family: rig.family, Parameters: result.Parameters{"flows": int(flows)}}}
 	}
 	rounds := min(b.Runs, edgeRounds) + 1

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package edge
 
 import (
 	"context"
@@ -62,8 +62,8 @@ const (
 	remoteEndpoints = 100
 )
 
-// newEdgeRig sets up a node, with room for so many frames.
-func newEdgeRig(ctx context.Context, b *harness.Bench, family string, size edgeSize, frames uint32) (rig *edgeRig, err error) {
+// newRig sets up a node, with room for so many frames.
+func newRig(ctx context.Context, b *harness.Bench, family string, size edgeSize, frames uint32) (rig *edgeRig, err error) {
 	w, err := harness.NewWorld()
 	if err != nil {
 		return nil, err

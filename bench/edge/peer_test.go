@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package edge
 
 import (
 	"encoding/hex"
@@ -105,11 +105,11 @@ func TestPeers(t *testing.T) {
 	} {
 		t.Run(c.what, func(t *testing.T) {
 			file := writePacket(t, hex.EncodeToString(c.packet[:9])+"\n "+hex.EncodeToString(c.packet[9:])+"\n")
-			peers, err := openPeers([]string{fmt.Sprintf("peer=%d,packet=%s", idOf(t, c.program), file)})
+			peers, err := OpenPeers([]string{fmt.Sprintf("peer=%d,packet=%s", idOf(t, c.program), file)})
 			if err != nil {
 				t.Fatal(err)
 			}
-			defer closePeers(peers)
+			defer ClosePeers(peers)
 			b := &harness.Bench{Settings: harness.Settings{Runs: 2, Smoke: true}, Report: harness.Report{Results: &result.File{}}}
 			if b.One, b.Two, err = harness.ChooseCPUs(); err != nil {
 				t.Fatal(err)
@@ -118,7 +118,7 @@ func TestPeers(t *testing.T) {
 				t.Fatal(err)
 			}
 			for _, flows := range []int{1, 100} {
-				series := result.Series{Part: partEdge, Scenario: c.scenario, Hook: peers[0].hook, Side: "peer", Family: c.family, Parameters: result.Parameters{"flows": flows}}
+				series := result.Series{Part: PartName, Scenario: c.scenario, Hook: peers[0].hook, Side: "peer", Family: c.family, Parameters: result.Parameters{"flows": flows}}
 				own := b.Results.Samples(series, metricPacket)
 				series.Side = sideMinimal
 				if minimal := b.Results.Samples(series, metricPacket); len(own) != 2 || len(minimal) != 2 {
@@ -150,14 +150,14 @@ func TestPeerErrors(t *testing.T) {
 		{fmt.Sprintf("katran=%d,packet=%s", xdp, writePacket(t, strings.Repeat("x", 80))), "no packet of IPv4 or IPv6"},
 		{fmt.Sprintf("katran=%d,packet=%s", xdp, writePacket(t, strings.Repeat("x", 1515))), "has 1515 bytes"},
 	} {
-		peers, err := openPeers([]string{c.flag})
-		closePeers(peers)
+		peers, err := OpenPeers([]string{c.flag})
+		ClosePeers(peers)
 		if err == nil || !strings.Contains(err.Error(), "--peer "+c.flag) || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%v, want the flag and %q", err, c.want)
 		}
 	}
 	one := fmt.Sprintf("katran=%d,packet=%s", xdp, good)
-	if peers, err := openPeers([]string{one, one}); err == nil || peers != nil || !strings.Contains(err.Error(), "another peer") {
+	if peers, err := OpenPeers([]string{one, one}); err == nil || peers != nil || !strings.Contains(err.Error(), "another peer") {
 		t.Errorf("two of one name: %v, %v", peers, err)
 	}
 }

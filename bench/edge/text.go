@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package edge
 
 import (
 	"cmp"
@@ -14,16 +14,16 @@ import (
 func printEdge(r *harness.Report) {
 	r.Say("\nTime of the edge's programs for one packet, in ns net of what drives them; beside it the least that a load balancer does\n")
 	r.Say("  %-10s %-4s  %-28s %8s %8s %15s %8s %6s", "", "", "", "flows", "median", "least - most", "minimal", "ratio")
-	for _, row := range edgeRows(r.Results) {
+	for _, row := range rows(r.Results) {
 		net, minimal := stat.Median(row.Samples), stat.Median(r.Results.Counterpart(row))
 		r.Say("  %-10s %-4s  %-28s %8d %8.0f %6.0f - %6.0f %8.0f %6.1f", row.Hook, row.Family, row.Scenario, row.Parameters["flows"],
 			net, stat.Quantile(row.Samples, 0), stat.Quantile(row.Samples, 1), minimal, net/minimal)
 	}
 }
 
-// edgeRows are Beeline's, by hook, family and case, each followed by the peers'.
-func edgeRows(results *result.File) []result.Row {
-	all := slices.DeleteFunc(results.Of(partEdge, metricPacket), func(r result.Row) bool { return r.Side == sideMinimal })
+// rows are Beeline's, by hook, family and case, each followed by the peers'.
+func rows(results *result.File) []result.Row {
+	all := slices.DeleteFunc(results.Of(PartName, metricPacket), func(r result.Row) bool { return r.Side == sideMinimal })
 	cases := map[string]int{}
 	for i, c := range slices.Concat(edgeCases, directCases) {
 		if _, known := cases[c.name]; !known {
