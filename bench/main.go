@@ -3,7 +3,7 @@
 // Command bench measures what Beeline costs and saves, on this machine, in labs of network namespaces.
 // docs/measure/how.md says how, and how to read the results.
 //
-// Each part has a function that measures, which gives every sample to b.results.Add (see package result), and
+// Each part has a function that measures, which gives every sample to b.Results.Add (see package result), and
 // one that prints only from the results: `bench doc` prints a file's.
 package main
 

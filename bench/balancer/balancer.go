@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
+// Package balancer measures a client and two web servers, by Beeline and by other balancers.
 package balancer
 
 import (

@@ -18,8 +18,8 @@ import (
 //go:generate go tool bpf2go -target bpfel -cc $BPF_CLANG -strip $BPF_STRIP -cflags $BPF_CFLAGS -no-global-types -type sockmap_counters Sockmap sockmap.bpf.c
 
 // A sockmapBalancer accepts connections on a host, opens one to a backend for each, and leaves the traffic
-// between the two to a program of type sk_skb (bpf/sockmap.bpf.c): it never reads or writes a connection. One
-// thread, IPv4. A client that closes before its connection is in the map is dropped.
+// between the two to a program of type sk_skb (bench/balancer/sockmap.bpf.c): it never reads or writes a
+// connection. One thread, IPv4. A client that closes before its connection is in the map is dropped.
 type sockmapBalancer struct {
 	objects  SockmapObjects
 	backends []unix.SockaddrInet4 // in turn

@@ -17,6 +17,11 @@ import (
 	"beeline.io/beeline/test/lab"
 )
 
+func TestMain(m *testing.M) {
+	lab.Main()
+	os.Exit(m.Run())
+}
+
 // The map forwards requests and replies of many connections, which begin before the backend's connection
 // exists.
 func TestSockmapBalancer(t *testing.T) {

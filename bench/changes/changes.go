@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
+// Package changes measures how long a change takes until a new connection sees it.
 package changes
 
 import (

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
+// Package control measures the agent with many Services.
 package control
 
 import (

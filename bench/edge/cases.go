@@ -167,7 +167,7 @@ func (rig *edgeRig) records(hook string, c edgeCase) bool {
 // recordsAt reports whether the yardstick with records runs at a hook.
 func (rig *edgeRig) recordsAt(hook string) bool { return hook == hookXDP && rig.family == "IPv4" }
 
-// A minimalFlow is the key of a record (struct minimal_flow in bpf/records.h). Ports are in network byte
+// A minimalFlow is the key of a record (struct minimal_flow in bench/bpf/records.h). Ports are in network byte
 // order.
 type minimalFlow struct {
 	source, destination         [16]byte

@@ -14,7 +14,7 @@ import (
 	"beeline.io/beeline/internal/bpf"
 )
 
-// A target is a program behind the prelude (enum target in bpf/prelude.h).
+// A target is a program behind the prelude (enum target in bench/bpf/prelude.h).
 type target uint32
 
 const (

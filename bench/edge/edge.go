@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
+// Package edge times the programs at devices for a packet.
 package edge
 
 import (
@@ -16,6 +17,7 @@ import (
 	"beeline.io/beeline/bench/testrun"
 )
 
+// PartName is the name of the part.
 const PartName = "edge"
 
 // Part is the part, with programs of others.

@@ -62,6 +62,7 @@ func OpenPeers(flags []string) (peers []*Peer, err error) {
 	return peers, nil
 }
 
+// ClosePeers closes the programs of peers.
 func ClosePeers(peers []*Peer) {
 	for _, p := range peers {
 		p.program.Close()

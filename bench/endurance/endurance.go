@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
+// Package endurance measures what load and floods over time do to connections.
 package endurance
 
 import (
@@ -46,6 +47,7 @@ type Settings struct {
 	setMax    bool
 }
 
+// Flags adds the flags of the part.
 func (s *Settings) Flags(f *pflag.FlagSet) {
 	f.IntSliceVar(&s.sizes, "records", []int{262_144, 16_384, 2_097_152}, "of the part endurance: sizes of the conntrack table, --max-flows and nf_conntrack_max; the load runs at the first")
 	f.IntVar(&s.idle, "idle", 1000, "of the part endurance: idle TCP connections to each of the two Services")
@@ -66,6 +68,7 @@ func (s *Settings) Smoke() {
 	s.flood, s.clients, s.floodRate, s.setMax = time.Second, 50, 5000, false
 }
 
+// Check reports the first setting that is out of range.
 func (s *Settings) Check() error {
 	for _, size := range s.sizes {
 		if size < 64 || size > 1<<26 {

@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"context"
 	"net/netip"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -14,8 +15,15 @@ import (
 	"beeline.io/beeline/bench/endpoint"
 	"beeline.io/beeline/bench/harness"
 	"beeline.io/beeline/bench/result"
+	"beeline.io/beeline/test/lab"
 	"beeline.io/beeline/test/needs"
 )
+
+func TestMain(m *testing.M) {
+	lab.Main()
+	endpoint.Main()
+	os.Exit(m.Run())
+}
 
 // Failures of clients are counted by kind: rules on the path cause each fault for a part of their packets.
 func TestEnduranceCountsFaults(t *testing.T) {

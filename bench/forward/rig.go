@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
+// Package forward sends packets from a client through a balancer to a receiver: by Beeline, by minimal programs, by
+// netfilter, kube-proxy and IPVS.
 package forward
 
 import (
@@ -90,6 +92,7 @@ func streamPause(b *harness.Bench) time.Duration {
 	return 4 * time.Second
 }
 
+// End ends the labs.
 func (rig *Rig) End() error {
 	var errs []error
 	for _, end := range rig.open {
@@ -104,6 +107,7 @@ func (rig *Rig) End() error {
 	return errors.Join(errs...)
 }
 
+// NewWorld creates a lab of three nodes.
 func (rig *Rig) NewWorld() (*harness.World, error) {
 	w, err := harness.NewWorldOf(lab.Shape{ThreeNodes: true})
 	if err != nil {

@@ -134,6 +134,7 @@ func (rig *Rig) addProxy(ctx context.Context, services int) error {
 	return control.Stop()
 }
 
+// ProxyName is the name of a side with kube-proxy.
 func ProxyName(mode string, services int) string {
 	if services == 1 {
 		return fmt.Sprintf(harness.ProxySides+"%s, 1 Service", mode)

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
+// Package harness has what all parts of the benchmark measure with: a run and its settings, labs with agents and
+// servers, Services, loads, the machine, common metrics, and the text of the results.
 package harness
 
 import (

@@ -25,6 +25,7 @@ func (c LoadCase) String() string {
 	return "alone"
 }
 
+// LoadCases are all loads, or one for a smoke test.
 func LoadCases(smoke bool) (all []LoadCase) {
 	if smoke {
 		return []LoadCase{{64, false}}

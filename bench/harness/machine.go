@@ -48,6 +48,7 @@ func thisMachine() result.Machine {
 	return m
 }
 
+// LoadAverage is the load average as the kernel prints it.
 func LoadAverage() string {
 	text, _ := os.ReadFile("/proc/loadavg")
 	fields := strings.Fields(string(text))

@@ -101,9 +101,11 @@ func (m *ServiceFolder) Text(service, first int) string {
 // quoted keeps YAML from parsing an address as something else.
 func quoted(a netip.Addr) string { return `"` + a.String() + `"` }
 
-const MostServices = 5000
-
-const EndpointsPerService = 10
+// The greater number of Services, and the number of endpoints of each.
+const (
+	MostServices        = 5000
+	EndpointsPerService = 10
+)
 
 // A ServiceObjects is a Service of IPv4 and its endpoint.
 type ServiceObjects struct {

@@ -86,6 +86,7 @@ func (w *World) AddService(name string, number uint8, backend *lab.Host, ports .
 	return node.WriteManifest(w.Folder, name+".yaml", objects...)
 }
 
+// StartServer starts a server in a pod, on a CPU.
 func (w *World) StartServer(ctx context.Context, pod string, cpu int) error {
 	s, err := endpoint.StartServer(ctx, w.Host(pod), ServerPort, cpu)
 	if err == nil {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
+// Package hoststack measures programs that talk through shared memory.
 package hoststack
 
 import (

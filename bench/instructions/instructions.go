@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
+// Package instructions counts the instructions of balancers for a packet, in an emulated machine.
 package instructions
 
 import (
@@ -25,6 +26,7 @@ var Part = harness.Part{Name: partName, Text: "instructions for each packet thro
 // boots one), CPU time is an instruction count. The path is that of the part rates, with the same threads, on
 // one CPU.
 
+// MetricInstructions is the work of a balancer for a packet.
 var MetricInstructions = result.Metric{Name: "instructions per packet", Unit: "1", Better: result.Lower}
 
 const (
@@ -59,6 +61,7 @@ func runInstructions(ctx context.Context, b *harness.Bench) (err error) {
 	return nil
 }
 
+// Series is a side's series.
 func Series(side string) result.Series {
 	return result.Series{Part: partName, Scenario: "UDP, established", Side: side, Family: "IPv4", Parameters: result.Parameters{"flows": forward.Flows}}
 }

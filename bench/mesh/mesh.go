@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
+// Package mesh measures an application and the proxy in its pod.
 package mesh
 
 import (

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
+// Package offload measures forwarded traffic, through the stack of a router and past it.
 package offload
 
 import (

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
+// Package pods measures traffic between pods, through the stack and past it.
 package pods
 
 import (
@@ -35,7 +36,7 @@ const (
 	stack = iota
 	stackAgain
 	shortcut
-	onlyRedirect // bpf/pods_redirect.bpf.c
+	onlyRedirect // bench/pods/pods_redirect.bpf.c
 	sides
 )
 

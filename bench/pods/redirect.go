@@ -15,7 +15,7 @@ import (
 
 //go:generate go tool bpf2go -target bpfel -cc $BPF_CLANG -strip $BPF_STRIP -cflags $BPF_CFLAGS -no-global-types PodsRedirect pods_redirect.bpf.c
 
-// A podsRedirect is the program of bpf/pods_redirect.bpf.c at the devices of a path between two pods: it only
+// A podsRedirect is the program of bench/pods/pods_redirect.bpf.c at the devices of a path between two pods: it only
 // redirects. On one node it bounds what any program at these hooks can save; to another node the kernel looks up the
 // next hop of each packet for it, which the shortcut remembers.
 type podsRedirect struct {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
+// Package rates measures the CPU time of balancers for a packet.
 package rates
 
 import (

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
+// Package sockets measures connections and datagrams through a ClusterIP: as a whole (the part sockets), the programs
+// at the hooks alone (hook), and the statistics (statistics).
 package sockets
 
 import (

@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A Frame is what the prelude writes (FRAME_LENGTH in bpf/frame.h): a complete Ethernet frame, padded with
+// A Frame is what the prelude writes (FRAME_LENGTH in bench/bpf/frame.h): a complete Ethernet frame, padded with
 // payload.
 type Frame [80]byte
 
@@ -173,6 +173,7 @@ func (s FrameSet) Part(count uint32) FrameSet {
 	return FrameSet{First: s.First, Count: min(s.Count, count), Rest: s.Rest}
 }
 
+// Turned exchanges source and destination of segments.
 func Turned(all []Segment) []Segment {
 	for i, s := range all {
 		all[i].From, all[i].To = s.To, s.From

@@ -14,7 +14,7 @@ import (
 //go:generate go tool bpf2go -target bpfel -cc $BPF_CLANG -strip $BPF_STRIP -cflags $BPF_CFLAGS -no-global-types CostXDP cost_xdp.bpf.c -- -I../bpf
 //go:generate go tool bpf2go -target bpfel -cc $BPF_CLANG -strip $BPF_STRIP -cflags $BPF_CFLAGS -no-global-types CostTC cost_tc.bpf.c -- -I../bpf
 
-// FillMinimal gives the yardstick a Service, in its tables of bpf/minimal.h.
+// FillMinimal gives the yardstick a Service, in its tables of bench/bpf/minimal.h.
 func FillMinimal(tables map[string]*ebpf.Map, asked netip.AddrPort, protocol uint8, endpoints ...netip.Addr) error {
 	var key struct {
 		Address  [16]byte

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
+// Package testrun runs BPF programs on packets (BPF_PROG_TEST_RUN): it has the frames, and the programs that time
+// others.
 package testrun
 
 import (

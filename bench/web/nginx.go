@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
+// Package web starts nginx as a web server or a proxy, and wrk as its client.
 package web
 
 import (
@@ -16,7 +17,7 @@ import (
 	"beeline.io/beeline/test/lab"
 )
 
-// The common configuration of all nginx of this part: one process with one worker, no log, connections that
+// ConfigCommon is the common configuration of all nginx: one process with one worker, no log, connections that
 // stay open. It writes to the folder.
 const ConfigCommon = `
 daemon off;
@@ -27,6 +28,7 @@ error_log stderr;
 events { worker_connections 1024; }
 `
 
+// ConfigHTTP is the common part of its section http.
 const ConfigHTTP = `
 	access_log off;
 	client_body_temp_path %[1]s/body;
@@ -105,6 +107,7 @@ func StartProxy(ctx context.Context, on *lab.Host, http, stream uint16, backends
 	return StartNginx(ctx, on, config, netip.AddrPortFrom(on.Addr4, http), netip.AddrPortFrom(on.Addr4, stream))
 }
 
+// NginxFolder is where a host's nginx has its files.
 func NginxFolder(h *lab.Host) string { return filepath.Join(h.Dir, "nginx") }
 
 // StartNginx returns when it listens.
@@ -134,6 +137,7 @@ func StartNginx(ctx context.Context, on *lab.Host, config string, listens ...net
 	return n, nil
 }
 
+// Stop ends nginx.
 func (n *Nginx) Stop() {
 	n.cancel()
 	n.cmd.Wait()

@@ -46,6 +46,7 @@ type Result struct {
 // Tries is how often wrk runs until it gets a reply.
 const Tries = 10
 
+// ErrNoAnswer means that a run is to be repeated.
 var ErrNoAnswer = errors.New("wrk got no or few replies")
 
 // Run has a host request a page for some seconds, on connections that stay open.
