@@ -3,6 +3,7 @@
 package control
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -10,11 +11,13 @@ import (
 	"time"
 
 	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
 
 	"beeline.io/beeline/bench/harness"
 	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/bpf/codec"
 	"beeline.io/beeline/internal/cluster/service"
+	"beeline.io/beeline/test/node"
 )
 
 // view reads single frontends from the pinned tables, as the programs do.
@@ -63,4 +66,43 @@ func (v *view) await(ctx context.Context, frontend netip.AddrPort, backend netip
 		}
 	}
 	return errors.New("the change is not in the tables after " + harness.ChangeTimeout.String())
+}
+
+// A lineWatch notes when a text first appeared.
+type lineWatch struct {
+	want []byte
+	seen chan time.Time
+	text []byte
+}
+
+func (l *lineWatch) Write(p []byte) (int, error) {
+	l.text = append(l.text, p...)
+	if bytes.Contains(l.text, l.want) {
+		select {
+		case l.seen <- time.Now():
+		default:
+		}
+		l.text = l.text[:0]
+	}
+	return len(p), nil
+}
+
+// await returns when an agent printed the text.
+func (l *lineWatch) await(ctx context.Context, a *node.Agent) (time.Time, error) {
+	timeout, look := time.After(harness.ChangeTimeout), time.NewTicker(time.Second)
+	defer look.Stop()
+	for {
+		select {
+		case at := <-l.seen:
+			return at, nil
+		case <-look.C:
+			if unix.Kill(a.PID(), 0) != nil {
+				return time.Time{}, fmt.Errorf("the agent has ended: %w", a.Wait())
+			}
+		case <-timeout:
+			return time.Time{}, fmt.Errorf("the agent has not printed %q after %s", l.want, harness.ChangeTimeout)
+		case <-ctx.Done():
+			return time.Time{}, ctx.Err()
+		}
+	}
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"beeline.io/beeline/bench/chart"
+	"beeline.io/beeline/bench/compare"
 	"beeline.io/beeline/bench/endurance"
 	"beeline.io/beeline/bench/harness"
 	"beeline.io/beeline/bench/result"
@@ -116,4 +117,63 @@ func replaceBetween(page []byte, begin, end, name, what string) ([]byte, error) 
 		return nil, errors.New("there are no lines\n" + begin + end + "one after the other, between which to put the " + name)
 	}
 	return []byte(string(before) + begin + what + end + string(after)), nil
+}
+
+func chartCommand() *cobra.Command {
+	var folder string
+	var kinds []string
+	c := &cobra.Command{
+		Use: "chart RESULTS.json --out DIR", Short: "Draw a run's results", Args: cobra.ExactArgs(1),
+		RunE: func(c *cobra.Command, args []string) error {
+			results, err := result.Read(args[0])
+			if err != nil {
+				return err
+			}
+			files, err := chart.Write(folder, chart.All(results), kinds...)
+			if err != nil {
+				return fmt.Errorf("%s: %w", args[0], err)
+			}
+			_, err = fmt.Fprintln(c.OutOrStdout(), strings.Join(files, "\n"))
+			return err
+		},
+	}
+	c.Flags().StringVar(&folder, "out", "", "folder for the pictures; created if missing")
+	c.Flags().StringSliceVar(&kinds, "kind", []string{"svg", "png"}, "of the pictures")
+	c.MarkFlagRequired("out")
+	return c
+}
+
+func compareCommand() *cobra.Command {
+	var asJSON, fail bool
+	c := &cobra.Command{
+		Use: "compare OLD.json NEW.json", Short: "Report what became better or worse between two runs", Args: cobra.ExactArgs(2),
+		RunE: func(c *cobra.Command, args []string) error {
+			old, err := result.Read(args[0])
+			if err != nil {
+				return err
+			}
+			now, err := result.Read(args[1])
+			if err != nil {
+				return err
+			}
+			comparison, err := compare.Of(old, now)
+			if err != nil {
+				return fmt.Errorf("%s and %s: %w", args[0], args[1], err)
+			}
+			write := comparison.WriteText
+			if asJSON {
+				write = comparison.WriteJSON
+			}
+			if err := write(c.OutOrStdout()); err != nil {
+				return err
+			}
+			if fail && comparison.Worse > 0 {
+				return fmt.Errorf("%d of %d rows are worse", comparison.Worse, len(comparison.Rows))
+			}
+			return nil
+		},
+	}
+	c.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	c.Flags().BoolVar(&fail, "fail-on-worse", false, "fail if a row is worse by more than chance")
+	return c
 }
