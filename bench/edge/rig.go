@@ -245,7 +245,7 @@ func (rig *edgeRig) openFlows() error {
 	return nil
 }
 
-// testrun.FillMinimal gives the yardstick the remote Service.
+// fillMinimal gives the yardstick the remote Service.
 func (rig *edgeRig) fillMinimal() error {
 	asked := netip.AddrPortFrom(rig.node, remotePort)
 	if rig.direct {

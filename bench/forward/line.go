@@ -180,15 +180,15 @@ type Burst struct {
 	Limit   time.Duration // after which sending stops; 0: all are sent
 }
 
-// outcome is the result of a burst.
-type outcome struct {
+// An Outcome is the result of a burst.
+type Outcome struct {
 	Sent, arrived, Strange uint64
 	Took                   time.Duration // from the first one sent to the last one back
 	CPU                    time.Duration // of the balancer's end
 }
 
 // Run sends a burst, and returns when all packets are back.
-func (l *Line) Run(ctx context.Context, b Burst) (o outcome, err error) {
+func (l *Line) Run(ctx context.Context, b Burst) (o Outcome, err error) {
 	if err := l.collection.Maps[RatesMapRateLikeness].Put(uint32(0), b.Like); err != nil {
 		return o, err
 	}
@@ -228,7 +228,7 @@ func (l *Line) set(values map[string]any) error {
 }
 
 // generate runs on a thread of the fabric's namespace, which occupies the line's CPU.
-func (l *Line) generate(ctx context.Context, b Burst, o *outcome) error {
+func (l *Line) generate(ctx context.Context, b Burst, o *Outcome) error {
 	var before, own unix.CPUSet
 	if err := unix.SchedGetaffinity(0, &before); err != nil {
 		return err
@@ -278,7 +278,7 @@ func (l *Line) generate(ctx context.Context, b Burst, o *outcome) error {
 }
 
 // read returns how many packets are to be sent.
-func (l *Line) read(o *outcome) (wanted uint64, err error) {
+func (l *Line) read(o *Outcome) (wanted uint64, err error) {
 	var begin, latest uint64
 	v := l.collection.Variables
 	err = errors.Join(v[RatesVarWanted].Get(&wanted), v[RatesVarSent].Get(&o.Sent), v[RatesVarArrived].Get(&o.arrived), v[RatesVarStrange].Get(&o.Strange),

@@ -114,7 +114,7 @@ func (s *Side) Counted(ctx context.Context, b Burst, begins uint64, stats bool) 
 }
 
 // Run is the same, and returns the outcome.
-func (s *Side) Run(ctx context.Context, b Burst, begins uint64, stats bool) (o outcome, err error) {
+func (s *Side) Run(ctx context.Context, b Burst, begins uint64, stats bool) (o Outcome, err error) {
 	if s.attach != nil {
 		if err := s.attach(); err != nil {
 			return o, err

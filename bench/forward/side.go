@@ -147,7 +147,7 @@ func (s *Side) Against() string {
 }
 
 // Slice sends for a time. On a busy machine the generator may get too little CPU: such a slice is repeated.
-func (s *Side) Slice(ctx context.Context, b Burst) (o outcome, err error) {
+func (s *Side) Slice(ctx context.Context, b Burst) (o Outcome, err error) {
 	const tries, fewest = 10, 200
 	for range tries {
 		if o, err = s.Run(ctx, b, 0, false); err != nil || o.Sent >= fewest {

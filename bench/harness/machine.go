@@ -108,16 +108,16 @@ func SoftirqThreads() []int {
 	return pids
 }
 
-// usage is the CPU time of the whole machine and of the benchmark.
-type usage struct {
+// Usage is the CPU time of the whole machine and of the benchmark.
+type Usage struct {
 	Busy, Stolen, All time.Duration
 	own               time.Duration
 }
 
-// UsageNow reads it. Processes count as the benchmark's own once they have ended; at the end of a run all of
-// them have.
-func UsageNow() usage {
-	var u usage
+// UsageNow reads the usage so far. Processes count as the benchmark's own once they have ended; at the end of a run all
+// of them have.
+func UsageNow() Usage {
+	var u Usage
 	text, _ := os.ReadFile("/proc/stat")
 	line, _, _ := strings.Cut(string(text), "\n")
 	// cpu user nice system idle iowait irq softirq steal ..., see proc_stat(5)
@@ -146,7 +146,7 @@ func UsageNow() usage {
 }
 
 // NoiseBetween is the share of the machine that the benchmark did not use.
-func NoiseBetween(before, after usage) result.Noise {
+func NoiseBetween(before, after Usage) result.Noise {
 	all := (after.All - before.All).Seconds()
 	if all <= 0 {
 		return result.Noise{}
