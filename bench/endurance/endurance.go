@@ -18,7 +18,7 @@ import (
 	"beeline.io/beeline/bench/result"
 )
 
-// PartName takes longer than all others.
+// PartName is the name of the part, which takes longer than all others.
 const PartName = "endurance"
 
 // Part is the part with these settings.
