@@ -27,7 +27,8 @@
 const volatile __u32 conntrack_sets = 1;
 const volatile __u32 unreplied_sets = 1;
 
-/* By enum ct_timeout, in ticks; set by the loader. */
+/* By enum ct_timeout, in ticks; set by the loader. The values are those of DefaultTimeouts
+ * (internal/conntrack/timeouts.go). */
 const volatile __u32 ct_timeouts[TIMEOUTS] = {
 	[TIMEOUT_TCP_UNREPLIED] = SECONDS_TO_TICKS(60),
 	[TIMEOUT_UDP_UNREPLIED] = SECONDS_TO_TICKS(30),

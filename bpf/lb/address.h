@@ -28,9 +28,9 @@ static __always_inline void address_from_v4(struct address *a, __be32 v4)
 	w[3] = v4;
 }
 
-/* address_from_v4 and address_copy with two 64-bit stores, as tuple_hash loads them: a load that
- * spans several pending stores stalls. Not for the stack, where the verifier requires aligned
- * words. */
+/* address_from_v4 and address_put, which copies an address, with two 64-bit stores, as tuple_hash
+ * loads them: a load that spans several pending stores stalls. Not for the stack, where the
+ * verifier requires aligned words. */
 static __always_inline void address_put_v4(struct address *a, __be32 v4)
 {
 	__u64 *words = (__u64 *)a;

@@ -19,7 +19,7 @@ import (
 
 // Status is the state of the agent and its datapath.
 type Status struct {
-	// Conditions are the problems found, worst first (Assess).
+	// Conditions are the problems found, worst first (assess.Status).
 	Conditions condition.List `json:"conditions"`
 	// Running means that an agent holds the bpffs directory. Answered means that the agent itself provided
 	// this status; otherwise it comes from the pins alone.

@@ -103,7 +103,7 @@ type Instance struct {
 	// Status adds what only the running component knows.
 	Status func(*api.Status)
 	// Conditions returns the component's conditions, except those that follow from the status
-	// (api.Status.Assess).
+	// (assess.Status).
 	Conditions func() condition.List
 	// Faults returns the conditions under which the node does not serve what it should: /healthz answers 503.
 	// Called every second after Start.

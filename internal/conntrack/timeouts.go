@@ -26,7 +26,8 @@ type Timeouts struct {
 // DefaultTimeouts are those of Linux (net.netfilter.nf_conntrack_*_timeout_*), except for TCP: established
 // connections outlive the first TCP keepalive probe, which is sent after two hours; half-closed ones are tracked for an
 // hour, as by kube-proxy, while the other side prepares its answer; closed ones for as long as Linux' conntrack tracks
-// TIME_WAIT, twice as long as a backend on Linux is in that state.
+// TIME_WAIT, twice as long as a backend on Linux is in that state. ct_timeouts in
+// bpf/conntrack/table.h has the same values, which count if bpf.EdgeOptions has none.
 var DefaultTimeouts = Timeouts{
 	TCPUnreplied:   60 * time.Second,
 	TCPEstablished: 8 * time.Hour,

@@ -30,7 +30,7 @@ func countsOf(t *api.Tables) api.Counts {
 }
 
 // ReadStatus reads the status from the pins of a bpffs directory. Only a running agent knows the rest, and
-// calls Assess again.
+// calls assess.Status again.
 func ReadStatus(bpffs, version string, tables *api.Tables) *api.Status {
 	return ReadStatusWith(bpffs, version, tables, conntrack.Count)
 }
