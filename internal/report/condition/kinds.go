@@ -2,6 +2,9 @@
 
 package condition
 
+// The message of a condition is written where the New method of its kind is called: search for AgentNotRunning.New(.
+// Its description and remedy are here.
+
 // The agent and its environment.
 var (
 	AgentNotRunning = register("AgentNotRunning", Error,
