@@ -243,9 +243,10 @@ type Attachment struct {
 	Detached bool `json:"detached,omitempty"`
 }
 
-// Attachments lists the pinned links of the cgroup hooks of Product in a bpffs directory: no other shortcut has any.
+// Attachments lists the pinned links of the cgroup hooks of OwnComponents in a bpffs directory: no other component
+// has any.
 func Attachments(bpffs string) ([]Attachment, error) {
-	return cgroupAttachments(bpffs, Product().cgroupHooks())
+	return cgroupAttachments(bpffs, OwnComponents().cgroupHooks())
 }
 
 // Attachments lists the pinned links of the components' cgroup hooks.

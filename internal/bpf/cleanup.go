@@ -14,7 +14,7 @@ import (
 	"beeline.io/beeline/internal/bpf/pinfs"
 )
 
-// Cleanup detaches all programs of components (none: Product) and removes the pins, their directory
+// Cleanup detaches all programs of components (none: OwnComponents) and removes the pins, their directory
 // if it is empty then, and the mounts that Open made. It removes only what has one of Beeline's names. It
 // does nothing if the directory does not exist.
 //
@@ -23,7 +23,7 @@ import (
 // Errors: *pinfs.LockedError while an agent is running.
 func Cleanup(bpffs string, detached func(), components ...*Component) error {
 	if len(components) == 0 {
-		components = Product()
+		components = OwnComponents()
 	}
 	if _, err := os.Stat(bpffs); errors.Is(err, os.ErrNotExist) {
 		return unmountOwnCgroup()

@@ -11,8 +11,9 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-// A Component is the BPF part of a shortcut: its objects, and where its programs are attached. Loading,
-// pinning, resizing, repair and cleanup use it. Its tables exist as long as it is enabled.
+// A Component is the BPF part of a part of the agent with programs, tables and flags (socket, edge, ...): its objects,
+// and where its programs are attached. Loading, pinning, resizing, repair and cleanup use it. Its tables exist as long
+// as it is enabled.
 type Component struct {
 	// Name is unique. It is the prefix of the names of its pinned links at devices.
 	Name string
@@ -95,8 +96,8 @@ func Declared(tables []Table, name string) *Table {
 // A componentList is a list of components. A component may use the tables of those before it.
 type componentList []*Component
 
-// sections are the global variables of an object (constants.go). Every object may have them. No program of the
-// product has variables in .bss, which bpf2go needs for some types.
+// sections are the global variables of an object (constants.go). Every object may have them. No program of Beeline
+// has variables in .bss, which bpf2go needs for some types.
 var sections = []Table{{Name: ".rodata", Kind: variableSection}, {Name: ".bss", Kind: variableSection}}
 
 // tables iterates over the tables of all components, in order.
@@ -170,7 +171,7 @@ func (l componentList) cgroupHooks() (all []CgroupHook) {
 func (l componentList) checkDeclared(spec *ebpf.CollectionSpec) error {
 	for name := range spec.Maps {
 		if l.table(name) == nil {
-			return fmt.Errorf("map %s of the BPF object is not declared: add it to the Tables of its component (internal/bpf/registry.go for the product)", name)
+			return fmt.Errorf("map %s of the BPF object is not declared: add it to the Tables of its component (docs/develop/tables.md)", name)
 		}
 	}
 	return nil

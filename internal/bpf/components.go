@@ -8,9 +8,9 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-// Product returns the components of the product whose programs are here, in the order of Options.Components. Those of
-// the other shortcuts come after them.
-func Product() componentList {
+// OwnComponents returns the components that this package declares, in the order of Options.Components. Those of the
+// other shortcuts come after them.
+func OwnComponents() componentList {
 	return componentList{Socket(), Edge(), SocketStats()}
 }
 

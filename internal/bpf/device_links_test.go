@@ -83,7 +83,7 @@ func TestDeviceHooks(t *testing.T) {
 		hooks = []DeviceHook{{Name: "egress", Program: "pass_egress", Attach: ebpf.AttachTCXEgress}, {Name: "ingress", Program: "pass_ingress", Attach: ebpf.AttachTCXIngress}, hooks[0]}
 	}
 	c := passing(hooks...)
-	w.options.Components = append(Product(), c)
+	w.options.Components = append(OwnComponents(), c)
 	var names []string
 	for _, h := range hooks {
 		names = append(names, fmt.Sprint(w.device, " ", h.Name))
@@ -147,7 +147,7 @@ func TestDeviceHooks(t *testing.T) {
 
 	disabled := passing(hooks...)
 	disabled.Objects = func(*Datapath) ([]*ebpf.CollectionSpec, error) { return nil, nil }
-	w.options.Components = append(Product(), disabled)
+	w.options.Components = append(OwnComponents(), disabled)
 	d = mustOpen(t, w.options)
 	w.do(d.Attach)
 	w.wantLinks("disabled", c, "")
@@ -170,7 +170,7 @@ func TestFormerComponents(t *testing.T) {
 			w.options.Edge = nil
 			earlier := passing(DeviceHook{Name: "ingress", Program: "pass_ingress", Attach: ebpf.AttachTCXIngress}, DeviceHook{Name: "egress", Program: "pass_egress", Attach: ebpf.AttachTCXEgress})
 			earlier.Name, earlier.FilterPriority = "former", 193
-			w.options.Components = append(Product(), earlier)
+			w.options.Components = append(OwnComponents(), earlier)
 			d := mustOpen(t, w.options)
 			w.do(func() error { return d.SetDevices("former", w.device) })
 			if attached, text := w.links(earlier); len(attached) != len(earlier.DeviceHooks) && w.hasTCX() {
@@ -179,7 +179,7 @@ func TestFormerComponents(t *testing.T) {
 			d.Close()
 			later := passing(earlier.DeviceHooks...)
 			later.Former, later.FilterPriority = earlier.Name, earlier.FilterPriority
-			w.options.Components = append(Product(), later)
+			w.options.Components = append(OwnComponents(), later)
 			detach(w)
 			w.wantLinks(name, earlier, "")
 			if n := w.clsacts(); n != 0 {
@@ -195,7 +195,7 @@ func TestDeviceHookAsFilter(t *testing.T) {
 	w := newEdgeWorld(t)
 	w.options.Edge = nil
 	c := passing(DeviceHook{Name: "ingress", Program: "pass_ingress", Attach: ebpf.AttachTCXIngress})
-	w.options.Components = append(Product(), c)
+	w.options.Components = append(OwnComponents(), c)
 	d := mustOpen(t, w.options)
 	w.do(func() error {
 		if w.hasTCX() {

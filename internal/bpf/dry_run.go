@@ -97,12 +97,12 @@ func (d *dryProgram) load(bpffs string, attached ebpf.ProgramID) error {
 		return err
 	}
 	fitBTF(spec)
-	if err := Product().checkDeclared(spec); err != nil {
+	if err := OwnComponents().checkDeclared(spec); err != nil {
 		return err
 	}
 	tables := map[string]*ebpf.Map{}
 	for name, s := range spec.Maps {
-		if t := Product().table(name); !t.pinned() || t.Kind == CounterTable {
+		if t := OwnComponents().table(name); !t.pinned() || t.Kind == CounterTable {
 			continue // a dry run does not count, and the counters of another version may have another size
 		}
 		m, err := ebpf.LoadPinnedMap(TablePath(bpffs, name), nil)

@@ -22,8 +22,10 @@ type (
 	// XFRMPolicies are the packets that XFRM policies concern, XFRMPair those of one policy.
 	XFRMPolicies = EdgeTCXfrmPairs
 	XFRMPair     = EdgeTCXfrmPair
-	// Routing tells what route look-ups need, RouteKey and RouteEncap are of routes that they do not tell all of.
-	Routing    = EdgeTCRouting
+	// Routing tells what route look-ups need.
+	Routing = EdgeTCRouting
+	// RouteKey and RouteEncap: rows of route_mtus and route_encaps, for routes about which a look-up does not tell
+	// everything.
 	RouteKey   = EdgeTCRouteKey
 	RouteEncap = EdgeTCRouteEncap
 )
@@ -127,8 +129,8 @@ func (d *Datapath) EdgeDevices() Hash[uint32, EdgeDevice] {
 	return hashOf[uint32, EdgeDevice](d.maps, EdgeTCMapEdgeDevices)
 }
 
-// NextHops returns the table of networks by the longest of which it is known whether a device is one of several next
-// hops to an address (1) or not.
+// NextHops returns a table with, per device and network (the longest prefix wins), 1 if the device is one of several
+// next hops.
 func (d *Datapath) NextHops() Hash[NextHopKey, uint32] {
 	return hashOf[NextHopKey, uint32](d.maps, EdgeTCMapNextHops)
 }

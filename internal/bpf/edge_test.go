@@ -267,7 +267,7 @@ func TestLastPassWaitsForOldPhase(t *testing.T) {
 	w.do(func() error { return errors.Join(d.AttachEdgeTC(w.device), d.Attach()) })
 	d.Close()
 	w.options.Limits.Flows = 4096
-	w.options.Components = Product()
+	w.options.Components = OwnComponents()
 	var waited []migrationPhase // the phase at each wait since the first pass
 	passes, known := 0, 0
 	for _, table := range componentList(w.options.Components).tables() {

@@ -143,7 +143,7 @@ func fragmentsFor(flows uint32) uint32 { return max(flows/8, minFragments) }
 
 // LimitFlag returns the name of the flag that sizes a table, "" if there is none.
 func LimitFlag(table string) string {
-	if t := Product().table(table); t != nil && t.Limit != nil {
+	if t := OwnComponents().table(table); t != nil && t.Limit != nil {
 		return t.Limit.Flag
 	}
 	return ""
@@ -161,7 +161,7 @@ func (e *FullError) Error() string {
 	s := fmt.Sprintf("table %s is full at %d entries", e.Table, e.Limit)
 	t := e.declared
 	if t == nil {
-		t = Product().table(e.Table)
+		t = OwnComponents().table(e.Table)
 	}
 	switch {
 	case t == nil:

@@ -122,7 +122,7 @@ var openSteps = []step{
 func Open(options Options) (*Datapath, error) {
 	options.Limits = options.Limits.WithDefaults()
 	if len(options.Components) == 0 {
-		options.Components = Product()
+		options.Components = OwnComponents()
 	}
 	o := &opening{Datapath: &Datapath{
 		options: options, components: options.Components, atDevices: map[string][]int{}, replacement: haveReplacement,

@@ -86,9 +86,9 @@ var edgeTables = []Table{
 	{Name: EdgeTCMapRouteEncaps, Kind: ConfigTable, Fixed: routeLimit, Copy: CopyEntries},
 	{Name: EdgeTCMapBalancers, Kind: ConfigTable, Fixed: networkLimit, Copy: CopyEntries,
 		Remedy: "set --dsr-balancers to the nodes' networks, which cover the addresses inside"},
-	// The agent clears these three when it starts (Events.unwatch, DSRChecks).
-	{Name: EdgeTCMapEdgeWatched, Kind: ConfigTable, Copy: StartEmpty},
 	{Name: EdgeTCMapKernelRoom, Kind: ConfigTable, Copy: StartEmpty},
+	// An agent that starts clears the next three: Events.unwatch the first, Datapath.DSRChecks the others.
+	{Name: EdgeTCMapEdgeWatched, Kind: ConfigTable, Copy: StartEmpty},
 	{Name: EdgeTCMapDsrChecks, Kind: ConfigTable, Copy: StartEmpty},
 	{Name: EdgeTCMapDsrChecksOn, Kind: ConfigTable, Copy: StartEmpty},
 	{Name: EdgeTCMapDsrCheckReplies, Kind: StateTable, Copy: StartEmpty},

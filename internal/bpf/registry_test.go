@@ -17,7 +17,7 @@ import (
 // TestRegistryIsConsistent: each pinned table is in the first object of its component, which makes it, and
 // has a copy rule that its type allows.
 func TestRegistryIsConsistent(t *testing.T) {
-	must(t, Product().check())
+	must(t, OwnComponents().check())
 	position := map[string]int{}
 	for component, load := range map[*Component]func() (*ebpf.CollectionSpec, error){Socket(): LoadSock, Edge(): LoadEdgeTC} {
 		spec, err := load()
@@ -60,7 +60,7 @@ func TestComponentsThatCollide(t *testing.T) {
 		if !strings.Contains(want, "Objects") {
 			added.Objects = func(*Datapath) ([]*ebpf.CollectionSpec, error) { return nil, nil }
 		}
-		if _, err := Open(Options{BPFFS: "/nowhere", Components: append(Product(), &added)}); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := Open(Options{BPFFS: "/nowhere", Components: append(OwnComponents(), &added)}); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %q", err, want)
 		}
 	}

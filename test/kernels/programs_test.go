@@ -50,7 +50,7 @@ func openOn(t *testing.T, node *lab.Host, limits bpf.Limits) (*bpf.Datapath, *me
 		BPFFS: bpffsOf(node), CgroupRoot: node.CgroupRoot, BindProtection: true, Limits: limits,
 		Edge:        &bpf.EdgeOptions{SNATPorts: []bpf.PortRange{{First: 1024, Last: 29999}, {First: 61000, Last: 65535}}, AcceptDSR: true},
 		SocketStats: &bpf.SocketStatsOptions{PerBackend: true},
-		Components:  append(bpf.Product(), pod.Programs(enabled), pod.NetkitPrograms(), pod.L3Programs(), offload.Programs(enabled), sidecars.Component()),
+		Components:  append(bpf.OwnComponents(), pod.Programs(enabled), pod.NetkitPrograms(), pod.L3Programs(), offload.Programs(enabled), sidecars.Component()),
 	})
 	if refused := (*ebpf.VerifierError)(nil); errors.As(err, &refused) {
 		t.Fatalf("%v\n%-60v", err, refused)
