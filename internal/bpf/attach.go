@@ -52,7 +52,7 @@ func (d *Datapath) hooks() []CgroupHook {
 // Hooks returns the number of Attachments when everything is attached.
 func (d *Datapath) Hooks() int { return len(d.hooks()) }
 
-func linkPath(bpffs string, h CgroupHook) string { return filepath.Join(bpffs, "links", h.Name) }
+func cgroupLinkPath(bpffs string, h CgroupHook) string { return filepath.Join(bpffs, "links", h.Name) }
 
 func programPath(bpffs string, h CgroupHook) string { return filepath.Join(bpffs, "programs", h.Name) }
 
@@ -60,7 +60,7 @@ func programPath(bpffs string, h CgroupHook) string { return filepath.Join(bpffs
 // and Attach replaces their programs without a gap.
 func Attached(bpffs string) bool {
 	return slices.ContainsFunc(socketHooks, func(h CgroupHook) bool {
-		_, err := os.Stat(linkPath(bpffs, h))
+		_, err := os.Stat(cgroupLinkPath(bpffs, h))
 		return err == nil
 	})
 }
@@ -154,7 +154,7 @@ func (d *Datapath) detachUnwanted() error {
 
 // detachHook detaches what is attached to a cgroup hook, and removes the pin of its program.
 func detachHook(bpffs string, h CgroupHook) error {
-	l, err := link.LoadPinnedLink(linkPath(bpffs, h), nil)
+	l, err := link.LoadPinnedLink(cgroupLinkPath(bpffs, h), nil)
 	if err == nil {
 		err = takeDown(l)
 	}
@@ -169,7 +169,7 @@ func detachHook(bpffs string, h CgroupHook) error {
 
 // attach replaces the program in the pinned link of a hook. A link to another cgroup is replaced.
 func (d *Datapath) attach(h CgroupHook, program *ebpf.Program, cgroup CgroupTarget) error {
-	err := d.attachPinned(linkPath(d.options.BPFFS, h), program, cgroup, h.Attach)
+	err := d.attachPinned(cgroupLinkPath(d.options.BPFFS, h), program, cgroup, h.Attach)
 	if errors.Is(err, unix.EPERM) {
 		return fmt.Errorf("%w: another program is attached there exclusively (`bpftool cgroup show %s`)", err, d.cgroup)
 	}
@@ -257,7 +257,7 @@ func (d *Datapath) Attachments() ([]Attachment, error) {
 func cgroupAttachments(bpffs string, hooks []CgroupHook) ([]Attachment, error) {
 	var all []Attachment
 	for _, h := range hooks {
-		info, err := readLink(linkPath(bpffs, h))
+		info, err := readLink(cgroupLinkPath(bpffs, h))
 		if errors.Is(err, os.ErrNotExist) {
 			continue
 		}

@@ -223,7 +223,7 @@ func (d *Datapath) anchor(h *DeviceHook, device int) link.Anchor {
 	if h.Before == "" {
 		return nil
 	}
-	l, err := readLink(LinkPath(d.options.BPFFS, h.Before, uint64(device), h.Name))
+	l, err := readLink(ownedLinkPath(d.options.BPFFS, h.Before, uint64(device), h.Name))
 	if err != nil || !(DeviceTarget{Index: device}).has(l) {
 		return nil
 	}

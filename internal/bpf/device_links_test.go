@@ -121,7 +121,7 @@ func TestDeviceHooks(t *testing.T) {
 		t.Errorf("without pins: repaired %q, %v", repaired, err)
 	}
 	for _, h := range hooks {
-		l, err := link.LoadPinnedLink(LinkPath(w.options.BPFFS, c.Name, uint64(w.device), h.Name), nil)
+		l, err := link.LoadPinnedLink(ownedLinkPath(w.options.BPFFS, c.Name, uint64(w.device), h.Name), nil)
 		must(t, err)
 		must(t, takeDown(l))
 		if devices, err := d.Devices("passing"); err != nil || len(devices) > 0 {

@@ -17,7 +17,7 @@ import (
 // refuseForeignEdge refuses the edge of another Beeline at a device to which this one is not attached yet:
 // each would translate what the other has translated.
 func (d *Datapath) refuseForeignEdge(device int, hook EdgeHook) error {
-	if _, err := os.Stat(LinkPath(d.options.BPFFS, edgeName, uint64(device), string(hook))); err == nil {
+	if _, err := os.Stat(ownedLinkPath(d.options.BPFFS, edgeName, uint64(device), string(hook))); err == nil {
 		return nil
 	}
 	id, err := d.foreignLink(device, hook)

@@ -2,8 +2,8 @@
 
 package bpf
 
-// Withdraw deletes the entries that are not wanted.
-func Withdraw[K comparable, V any](table Hash[K, V], wanted map[K]V) error {
+// DeleteUnwanted deletes the entries that are not wanted.
+func DeleteUnwanted[K comparable, V any](table Hash[K, V], wanted map[K]V) error {
 	have, err := table.All()
 	if err != nil {
 		return err
@@ -41,5 +41,5 @@ func Mirror[K, V comparable](table Hash[K, V], wanted map[K]V) error {
 	if err := Publish(table, wanted); err != nil {
 		return err
 	}
-	return Withdraw(table, wanted)
+	return DeleteUnwanted(table, wanted)
 }

@@ -31,12 +31,12 @@ type Link struct {
 	filter *netlink.BpfFilter // nil: a link
 }
 
-// LinkPath returns the pin of a link of a component.
-func LinkPath(bpffs, component string, owner uint64, hook string) string {
+// ownedLinkPath returns the pin of a link of a component.
+func ownedLinkPath(bpffs, component string, owner uint64, hook string) string {
 	return filepath.Join(bpffs, "links", fmt.Sprintf("%s-%d-%s", component, owner, hook))
 }
 
-// parseLink reads the name of a pin. It is the inverse of LinkPath.
+// parseLink reads the name of a pin. It is the inverse of ownedLinkPath.
 func parseLink(path string) (l Link, ok bool) {
 	parts := strings.Split(filepath.Base(path), "-")
 	if len(parts) != 3 {
@@ -120,7 +120,7 @@ func takeDown(l link.Link) error {
 
 // AttachLink attaches a program of a component, or replaces the one in the pinned link.
 func (d *Datapath) AttachLink(component string, owner uint64, hook string, program *ebpf.Program, to Target, at ebpf.AttachType) error {
-	return d.attachPinned(LinkPath(d.options.BPFFS, component, owner, hook), program, to, at)
+	return d.attachPinned(ownedLinkPath(d.options.BPFFS, component, owner, hook), program, to, at)
 }
 
 // attachPinned replaces the program in a pinned link. It makes a new link if there is none, if that is attached to

@@ -18,7 +18,7 @@ func TestRepairsWhatIsTakenAway(t *testing.T) {
 	if repaired, err := d.Repair(); len(repaired) != 0 || err != nil {
 		t.Fatalf("nothing is missing: %v, %v", repaired, err)
 	}
-	for _, path := range []string{TablePath(o.BPFFS, SockMapFrontends), linkPath(o.BPFFS, socketHooks[2])} {
+	for _, path := range []string{TablePath(o.BPFFS, SockMapFrontends), cgroupLinkPath(o.BPFFS, socketHooks[2])} {
 		must(t, os.Remove(path))
 	}
 	if repaired, err := d.Repair(); len(repaired) != 2 || err != nil {

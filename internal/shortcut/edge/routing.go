@@ -108,13 +108,13 @@ func (e *Edge) putRouting(r *node.Routing) (full condition.List, err error) {
 		}
 	}
 	// Those to delete may leave no room for others.
-	if err := bpf.Withdraw(e.datapath.RouteEncaps(), encaps); err != nil {
+	if err := bpf.DeleteUnwanted(e.datapath.RouteEncaps(), encaps); err != nil {
 		return nil, err
 	}
 	if err := bpf.Publish(e.datapath.RouteEncaps(), encaps); err != nil {
 		return nil, err
 	}
-	if err := bpf.Withdraw(e.datapath.RouteMTUs(), mtus); err != nil {
+	if err := bpf.DeleteUnwanted(e.datapath.RouteMTUs(), mtus); err != nil {
 		return nil, err
 	}
 	if err := bpf.Publish(e.datapath.RouteMTUs(), mtus); err != nil {

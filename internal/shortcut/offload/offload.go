@@ -321,7 +321,7 @@ func (o *Offload) attach(devices []Device) error {
 		wanted[uint32(d.Index)] = flags
 	}
 	table := o.datapath.DeviceTable()
-	if err := bpf.Withdraw(table, wanted); err != nil {
+	if err := bpf.DeleteUnwanted(table, wanted); err != nil {
 		return err
 	}
 	var all []int

@@ -426,21 +426,21 @@ func (s *Shortcut) write(wanted *rows) error {
 	if err != nil {
 		return err
 	}
-	if err := bpf.Withdraw(s.datapath.Pods(), pods); err != nil {
+	if err := bpf.DeleteUnwanted(s.datapath.Pods(), pods); err != nil {
 		return err
 	}
 	links := map[uint32]uint32{}
 	for _, p := range pods {
 		links[p.Device] = p.Device
 	}
-	if err := bpf.Withdraw(s.datapath.Links(), links); err != nil {
+	if err := bpf.DeleteUnwanted(s.datapath.Links(), links); err != nil {
 		return err
 	}
-	if err := bpf.Withdraw(s.datapath.Devices(), devices); err != nil {
+	if err := bpf.DeleteUnwanted(s.datapath.Devices(), devices); err != nil {
 		return err
 	}
 	bridges := wanted.network.bridges(links)
-	if err := bpf.Withdraw(s.datapath.Bridges(), bridges); err != nil {
+	if err := bpf.DeleteUnwanted(s.datapath.Bridges(), bridges); err != nil {
 		return err
 	}
 	for _, component := range []string{ComponentName, L3ComponentName, NetkitComponentName} {
