@@ -43,11 +43,11 @@ func NewPrefilter(at *EdgeTCPrefilter, wait func() error) *Prefilter {
 }
 
 // Wanted is sent when the prefilter is disabled and a rebuild can enable it.
-func (d *Prefilter) Wanted() <-chan struct{} {
-	if d == nil {
+func (p *Prefilter) Wanted() <-chan struct{} {
+	if p == nil {
 		return nil
 	}
-	return d.wanted
+	return p.wanted
 }
 
 // MapPrefilter returns the prefilter in a table.
@@ -81,78 +81,78 @@ func prefilterEnd(address uint64, port uint16) uint64 {
 
 func prefilterSource(address uint64) uint64 { return ^address * prefilterOtherMultiplier }
 
-// set sets a bit in both sets. It takes d.mu to clear one.
-func (d *Prefilter) set(hash uint64) {
+// set sets a bit in both sets. It takes p.mu to clear one.
+func (p *Prefilter) set(hash uint64) {
 	word, bit := hash>>EdgeTCPrefilterSizePREFILTER_WORD_SHIFT, uint64(1)<<(hash>>EdgeTCPrefilterSizePREFILTER_BIT_SHIFT&63)
 	for i := range uint64(2) {
-		at := &d.at.Bits[i*uint64(EdgeTCPrefilterSizePREFILTER_WORDS)+word]
+		at := &p.at.Bits[i*uint64(EdgeTCPrefilterSizePREFILTER_WORDS)+word]
 		if atomic.LoadUint64(at)&bit == 0 {
 			atomic.OrUint64(at, bit)
 		}
 	}
 }
 
-func (d *Prefilter) add(address uint64, port uint16) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.set(address)
-	d.set(prefilterEnd(address, port))
+func (p *Prefilter) add(address uint64, port uint16) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.set(address)
+	p.set(prefilterEnd(address, port))
 }
 
 // Add lets packets to a frontend pass. Call it before the frontend is in the table.
-func (d *Prefilter) Add(key FrontendKey) {
-	if d != nil {
-		d.add(prefilterAddress(key.Address.Bytes), key.Port)
+func (p *Prefilter) Add(key FrontendKey) {
+	if p != nil {
+		p.add(prefilterAddress(key.Address.Bytes), key.Port)
 	}
 }
 
 // Contains reports whether packets to a frontend pass.
-func (d *Prefilter) Contains(key FrontendKey) bool {
-	if d == nil {
+func (p *Prefilter) Contains(key FrontendKey) bool {
+	if p == nil {
 		return true
 	}
-	d.mu.Lock()
-	defer d.mu.Unlock()
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	address := prefilterAddress(key.Address.Bytes)
-	switch state := EdgeTCPrefilterState(d.at.State); state {
+	switch state := EdgeTCPrefilterState(p.at.State); state {
 	case EdgeTCPrefilterStatePREFILTER_FIRST, EdgeTCPrefilterStatePREFILTER_SECOND:
 		first := uint64(state-EdgeTCPrefilterStatePREFILTER_FIRST) * uint64(EdgeTCPrefilterSizePREFILTER_WORDS)
-		return d.has(first, address) && d.has(first, prefilterEnd(address, key.Port))
+		return p.has(first, address) && p.has(first, prefilterEnd(address, key.Port))
 	}
 	return true
 }
 
 // has reports whether a bit is set in the set that begins with a word.
-func (d *Prefilter) has(first, hash uint64) bool {
-	word := atomic.LoadUint64(&d.at.Bits[first+hash>>EdgeTCPrefilterSizePREFILTER_WORD_SHIFT])
+func (p *Prefilter) has(first, hash uint64) bool {
+	word := atomic.LoadUint64(&p.at.Bits[first+hash>>EdgeTCPrefilterSizePREFILTER_WORD_SHIFT])
 	return word>>(hash>>EdgeTCPrefilterSizePREFILTER_BIT_SHIFT&63)&1 != 0
 }
 
 // AddFlow lets the packets of a conntrack entry pass.
-func (d *Prefilter) AddFlow(key Tuple, t *ConntrackEntry) {
-	if d == nil {
+func (p *Prefilter) AddFlow(key Tuple, t *ConntrackEntry) {
+	if p == nil {
 		return
 	}
 	if t.Flags&^uint8(ConntrackFIN|ConntrackDSR|ConntrackStream) == uint8(ConntrackReply|ConntrackLocal) { // is_local_reply
-		d.add(prefilterSource(prefilterAddress(key.Source.Bytes)), key.SourcePort)
+		p.add(prefilterSource(prefilterAddress(key.Source.Bytes)), key.SourcePort)
 		return
 	}
-	d.add(prefilterAddress(key.Destination.Bytes), key.DestinationPort)
+	p.add(prefilterAddress(key.Destination.Bytes), key.DestinationPort)
 }
 
 // SetProgramsCurrent sets whether only this agent's programs are attached. Programs of an earlier agent may
 // insert conntrack entries into tables that no walk of this agent sees: until they are replaced the
 // prefilter must not be rebuilt.
-func (d *Prefilter) SetProgramsCurrent(current bool) {
-	if d == nil {
+func (p *Prefilter) SetProgramsCurrent(current bool) {
+	if p == nil {
 		return
 	}
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if current && !d.current && !d.Enabled() {
-		d.wanted.Send()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if current && !p.current && !p.Enabled() {
+		p.wanted.Send()
 	}
-	d.current = current
+	p.current = current
 }
 
 // A PrefilterRebuild fills a prefilter's unused set, which then replaces the used one. The methods of a nil
@@ -168,16 +168,16 @@ type PrefilterRebuild struct {
 // What programs or callers of Add add meanwhile is in both sets. Only one rebuild may run at a time.
 //
 // It returns nil if the prefilter must stay as it is (SetProgramsCurrent).
-func (d *Prefilter) BeginRebuild() *PrefilterRebuild {
-	if d == nil || d.wait() != nil {
+func (p *Prefilter) BeginRebuild() *PrefilterRebuild {
+	if p == nil || p.wait() != nil {
 		return nil // the caller's wait fails, too
 	}
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if !d.current {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.current {
 		return nil
 	}
-	return d.clear()
+	return p.clear()
 }
 
 // End enables the rebuilt prefilter, unless networks have changed since BeginRebuild.
@@ -194,17 +194,17 @@ func (r *PrefilterRebuild) End() {
 }
 
 // Rebuild is BeginRebuild, the wait for programs, fill, and End, regardless of SetProgramsCurrent.
-func (d *Prefilter) Rebuild(fill func() error) error {
-	if d == nil {
+func (p *Prefilter) Rebuild(fill func() error) error {
+	if p == nil {
 		return fill()
 	}
-	if err := d.wait(); err != nil {
+	if err := p.wait(); err != nil {
 		return err
 	}
-	d.mu.Lock()
-	rebuild := d.clear()
-	d.mu.Unlock()
-	if err := d.wait(); err != nil {
+	p.mu.Lock()
+	rebuild := p.clear()
+	p.mu.Unlock()
+	if err := p.wait(); err != nil {
 		return err
 	}
 	if err := fill(); err != nil {
@@ -217,69 +217,69 @@ func (d *Prefilter) Rebuild(fill func() error) error {
 // clear empties the unused set: not the one that was in use until it was disabled a moment ago. The caller holds the
 // lock and has waited for programs: a socket's hook whose task was preempted may still read the set that was in use
 // before the last rebuild ended.
-func (d *Prefilter) clear() *PrefilterRebuild {
+func (p *Prefilter) clear() *PrefilterRebuild {
 	next := EdgeTCPrefilterStatePREFILTER_FIRST
-	if d.last == EdgeTCPrefilterStatePREFILTER_FIRST {
+	if p.last == EdgeTCPrefilterStatePREFILTER_FIRST {
 		next = EdgeTCPrefilterStatePREFILTER_SECOND
 	}
-	words := d.at.Bits[:EdgeTCPrefilterSizePREFILTER_WORDS]
+	words := p.at.Bits[:EdgeTCPrefilterSizePREFILTER_WORDS]
 	if next == EdgeTCPrefilterStatePREFILTER_SECOND {
-		words = d.at.Bits[EdgeTCPrefilterSizePREFILTER_WORDS:]
+		words = p.at.Bits[EdgeTCPrefilterSizePREFILTER_WORDS:]
 	}
 	for i := range words {
 		atomic.StoreUint64(&words[i], 0)
 	}
-	return &PrefilterRebuild{d, next, d.disabled}
+	return &PrefilterRebuild{p, next, p.disabled}
 }
 
 // Enabled reports whether the prefilter filters packets.
-func (d *Prefilter) Enabled() bool {
-	return d != nil && EdgeTCPrefilterState(atomic.LoadUint32(&d.at.State)) != EdgeTCPrefilterStatePREFILTER_OFF
+func (p *Prefilter) Enabled() bool {
+	return p != nil && EdgeTCPrefilterState(atomic.LoadUint32(&p.at.State)) != EdgeTCPrefilterStatePREFILTER_OFF
 }
 
 // Disable lets all packets pass until the prefilter is rebuilt.
-func (d *Prefilter) Disable() {
-	if d == nil {
+func (p *Prefilter) Disable() {
+	if p == nil {
 		return
 	}
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.disabled++
-	atomic.StoreUint32(&d.at.State, uint32(EdgeTCPrefilterStatePREFILTER_OFF))
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.disabled++
+	atomic.StoreUint32(&p.at.State, uint32(EdgeTCPrefilterStatePREFILTER_OFF))
 }
 
 // SetServiceNetworks lets packets to any address of networks pass. If the networks have changed, the
 // prefilter is disabled until it is rebuilt.
-func (d *Prefilter) SetServiceNetworks(networks []netip.Prefix) error {
-	if d == nil {
+func (p *Prefilter) SetServiceNetworks(networks []netip.Prefix) error {
+	if p == nil {
 		return nil
 	}
-	services4, services6 := prefilterNetworks(networks, len(d.at.Services4), summarize)
-	if slices.Equal(services4, d.at.Services4[:]) && slices.Equal(services6, d.at.Services6[:]) {
-		d.write(false) // others that could not be written are no longer wanted
+	services4, services6 := prefilterNetworks(networks, len(p.at.Services4), summarize)
+	if slices.Equal(services4, p.at.Services4[:]) && slices.Equal(services6, p.at.Services6[:]) {
+		p.noteWriting(false) // others that could not be written are no longer wanted
 		return nil
 	}
-	d.Disable()
-	d.write(true)
-	if err := d.wait(); err != nil {
+	p.Disable()
+	p.noteWriting(true)
+	if err := p.wait(); err != nil {
 		return err // a rebuild sees that the networks are being written
 	}
-	copy(d.at.Services4[:], services4)
-	copy(d.at.Services6[:], services6)
-	d.write(false)
+	copy(p.at.Services4[:], services4)
+	copy(p.at.Services6[:], services6)
+	p.noteWriting(false)
 	return nil
 }
 
-// write notes that networks are being written, or have been: then a rebuild enables the prefilter that begins from
+// noteWriting notes that networks are being written, or have been: then a rebuild enables the prefilter that begins from
 // now on, and so waits for the programs that may have read old networks.
-func (d *Prefilter) write(writing bool) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.writing && !writing {
-		d.disabled++
-		d.wanted.Send()
+func (p *Prefilter) noteWriting(writing bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.writing && !writing {
+		p.disabled++
+		p.wanted.Send()
 	}
-	d.writing = writing
+	p.writing = writing
 }
 
 // prefilterNetworks returns networks in the format that programs compare addresses with: for each family at

@@ -10,45 +10,45 @@ import (
 
 // LookUpPods makes the programs look up pod networks in the table of networks, until SetPodNetworks is
 // called. Call it before that table changes.
-func (d *Prefilter) LookUpPods() {
-	if d != nil {
-		atomic.StoreUint32(&d.at.PodsComplete, 0)
+func (p *Prefilter) LookUpPods() {
+	if p != nil {
+		atomic.StoreUint32(&p.at.PodsComplete, 0)
 	}
 }
 
 // PodsComplete reports whether the programs know all pod networks without the table.
-func (d *Prefilter) PodsComplete() bool {
-	return d != nil && atomic.LoadUint32(&d.at.PodsComplete) != 0
+func (p *Prefilter) PodsComplete() bool {
+	return p != nil && atomic.LoadUint32(&p.at.PodsComplete) != 0
 }
 
 // SetPodNetworks sets the pod networks and Service networks in the table. If the pod networks are few, and
 // no Service network overlaps them, the programs need no lookup; after an error they do. Call LookUpPods
 // before the table changes, and SetPodNetworks afterwards.
-func (d *Prefilter) SetPodNetworks(pods, services []netip.Prefix) error {
-	if d == nil || !d.pods {
+func (p *Prefilter) SetPodNetworks(pods, services []netip.Prefix) error {
+	if p == nil || !p.pods {
 		return nil
 	}
 	known, whole := podsAlone(pods, services)
-	pods4, pods6 := prefilterNetworks(known, len(d.at.Pods4), largestNetworks)
-	same := slices.Equal(pods4, d.at.Pods4[:]) && slices.Equal(pods6, d.at.Pods6[:])
-	if same && whole == d.PodsComplete() {
+	pods4, pods6 := prefilterNetworks(known, len(p.at.Pods4), largestNetworks)
+	same := slices.Equal(pods4, p.at.Pods4[:]) && slices.Equal(pods6, p.at.Pods6[:])
+	if same && whole == p.PodsComplete() {
 		return nil
 	}
-	d.LookUpPods()
+	p.LookUpPods()
 	if !same { // no program may compare addresses with a mix of old and new networks,
-		if err := d.wait(); err != nil {
+		if err := p.wait(); err != nil {
 			return err
 		}
-		copy(d.at.Pods4[:], pods4)
-		copy(d.at.Pods6[:], pods6)
+		copy(p.at.Pods4[:], pods4)
+		copy(p.at.Pods6[:], pods6)
 	}
 	if !whole {
 		return nil
 	}
-	if err := d.wait(); err != nil { // and none that sees PodsComplete may have read an old one before
+	if err := p.wait(); err != nil { // and none that sees PodsComplete may have read an old one before
 		return err
 	}
-	atomic.StoreUint32(&d.at.PodsComplete, 1)
+	atomic.StoreUint32(&p.at.PodsComplete, 1)
 	return nil
 }
 
