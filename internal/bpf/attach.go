@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"reflect"
 	"slices"
 	"strings"
 
@@ -273,32 +272,4 @@ func cgroupAttachments(bpffs string, hooks []CgroupHook) ([]Attachment, error) {
 		})
 	}
 	return all, nil
-}
-
-// ReadCounters sums the counters of the socket hooks over all CPUs.
-func ReadCounters(bpffs string) (*SocketCounters, error) {
-	m, err := ebpf.LoadPinnedMap(TablePath(bpffs, SockMapSocketCounts), nil)
-	if err != nil {
-		return nil, fmt.Errorf("open the counters under %s: %w", bpffs, err)
-	}
-	defer m.Close()
-	var perCPU []SocketCounters
-	if err := m.Lookup(uint32(0), &perCPU); err != nil {
-		return nil, fmt.Errorf("read the counters: %w", err)
-	}
-	return Sum(perCPU), nil
-}
-
-// Sum adds up structures of counters, field by field.
-func Sum[T any](perCPU []T) *T {
-	sum := new(T)
-	total := reflect.ValueOf(sum).Elem()
-	for _, c := range perCPU {
-		for i := range total.NumField() {
-			if field := total.Field(i); field.CanSet() {
-				field.SetUint(field.Uint() + reflect.ValueOf(c).Field(i).Uint())
-			}
-		}
-	}
-	return sum
 }

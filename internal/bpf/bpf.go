@@ -89,3 +89,6 @@ func (d *Datapath) BPFFS() string { return d.options.BPFFS }
 
 // CgroupPath returns the cgroup directory that Attach attaches the hooks to.
 func (d *Datapath) CgroupPath() string { return d.cgroup }
+
+// WaitForReaders is Tables.WaitForReaders.
+func (d *Datapath) WaitForReaders() error { return d.Tables.WaitForReaders() }

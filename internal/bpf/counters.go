@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"reflect"
 	"unsafe"
 
 	"github.com/cilium/ebpf"
@@ -45,4 +46,32 @@ func AddByName(sums map[string]uint64, names []string, counts []uint64) {
 	for i, n := range counts {
 		sums[names[i]] += n
 	}
+}
+
+// ReadCounters sums the counters of the socket hooks over all CPUs.
+//
+// Errors: os.ErrNotExist if there are none; ErrOtherCounters.
+func ReadCounters(bpffs string) (*SocketCounters, error) {
+	perCPU, err := PinnedCounters[SocketCounters](bpffs, SockMapSocketCounts, "the counters of sockets")
+	if perCPU == nil && err == nil {
+		err = fmt.Errorf("the counters of sockets under %s: %w", bpffs, os.ErrNotExist)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return Sum(perCPU), nil
+}
+
+// Sum adds up structures of counters, field by field.
+func Sum[T any](perCPU []T) *T {
+	sum := new(T)
+	total := reflect.ValueOf(sum).Elem()
+	for _, c := range perCPU {
+		for i := range total.NumField() {
+			if field := total.Field(i); field.CanSet() {
+				field.SetUint(field.Uint() + reflect.ValueOf(c).Field(i).Uint())
+			}
+		}
+	}
+	return sum
 }

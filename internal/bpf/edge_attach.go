@@ -126,6 +126,3 @@ func (d *Datapath) DetachEdge(device int, hooks ...EdgeHook) error {
 func (d *Datapath) EdgeAttachments() ([]EdgeAttachment, error) {
 	return EdgeAttachments(d.options.BPFFS)
 }
-
-// WaitForReaders is Tables.WaitForReaders.
-func (d *Datapath) WaitForReaders() error { return d.Tables.WaitForReaders() }
