@@ -24,8 +24,8 @@ type Options struct {
 	Edge *EdgeOptions
 	// SocketStats configures the statistics of connections at sockets; nil: none are kept.
 	SocketStats *SocketStatsOptions
-	// Components are all components, enabled or not; default: OwnComponents. A component may use the tables of those
-	// before it.
+	// Components are all components, enabled or not; default: OwnComponents. A component may use the tables of
+	// those before it.
 	Components []*Component
 }
 

@@ -54,10 +54,10 @@ func NoKernelFlows() string {
 	return "the kernel's BTF lacks bpf_skb_ct_lookup (Linux 5.18, module nf_conntrack with CONFIG_DEBUG_INFO_BTF_MODULES)"
 }
 
-// LoadConntrack makes the kernel load the module nf_conntrack, if it is one: programs can call its functions only if
+// loadConntrack makes the kernel load the module nf_conntrack, if it is one: programs can call its functions only if
 // it is loaded before them, and rules that need it may come later. A request to conntrack does that, also from a
 // container: the kernel runs the host's modprobe.
-func LoadConntrack() {
+func loadConntrack() {
 	c, err := conntrack.Dial(nil)
 	if err != nil {
 		return // NoKernelFlows says so

@@ -150,7 +150,7 @@ func (o *opening) prepareKernel() error {
 	}
 	for _, c := range o.components {
 		if c.Conntrack != nil && c.Conntrack(o.Datapath) {
-			LoadConntrack()
+			loadConntrack()
 		}
 	}
 	return requiredFeatures()

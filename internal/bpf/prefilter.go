@@ -270,8 +270,8 @@ func (p *Prefilter) SetServiceNetworks(networks []netip.Prefix) error {
 	return nil
 }
 
-// noteWriting notes that networks are being written, or have been: then a rebuild enables the prefilter that begins from
-// now on, and so waits for the programs that may have read old networks.
+// noteWriting notes that networks are being written, or have been: then a rebuild enables the prefilter that begins
+// from now on, and so waits for the programs that may have read old networks.
 func (p *Prefilter) noteWriting(writing bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package bpf loads the BPF programs, maintains their tables and attaches them. It handles addresses,
-// rows and links, and does not depend on Kubernetes.
 package bpf
 
 import (
