@@ -79,16 +79,6 @@ func (w *walk) visit(name, path string) bool {
 	return w.yield(n, nil)
 }
 
-// ParseName parses a namespace's name in /proc/PID/ns/net and nsfs mounts: net:[INODE].
-func ParseName(name string) (inode uint64, err error) {
-	number, ok := strings.CutPrefix(name, "net:[")
-	inode, err = strconv.ParseUint(strings.TrimSuffix(number, "]"), 10, 64)
-	if !ok || err != nil {
-		return 0, fmt.Errorf("%q is not a network namespace", name)
-	}
-	return inode, nil
-}
-
 func nsfsName(inode uint64) string { return "net:[" + strconv.FormatUint(inode, 10) + "]" }
 
 // mounts visits the nsfs mounts of a mountinfo file (proc_pid_mountinfo(5)), below a root directory.
