@@ -55,14 +55,20 @@ func Drain(ctx context.Context, bpffs string, limit time.Duration, report func(s
 	if err := tables.Withdraw(); err != nil || noFlows != nil {
 		return nil, err
 	}
-	return awaitFlows(ctx, flows, offline.PortNames(names), end, report)
+	timeouts := conntrack.DefaultTimeouts
+	if known, err := bpf.AttachedTimeouts(bpffs); err == nil {
+		timeouts = conntrack.TimeoutsOf(known)
+	} else if !errors.Is(err, os.ErrNotExist) {
+		return nil, fmt.Errorf("the timeouts of flows: %w", err)
+	}
+	return awaitFlows(ctx, flows, timeouts, offline.PortNames(names), end, report)
 }
 
 // awaitFlows waits until no flow is left that has not ended, or until the end of the drain.
-func awaitFlows(ctx context.Context, flows *conntrack.Tables, names conntrack.PortName, end time.Time, report func(string)) ([]conntrack.Flow, error) {
+func awaitFlows(ctx context.Context, flows *conntrack.Tables, timeouts conntrack.Timeouts, names conntrack.PortName, end time.Time, report func(string)) ([]conntrack.Flow, error) {
 	next := time.Now()
 	for {
-		left, err := openFlows(flows, names)
+		left, err := openFlows(flows, timeouts, names)
 		if err != nil || len(left) == 0 || !time.Now().Before(end) {
 			return left, err
 		}
@@ -79,8 +85,8 @@ func awaitFlows(ctx context.Context, flows *conntrack.Tables, names conntrack.Po
 }
 
 // openFlows returns the flows that have not ended, and deletes those that have expired: no agent does so.
-func openFlows(flows *conntrack.Tables, names conntrack.PortName) (open []conntrack.Flow, err error) {
-	if _, err := conntrack.CollectGarbage(flows, conntrack.DefaultTimeouts, bpf.Now(), nil); err != nil {
+func openFlows(flows *conntrack.Tables, timeouts conntrack.Timeouts, names conntrack.PortName) (open []conntrack.Flow, err error) {
+	if _, err := conntrack.CollectGarbage(flows, timeouts, bpf.Now(), nil); err != nil {
 		return nil, err
 	}
 	all, err := conntrack.List(flows, names)

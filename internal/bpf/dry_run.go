@@ -159,6 +159,29 @@ func copyConstants(spec *ebpf.CollectionSpec, attached ebpf.ProgramID) error {
 	return nil
 }
 
+// AttachedTimeouts returns the timeouts of conntrack entries that the attached programs of the edge have.
+//
+// Errors: os.ErrNotExist if none is attached to a device of this network namespace.
+func AttachedTimeouts(bpffs string) (timeouts *ConntrackTimeouts, err error) {
+	attached, err := EdgeAttachments(bpffs)
+	if err != nil {
+		return nil, err
+	}
+	i := slices.IndexFunc(attached, func(a EdgeAttachment) bool { return !a.Detached && a.Hook != EdgeXDP })
+	if i < 0 {
+		return nil, fmt.Errorf("no program of the edge is attached to a device of this network namespace: %w", os.ErrNotExist)
+	}
+	spec, err := LoadEdgeTC()
+	if err != nil {
+		return nil, err
+	}
+	if err := copyConstants(spec, ebpf.ProgramID(attached[i].ProgramID)); err != nil {
+		return nil, err
+	}
+	timeouts = new(ConntrackTimeouts)
+	return timeouts, spec.Variables[EdgeTCVarCtTimeouts].Get(timeouts)
+}
+
 // constantsName is the section and the map of constants.
 const constantsName = ".rodata"
 

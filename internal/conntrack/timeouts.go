@@ -41,6 +41,8 @@ var DefaultTimeouts = Timeouts{
 const (
 	// minTimeout is the resolution of Entry.LastSeen.
 	minTimeout = time.Second
+	// tickBits: a tick of the programs is 2^20 ns.
+	tickBits = 20
 	// maxTimeout is the longest time that the programs can distinguish from one in the past.
 	maxTimeout = 24 * 24 * time.Hour
 )
@@ -95,18 +97,31 @@ func (t *Timeouts) Check() error {
 // Datapath returns the timeouts as the programs have them. The programs apply them without the agent.
 func (t *Timeouts) Datapath() *bpf.ConntrackTimeouts {
 	var ticks bpf.ConntrackTimeouts
-	for i, d := range map[bpf.EdgeTCCtTimeout]time.Duration{
-		bpf.EdgeTCCtTimeoutTIMEOUT_TCP_UNREPLIED:   t.TCPUnreplied,
-		bpf.EdgeTCCtTimeoutTIMEOUT_TCP_ESTABLISHED: t.TCPEstablished,
-		bpf.EdgeTCCtTimeoutTIMEOUT_CLOSING:         t.TCPCloseWait,
-		bpf.EdgeTCCtTimeoutTIMEOUT_CLOSING_DSR:     t.TCPCloseDSR,
-		bpf.EdgeTCCtTimeoutTIMEOUT_CLOSED:          t.TCPClose,
-		bpf.EdgeTCCtTimeoutTIMEOUT_UDP_UNREPLIED:   t.UDPUnreplied,
-		bpf.EdgeTCCtTimeoutTIMEOUT_UDP_STREAM:      t.UDPStream,
-	} {
-		ticks[i] = uint32(d.Nanoseconds() >> 20)
+	for i, d := range t.byIndex() {
+		ticks[i] = uint32(d.Nanoseconds() >> tickBits)
 	}
 	return &ticks
+}
+
+// TimeoutsOf is the inverse of Datapath.
+func TimeoutsOf(ticks *bpf.ConntrackTimeouts) (t Timeouts) {
+	for i, d := range t.byIndex() {
+		*d = time.Duration(ticks[i]) << tickBits
+	}
+	return t
+}
+
+// byIndex returns the timeouts by their index in the programs.
+func (t *Timeouts) byIndex() map[bpf.EdgeTCCtTimeout]*time.Duration {
+	return map[bpf.EdgeTCCtTimeout]*time.Duration{
+		bpf.EdgeTCCtTimeoutTIMEOUT_TCP_UNREPLIED:   &t.TCPUnreplied,
+		bpf.EdgeTCCtTimeoutTIMEOUT_TCP_ESTABLISHED: &t.TCPEstablished,
+		bpf.EdgeTCCtTimeoutTIMEOUT_CLOSING:         &t.TCPCloseWait,
+		bpf.EdgeTCCtTimeoutTIMEOUT_CLOSING_DSR:     &t.TCPCloseDSR,
+		bpf.EdgeTCCtTimeoutTIMEOUT_CLOSED:          &t.TCPClose,
+		bpf.EdgeTCCtTimeoutTIMEOUT_UDP_UNREPLIED:   &t.UDPUnreplied,
+		bpf.EdgeTCCtTimeoutTIMEOUT_UDP_STREAM:      &t.UDPStream,
+	}
 }
 
 // of returns the timeout of a flow in a state. oneSided: it is a flow by DSR, of which only the client's packets are

@@ -44,6 +44,9 @@ func TestTimeoutFlags(t *testing.T) {
 		if got := *timeouts.Datapath(); got != want {
 			t.Errorf("--%s: the programs have %v, want %v", c.flag, got, want)
 		}
+		if again := TimeoutsOf(timeouts.Datapath()); *again.Datapath() != want {
+			t.Errorf("--%s: %v from the programs", c.flag, again)
+		}
 		if got := timeouts.of(c.protocol, c.state, c.oneSided); got != 17*time.Minute {
 			t.Errorf("--%s: garbage collection has %v", c.flag, got)
 		}

@@ -58,6 +58,20 @@ func TestStatusOfDrain(t *testing.T) {
 	}
 }
 
+// A drain waits for as long as the agent's timeouts keep a flow, whatever the defaults are.
+func TestTimeoutsOfDrain(t *testing.T) {
+	w := borrowWorld(t, "--edge-mode=tc", "--conntrack-tcp-timeout-established=1s")
+	w.apply("web", objects(w.public("b1"))...)
+	if pod := w.served(w.open("tcp", addresses(w.Host("node-a"), nodePort)[0])); pod != "b1" {
+		t.Fatalf("%s serves, want b1", pod)
+	}
+	w.must(w.agent.Stop())
+	if out, err := w.agent.CLI("cleanup", "--drain=20s"); err != nil || !strings.Contains(out, "no flow of a client is left") {
+		t.Errorf("a drain with an idle flow: %v, %q", err, out)
+	}
+	w.must(w.agent.Start())
+}
+
 // drain starts a drain.
 func (w *world) drain() *lab.Cmd {
 	w.t.Helper()
