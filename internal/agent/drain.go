@@ -48,6 +48,10 @@ func Drain(ctx context.Context, bpffs string, limit time.Duration, report func(s
 	if noFlows != nil && !errors.Is(noFlows, os.ErrNotExist) { // without the edge there are none
 		return nil, noFlows
 	}
+	timeouts, err := attachedTimeouts(bpffs)
+	if err != nil {
+		return nil, err
+	}
 	end := time.Now().Add(limit)
 	if err := pinfs.MarkDrain(bpffs, end); err != nil {
 		return nil, err
@@ -55,13 +59,19 @@ func Drain(ctx context.Context, bpffs string, limit time.Duration, report func(s
 	if err := tables.Withdraw(); err != nil || noFlows != nil {
 		return nil, err
 	}
-	timeouts := conntrack.DefaultTimeouts
-	if known, err := bpf.AttachedTimeouts(bpffs); err == nil {
-		timeouts = conntrack.TimeoutsOf(known)
-	} else if !errors.Is(err, os.ErrNotExist) {
-		return nil, fmt.Errorf("the timeouts of flows: %w", err)
-	}
 	return awaitFlows(ctx, flows, timeouts, offline.PortNames(names), end, report)
+}
+
+// attachedTimeouts returns the timeouts of the agent that attached the programs; the defaults if none are attached.
+func attachedTimeouts(bpffs string) (conntrack.Timeouts, error) {
+	ticks, err := bpf.AttachedTimeouts(bpffs)
+	if errors.Is(err, os.ErrNotExist) {
+		return conntrack.DefaultTimeouts, nil
+	}
+	if err != nil {
+		return conntrack.Timeouts{}, fmt.Errorf("the timeouts of flows: %w", err)
+	}
+	return conntrack.TimeoutsOf(ticks), nil
 }
 
 // awaitFlows waits until no flow is left that has not ended, or until the end of the drain.
