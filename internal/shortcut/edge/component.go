@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package edge is the edge as a component of the agent: its flags, the programs at devices (internal/shortcut/edge) and
-// connection tracking (internal/conntrack).
 package edge
 
 import (

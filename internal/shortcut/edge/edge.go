@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package edge serves clients outside the cluster, and pods without the socket shortcut: it selects the
-// devices that they are behind and those that lead to backends, and attaches the datapath there.
+// devices that they are behind and those that lead to backends, and attaches the datapath there. As a component of the
+// agent it also runs connection tracking (internal/conntrack).
 package edge
 
 import (

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package mesh is the sidecar shortcut as a component of the agent: connections of applications go to the proxy beside
-// them without netfilter (internal/shortcut/mesh).
 package mesh
 
 import (

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package mesh keeps the sidecar shortcut at the pods whose connections go through a proxy beside the application.
+// Package mesh keeps the sidecar shortcut at the pods whose connections go through a proxy beside the application: they
+// go to the proxy without netfilter.
 package mesh
 
 import (

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package offload is flow offload as a component of the agent: established flows that this node forwards skip its IP
-// stack (internal/shortcut/offload).
 package offload
 
 import (

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package offload lets established flows that this node forwards leave the IP stack: by the flow cache (bpf/offload),
-// or by a flowtable of the kernel.
+// or by a flowtable of the kernel. Begin with refusal.go (which flows), learn.go (flow cache), flowtable/ (the
+// kernel's).
 package offload
 
 import (

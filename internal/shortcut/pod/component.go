@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package pod is the pod shortcut as a component of the agent: packets between pods skip the IP stack of their node
-// (internal/shortcut/pod).
 package pod
 
 import (

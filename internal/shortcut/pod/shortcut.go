@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package pods finds the pods of this node behind their devices, and keeps the pod shortcut attached there and at
-// the devices that lead to other nodes (bpf/pod/shortcut.h).
+// Package pod is the pod shortcut: packets between pods skip the IP stack of their node. It finds the pods of this node
+// behind their devices, and keeps the programs attached there and at the devices that lead to other nodes
+// (bpf/pod/shortcut.h).
 package pod
 
 import (
