@@ -92,7 +92,7 @@ func (c *config) run(env component.Env) (*component.Instance, error) {
 		Counters:   counters,
 		Reconciled: func(took time.Duration, deleted conntrack.Deleted) { env.Metrics.Reconciled(took, deleted) },
 		Wanted:     env.Datapath.Prefilter().Wanted(),
-	}, env.Syncer.PrefilterRebuild(), env.Syncer.SlotGC(c.establishedTimeout), r.edge.FlowRefs(), r.traffic)
+	}, env.Syncer.PrefilterWalk(), env.Syncer.SlotGC(c.establishedTimeout), r.edge.FlowRefs(), r.traffic)
 	return &component.Instance{
 		Objects: func(changes []service.Change) { r.optOuts.Apply(changes) },
 		Prepare: r.prepare, Apply: r.apply, Start: r.start, BackendsRemoved: r.backendsRemoved, Repair: r.repair, Audit: r.audit,

@@ -52,7 +52,7 @@ func (o *off) run(ctx context.Context) error {
 		case <-o.env.Datapath.Prefilter().Wanted():
 		}
 		if o.detached.Load() {
-			o.note(o.env.Syncer.RebuildPrefilter())
+			o.note(o.env.Syncer.RebuildPrefilterWithoutEdge())
 		}
 	}
 }

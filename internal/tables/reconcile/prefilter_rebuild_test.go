@@ -36,7 +36,7 @@ func TestPrefilterRebuildInGC(t *testing.T) {
 	unreplied.Put(tcp, "198.51.100.8:40000", "10.10.2.12:8080", both, [2]uint32{now, now})
 	waited := 0
 	collector := conntrack.NewCollector(&conntrack.Tables{Assured: table, Unreplied: unreplied}, func() error { waited++; return nil },
-		conntrack.Config{Timeouts: conntrack.DefaultTimeouts, Log: slog.New(slog.NewTextHandler(io.Discard, nil))}, s.PrefilterRebuild())
+		conntrack.Config{Timeouts: conntrack.DefaultTimeouts, Log: slog.New(slog.NewTextHandler(io.Discard, nil))}, s.PrefilterWalk())
 	prefilter := k.tables.Prefilter
 	collector.Collect()
 	if prefilter.Enabled() {

@@ -66,27 +66,27 @@ func (s *Syncer) endSlotPass(w *slotPass, timeout func(service.Protocol) time.Du
 	return nil
 }
 
-// PrefilterRebuild rebuilds the prefilter in a walk of all conntrack entries (conntrack.Subscriber).
-type PrefilterRebuild struct {
+// PrefilterWalk rebuilds the prefilter in a walk of all conntrack entries (conntrack.Subscriber).
+type PrefilterWalk struct {
 	syncer  *Syncer
 	rebuild *bpf.PrefilterRebuild // nil: the prefilter stays as it is
 }
 
-// PrefilterRebuild returns a subscriber that rebuilds the prefilter.
-func (s *Syncer) PrefilterRebuild() *PrefilterRebuild { return &PrefilterRebuild{syncer: s} }
+// PrefilterWalk returns a subscriber that rebuilds the prefilter.
+func (s *Syncer) PrefilterWalk() *PrefilterWalk { return &PrefilterWalk{syncer: s} }
 
 // Begin clears the unused set of the prefilter.
-func (p *PrefilterRebuild) Begin() { p.rebuild = p.syncer.tables.Prefilter.BeginRebuild() }
+func (p *PrefilterWalk) Begin() { p.rebuild = p.syncer.tables.Prefilter.BeginRebuild() }
 
 // Entry adds the flow of an entry.
-func (p *PrefilterRebuild) Entry(key bpf.Tuple, e *bpf.ConntrackEntry) {
+func (p *PrefilterWalk) Entry(key bpf.Tuple, e *bpf.ConntrackEntry) {
 	if p.rebuild != nil {
 		p.rebuild.AddFlow(key, e)
 	}
 }
 
 // End adds the frontends, and enables the prefilter.
-func (p *PrefilterRebuild) End() error {
+func (p *PrefilterWalk) End() error {
 	if p.rebuild != nil {
 		p.syncer.fillPrefilter()
 		p.rebuild.End()
@@ -94,8 +94,8 @@ func (p *PrefilterRebuild) End() error {
 	return nil
 }
 
-// RebuildPrefilter rebuilds the prefilter of a node without edge, which has no conntrack entries.
-func (s *Syncer) RebuildPrefilter() error {
+// RebuildPrefilterWithoutEdge rebuilds the prefilter of a node without edge, which has no conntrack entries.
+func (s *Syncer) RebuildPrefilterWithoutEdge() error {
 	return s.tables.Prefilter.Rebuild(func() error {
 		s.fillPrefilter()
 		return nil
