@@ -26,7 +26,7 @@ func (a *Agent) newMetrics() *metrics.Metrics {
 
 // proxyState is what the metrics with kube-proxy's names read.
 func (a *Agent) proxyState() metrics.State {
-	s := metrics.State{LastSuccess: a.syncer.Totals().LastSuccess}
+	s := metrics.State{LastSuccess: a.syncer.StatsWithoutWalk().LastSuccess}
 	if counted, ok := a.objects.(source.Counted); ok {
 		counts := counted.Counts()
 		s.Services, s.Endpoints = counts[service.KindService].Queued, counts[service.KindEndpointSlice].Queued
@@ -42,7 +42,7 @@ func (a *Agent) ownMetrics() ([]api.Metric, error) {
 		b.Add("beeline_table_entries", float64(u.Used), "table", u.Table)
 		b.Add("beeline_table_limit", float64(u.Limit), "table", u.Table)
 	}
-	addSync(b, a.syncer.Totals())
+	addSync(b, a.syncer.StatsWithoutWalk())
 	addSource(b, a.sourceStatus())
 	a.countObjects(b)
 	if health := a.healthStatus(); health != nil {

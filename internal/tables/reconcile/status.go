@@ -108,8 +108,21 @@ type Usage struct {
 func (s *Syncer) Stats() Stats {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	stats := s.totals()
+	stats := s.statsWithoutWalk()
 	stats.Untracked, stats.Remembering = s.frontends.countUntracked()
+	return stats
+}
+
+// StatsWithoutWalk returns the statistics without those that need a walk of the frontends, Untracked and Remembering.
+func (s *Syncer) StatsWithoutWalk() Stats {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.statsWithoutWalk()
+}
+
+func (s *Syncer) statsWithoutWalk() Stats {
+	stats := s.stats
+	stats.Pending, stats.Failing, stats.LeftOut = len(s.dirty), len(s.failures), len(s.admission.leftOut)
 	if err := s.networks.classes.err; err != nil {
 		stats.Networks = err.Error()
 	}
@@ -119,19 +132,6 @@ func (s *Syncer) Stats() Stats {
 	for _, p := range s.networks.conflict {
 		stats.BothNetworks = append(stats.BothNetworks, p.String())
 	}
-	return stats
-}
-
-// Totals returns the statistics that need no walk of the frontends: the others are zero.
-func (s *Syncer) Totals() Stats {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.totals()
-}
-
-func (s *Syncer) totals() Stats {
-	stats := s.stats
-	stats.Pending, stats.Failing, stats.LeftOut = len(s.dirty), len(s.failures), len(s.admission.leftOut)
 	return stats
 }
 

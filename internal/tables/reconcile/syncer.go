@@ -29,8 +29,8 @@ const (
 	lastRetry  = 30 * time.Second
 )
 
-// Syncer keeps the tables in agreement with the plans. It is the only writer of the tables. All methods may
-// be called from any goroutine.
+// Syncer keeps the tables in agreement with the plans. It is the only writer of the Service tables. All
+// methods may be called from any goroutine.
 //
 // It has three parts, each of which uses those before it: alloc has the ids, sets the slots, and frontends the rows and
 // the index. The Syncer itself decides what they are to hold and when, and repeats what failed.
