@@ -65,7 +65,8 @@ func openFiles() int {
 // the datapath.
 func maxConnections() int { return min(max(openFiles()/16, 32), 1024) }
 
-// noteQueued reports a change that is about to be written to the tables, and what the Node of this one says.
+// noteQueued reports a change that is about to be written to the tables, and whether this node's Node asks for no
+// traffic.
 func (a *Agent) noteQueued(service.Delta) {
 	a.health.SetIneligible(a.cluster.Ineligible())
 	for _, f := range service.Families {

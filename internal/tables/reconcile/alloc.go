@@ -20,14 +20,14 @@ type alloc struct {
 	tables   *bpf.Tables
 	ports    map[service.Port]*port
 	backends map[codec.Backend]*backend
-	sources  map[string]*source
+	sources  map[string]*sourceList
 	reserved map[bpf.ReservedPort]*reservation
-	ranges   uint32 // source ranges of all sources
+	ranges   uint32 // source ranges of all source lists
 
 	portIDs, backendIDs, sourceIDs pool
 	slots                          *extents // sets takes and frees them
 
-	unreferenced []resource // had no reference when it was added
+	unreferenced []resource // without a reference when appended; freeUnreferenced looks again
 }
 
 func newAlloc(tables *bpf.Tables) *alloc {
@@ -35,7 +35,7 @@ func newAlloc(tables *bpf.Tables) *alloc {
 		tables:   tables,
 		ports:    map[service.Port]*port{},
 		backends: map[codec.Backend]*backend{},
-		sources:  map[string]*source{},
+		sources:  map[string]*sourceList{},
 		reserved: map[bpf.ReservedPort]*reservation{},
 		slots:    newExtents(tables.Slots.Len()),
 	}

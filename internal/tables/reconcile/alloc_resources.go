@@ -26,8 +26,8 @@ type backend struct {
 	key codec.Backend
 }
 
-// A source is a list of admitted sources with its id. Equal lists share one.
-type source struct {
+// A sourceList is a list of admitted sources with its id. Equal lists share one.
+type sourceList struct {
 	id uint32
 	references
 	prefixes []netip.Prefix
@@ -107,8 +107,8 @@ func (b *backend) free(a *alloc) error {
 	return nil
 }
 
-// ensureSource finds or makes a source. isNew is as for ensureBackend.
-func (a *alloc) ensureSource(prefixes []netip.Prefix, isNew bool) (*source, error) {
+// ensureSource finds or makes a source list. isNew is as for ensureBackend.
+func (a *alloc) ensureSource(prefixes []netip.Prefix, isNew bool) (*sourceList, error) {
 	if known := a.sources[sourceName(prefixes)]; known != nil {
 		return known, nil
 	}
@@ -119,7 +119,7 @@ func (a *alloc) ensureSource(prefixes []netip.Prefix, isNew bool) (*source, erro
 	if !ok {
 		return nil, bpf.NewFullError(bpf.SockMapSourceRanges, a.tables.SourceRanges.Max())
 	}
-	made := &source{id: id, prefixes: prefixes}
+	made := &sourceList{id: id, prefixes: prefixes}
 	a.ranges += uint32(len(prefixes))
 	a.unreferenced = append(a.unreferenced, made) // also if only some prefixes are in the table
 	for _, p := range prefixes {
@@ -131,7 +131,7 @@ func (a *alloc) ensureSource(prefixes []netip.Prefix, isNew bool) (*source, erro
 	return made, nil
 }
 
-func (x *source) free(a *alloc) error {
+func (x *sourceList) free(a *alloc) error {
 	if name := sourceName(x.prefixes); a.sources[name] == x {
 		delete(a.sources, name) // first: a partly deleted list must not be used again
 	}

@@ -14,12 +14,12 @@ type allocRestorer struct {
 	*alloc
 	portByID    map[uint32]*port
 	backendByID map[uint32]*backend
-	sourceByID  map[uint32]*source
+	sourceByID  map[uint32]*sourceList
 }
 
 // restore reads all tables. Nothing that it finds has a reference yet.
 func (a *alloc) restore() (*allocRestorer, error) {
-	r := &allocRestorer{a, map[uint32]*port{}, map[uint32]*backend{}, map[uint32]*source{}}
+	r := &allocRestorer{a, map[uint32]*port{}, map[uint32]*backend{}, map[uint32]*sourceList{}}
 	for _, read := range []func() error{r.readPorts, r.readSources, r.readBackends, r.readReservedPorts} {
 		if err := read(); err != nil {
 			return nil, err
@@ -70,10 +70,10 @@ func (r *allocRestorer) readSources() error {
 }
 
 // sourceOf returns the source list with an id; it may be empty.
-func (r *allocRestorer) sourceOf(id uint32) *source {
+func (r *allocRestorer) sourceOf(id uint32) *sourceList {
 	found := r.sourceByID[id]
 	if found == nil {
-		found = &source{id: id}
+		found = &sourceList{id: id}
 		r.sourceByID[id] = found
 		r.unreferenced = append(r.unreferenced, found)
 	}
@@ -163,7 +163,7 @@ func (a *alloc) auditNames(to *auditor) {
 
 func (a *alloc) auditSourceRanges(to *auditor) {
 	want := map[bpf.SourceRangeKey]uint32{}
-	add := func(x *source) {
+	add := func(x *sourceList) {
 		for _, p := range x.prefixes {
 			want[codec.SourceRangeKey(x.id, p)] = 1
 		}
@@ -172,7 +172,7 @@ func (a *alloc) auditSourceRanges(to *auditor) {
 		add(x)
 	}
 	for _, x := range a.unreferenced {
-		if x, ok := x.(*source); ok {
+		if x, ok := x.(*sourceList); ok {
 			add(x)
 		}
 	}

@@ -17,7 +17,7 @@ type entry struct {
 	row      uint32
 	content  codec.Frontend
 	port     *port
-	source   *source
+	source   *sourceList
 	reserved *reservation // NodePort and HostPort
 	sets     setsOf
 	// tracked is the reason why an untracked frontend tracks all of its flows anyway.

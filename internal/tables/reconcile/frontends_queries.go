@@ -97,7 +97,7 @@ func (f *frontends) dsrDestinations() map[service.DSR][]netip.Addr {
 // cost returns the cost of each object in the tables.
 func (f *frontends) cost() map[service.Ref]cost {
 	all := map[service.Ref]cost{}
-	ports, sets, lists := map[*port]bool{}, map[*set]bool{}, map[*source]bool{}
+	ports, sets, lists := map[*port]bool{}, map[*set]bool{}, map[*sourceList]bool{}
 	for _, e := range f.applied {
 		if e.port == nil {
 			continue

@@ -104,10 +104,10 @@ func (all *setsOf) members(yield func(*backend) bool) {
 	}
 }
 
-// contain reports whether is is true of a member.
-func (all *setsOf) contain(is func(codec.Backend) bool) bool {
+// contain reports whether a member matches.
+func (all *setsOf) contain(matches func(codec.Backend) bool) bool {
 	for b := range all.members {
-		if is(b.key) {
+		if matches(b.key) {
 			return true
 		}
 	}
