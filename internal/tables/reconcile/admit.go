@@ -18,7 +18,7 @@ type Shares struct {
 	Namespace uint32
 }
 
-func share(percent uint32, limit int64) int64 { return limit * int64(percent) / 100 }
+func percentOf(percent uint32, limit int64) int64 { return limit * int64(percent) / 100 }
 
 // updateReserve: new objects leave 1/updateReserve of each table free, for changes of objects that are
 // already served.

@@ -31,9 +31,9 @@ var costNames = [costTables]string{
 	bpf.SockMapFrontends, bpf.SockMapServices, bpf.SockMapSlots, bpf.SockMapBackends, bpf.SockMapSourceRanges,
 }
 
-// shared reports whether plans share entries of a table: equal endpoints and equal lists of source ranges
+// deduplicated reports whether plans share entries of a table: equal endpoints and equal lists of source ranges
 // have one entry, so the sum of all costs exceeds what is in use.
-func shared(table int) bool { return table == costBackends || table == costRanges }
+func deduplicated(table int) bool { return table == costBackends || table == costRanges }
 
 func (c *cost) add(o cost) {
 	for table := range c {
@@ -110,7 +110,7 @@ func (m *admission) fits(a *account, c cost) error {
 		if err := m.withinShares(a, table, c, limit); err != nil {
 			return err
 		}
-		if shared(table) {
+		if deduplicated(table) {
 			continue // known only once it is in the tables
 		}
 		room := limit - m.total[table] + held
@@ -126,19 +126,19 @@ func (m *admission) fits(a *account, c cost) error {
 
 // withinShares returns an error if c is more of a table than one object or its namespace may have.
 func (m *admission) withinShares(a *account, table int, c cost, limit int64) error {
-	shares, need := m.shares, sharedOut(c, table)
-	if most := share(shares.Service, limit); shares.Service > 0 && need > most {
+	shares, need := m.shares, charged(c, table)
+	if most := percentOf(shares.Service, limit); shares.Service > 0 && need > most {
 		return shareError(table, need, most, "one Service", "service-share")
 	}
-	sum := sharedOut(m.namespaces[a.ref.Namespace], table) - sharedOut(a.held, table) + need
-	if most := share(shares.Namespace, limit); shares.Namespace > 0 && sum > most {
+	sum := charged(m.namespaces[a.ref.Namespace], table) - charged(a.held, table) + need
+	if most := percentOf(shares.Namespace, limit); shares.Namespace > 0 && sum > most {
 		return shareError(table, need, most, "all of namespace "+a.ref.Namespace, "namespace-share")
 	}
 	return nil
 }
 
-// sharedOut returns what counts towards a share of a table.
-func sharedOut(c cost, table int) int64 {
+// charged returns what counts towards a share of a table.
+func charged(c cost, table int) int64 {
 	if table == costSlots {
 		return c[costSlots] + c[costHistories]
 	}
