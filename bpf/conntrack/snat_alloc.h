@@ -60,8 +60,8 @@ struct snat_search {
 	__u8 victim;	   /* enum evict_order of the best flow to evict so far */
 	__u8 exhausted;	   /* a flow was evicted */
 	__u8 shared;	   /* the kernel's own flows may use the port, too */
-	__be16 port;	   /* its port */
-	__u32 idle;	   /* how long it has been idle, in ticks */
+	__be16 victim_port;
+	__u32 victim_idle; /* how long the victim has been idle, in ticks */
 };
 
 /* Returns the eviction order of the flow with an entry at a location, and sets *idle in ticks. */
@@ -155,10 +155,10 @@ static __always_inline int port_try(struct context *ctx, struct snat_search *sea
 		port_evict_holder(w, holder);
 		return port_claim(ctx, search, w);
 	}
-	if (order < search->victim || (order == search->victim && idle > search->idle)) {
+	if (order < search->victim || (order == search->victim && idle > search->victim_idle)) {
 		search->victim = order;
-		search->idle = idle;
-		search->port = w->reverse_key.destination_port;
+		search->victim_idle = idle;
+		search->victim_port = w->reverse_key.destination_port;
 	}
 	return 0;
 }
@@ -170,10 +170,10 @@ static __always_inline int port_evict(struct context *ctx, struct snat_search *s
 	struct ct_entry *holder;
 	__u32 at;
 
-	w->reverse_key.destination_port = search->port;
+	w->reverse_key.destination_port = search->victim_port;
 	w->other.tag = tuple_hash(&w->reverse_key);
 	search->victim = EVICT_NEVER;
-	search->idle = 0;
+	search->victim_idle = 0;
 	search->exhausted = 1;
 	at = ct_find(&w->reverse_key, w->other.tag, CT_TABLE_ANY);
 	holder = ct_entry_at(at);

@@ -50,7 +50,7 @@ static __always_inline enum offload_refusal offload_learn_devices(struct __sk_bu
 	}
 	eth = linear_bytes(ctx, 0, sizeof(*eth));
 	if (!eth)
-		return OFFLOAD_NOT_ESTABLISHED;
+		return OFFLOAD_NOT_ESTABLISHED; /* not reported to the agent, as those */
 	mac_copy(flow->destination_mac, eth->h_dest);
 	mac_copy(flow->source_mac, eth->h_source);
 	return OFFLOAD_PROPOSED;
@@ -71,7 +71,7 @@ static __always_inline enum offload_refusal offload_refusal(struct nf_conn *ct, 
 	return devices;
 }
 
-/* Fills in the flow of a packet. Returns whether it may be offloaded. */
+/* Fills in the flow of a packet. Returns why it may not be offloaded, as offload_refusal(). */
 static __always_inline enum offload_refusal offload_learn(struct __sk_buff *ctx, struct scratch *w,
 							  __u32 note, struct offload_flow *flow)
 {
