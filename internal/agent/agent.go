@@ -33,8 +33,8 @@ type Agent struct {
 	version string
 	started time.Time
 
-	objects     source.Source
-	server      apiServer // source of objects; unused with manifests
+	source      source.Source
+	server      apiServer // of source; unused with manifests
 	datapath    *bpf.Datapath
 	syncer      *reconcile.Syncer
 	nodeSockets nodeSockets
@@ -52,8 +52,8 @@ type Agent struct {
 
 	synced bool // the complete state is in the tables and the programs are attached; only the loop uses it
 
-	mu     gosync.Mutex
-	source api.Source // the source's state, as shown by the socket
+	mu          gosync.Mutex
+	sourceState api.Source // as the socket shows it
 	// checked holds the endpoints with health checks.
 	checked map[service.Ref][]service.CheckedEndpoint
 }
@@ -66,7 +66,7 @@ type Agent struct {
 func Run(ctx context.Context, config Config, version string, log *slog.Logger) error {
 	a := &Agent{config: config, log: log, version: version, started: time.Now(), health: nodehealth.NewTracker(time.Now)}
 	var err error
-	if a.objects, a.source, err = newSource(config, version, &a.server, log); err != nil {
+	if a.source, a.sourceState, err = newSource(config, version, &a.server, log); err != nil {
 		return err
 	}
 	loaded := a.loadManifests()

@@ -35,7 +35,7 @@ type events struct {
 
 // newEvents returns the part that writes Events: nothing with manifests.
 func (a *Agent) newEvents(component.Env) (*component.Instance, error) {
-	server, ok := a.objects.(*kube.Source)
+	server, ok := a.source.(*kube.Source)
 	if !ok {
 		return &component.Instance{}, nil
 	}

@@ -34,8 +34,8 @@ func (a *Agent) serve(ctx context.Context) error {
 	addresses := wakeup.NewSignal()
 	var group gosync.WaitGroup
 	tasks := append(a.components.Tasks(),
-		component.Task{Name: "socket", Run: func(ctx context.Context) error { return a.answer(ctx, listener) }},
-		component.Task{Name: "source", Run: func(ctx context.Context) error { return a.objects.Run(ctx, events) }},
+		component.Task{Name: "socket", Run: func(ctx context.Context) error { return a.serveSocket(ctx, listener) }},
+		component.Task{Name: "source", Run: func(ctx context.Context) error { return a.source.Run(ctx, events) }},
 		component.Task{Name: "health checks", Run: func(ctx context.Context) error { return a.prober.Run(ctx, health) }},
 		component.Task{Name: "addresses of the node", Run: func(ctx context.Context) error {
 			return netdev.Watch(ctx, addresses, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR)

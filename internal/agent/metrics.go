@@ -27,7 +27,7 @@ func (a *Agent) newMetrics() *metrics.Metrics {
 // proxyState is what the metrics with kube-proxy's names read.
 func (a *Agent) proxyState() metrics.State {
 	s := metrics.State{LastSuccess: a.syncer.StatsWithoutWalk().LastSuccess}
-	if counted, ok := a.objects.(source.Counted); ok {
+	if counted, ok := a.source.(source.Counted); ok {
 		counts := counted.Counts()
 		s.Services, s.Endpoints = counts[service.KindService].Queued, counts[service.KindEndpointSlice].Queued
 	}
@@ -87,7 +87,7 @@ func addSource(b *metrics.Batch, s api.Source) {
 
 // countObjects adds what the source has received.
 func (a *Agent) countObjects(b *metrics.Batch) {
-	counted, ok := a.objects.(source.Counted)
+	counted, ok := a.source.(source.Counted)
 	if !ok {
 		return
 	}

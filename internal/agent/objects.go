@@ -13,8 +13,8 @@ import (
 	"beeline.io/beeline/internal/report/condition"
 )
 
-// objects reports what is wrong with this node's Node and with objects that have no plan.
-type objects struct {
+// objectProblems reports what is wrong with this node's Node and with objects that have no plan.
+type objectProblems struct {
 	agent *Agent
 
 	mu sync.Mutex
@@ -28,7 +28,7 @@ type objects struct {
 }
 
 func (a *Agent) newObjects(component.Env) (*component.Instance, error) {
-	o := &objects{agent: a, annotations: service.NewUnknownAnnotations()}
+	o := &objectProblems{agent: a, annotations: service.NewUnknownAnnotations()}
 	return &component.Instance{
 		Objects: func(changes []service.Change) { o.note(changes); o.noteOwnAddress() },
 		Prepare: func(service.Delta) { o.noteOwnAddress() }, Status: o.status,
@@ -36,7 +36,7 @@ func (a *Agent) newObjects(component.Env) (*component.Instance, error) {
 }
 
 // note looks for problems after a change.
-func (o *objects) note(changes []service.Change) {
+func (o *objectProblems) note(changes []service.Change) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.noteNode()
@@ -49,7 +49,7 @@ func (o *objects) note(changes []service.Change) {
 }
 
 // noteProblems keeps problems of objects for the status, and logs those that are new.
-func (o *objects) noteProblems(known *[]service.ObjectProblem, now []service.ObjectProblem, what string) {
+func (o *objectProblems) noteProblems(known *[]service.ObjectProblem, now []service.ObjectProblem, what string) {
 	for _, p := range now {
 		if !slices.Contains(*known, p) {
 			p.Problem.At(p.Object.String()).Log(o.agent.log, what)
@@ -59,7 +59,7 @@ func (o *objects) noteProblems(known *[]service.ObjectProblem, now []service.Obj
 }
 
 // noteNode warns if no Node has this node's name, if that Node was deleted, or if Nodes lack podCIDRs.
-func (o *objects) noteNode() {
+func (o *objectProblems) noteNode() {
 	a := o.agent
 	unknown, deleted, unclassified := a.cluster.UnknownNode(), a.cluster.OwnNodeDeleted(), a.cluster.UnclassifiedPods()
 	if unclassified > 0 && o.unclassifiedPods == 0 {
@@ -76,7 +76,7 @@ func (o *objects) noteNode() {
 }
 
 // noteOwnAddress warns if no device here has an address of this node's Node object.
-func (o *objects) noteOwnAddress() {
+func (o *objectProblems) noteOwnAddress() {
 	a := o.agent
 	own := slices.DeleteFunc(slices.Clone(a.cluster.OwnAddresses()), netip.Addr.IsLoopback)
 	none := len(own) > 0 && !slices.ContainsFunc(own, func(x netip.Addr) bool { return slices.Contains(a.cluster.LocalAddresses(), x) })
@@ -89,7 +89,7 @@ func (o *objects) noteOwnAddress() {
 }
 
 // status adds the problems.
-func (o *objects) status(s *api.Status) {
+func (o *objectProblems) status(s *api.Status) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	for _, p := range slices.Concat(o.orphanSlices, o.unknownNames) {

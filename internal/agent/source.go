@@ -37,7 +37,7 @@ func newSource(config Config, version string, server *apiServer, log *slog.Logge
 // they are invalid.
 func (a *Agent) loadManifests() <-chan error {
 	bad := make(chan error, 1)
-	objects, ok := a.objects.(*manifest.Source)
+	objects, ok := a.source.(*manifest.Source)
 	if !ok {
 		bad <- nil
 		return bad
@@ -56,22 +56,22 @@ func (a *Agent) loadManifests() <-chan error {
 func (a *Agent) noteSource(ev source.Event) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	old := a.source.Problems
-	a.source.Problems = nil
+	old := a.sourceState.Problems
+	a.sourceState.Problems = nil
 	for _, p := range ev.Problems {
 		problem := p.Condition()
-		a.source.Problems = append(a.source.Problems, problem)
+		a.sourceState.Problems = append(a.sourceState.Problems, problem)
 		if !slices.Contains(old, problem) {
-			condition.KindOf(problem.Code).Log(a.log, a.source.Kind+": "+p.String())
+			condition.KindOf(problem.Code).Log(a.log, a.sourceState.Kind+": "+p.String())
 		}
 	}
-	if a.source.Errors > 0 && ev.Problems.Errors() == 0 {
-		a.log.Info(a.source.Kind+": no errors any more; the current state is in effect", "location", a.source.Location)
+	if a.sourceState.Errors > 0 && ev.Problems.Errors() == 0 {
+		a.log.Info(a.sourceState.Kind+": no errors any more; the current state is in effect", "location", a.sourceState.Location)
 	}
-	a.source.Errors, a.source.Warnings = ev.Problems.Errors(), ev.Problems.Warnings()
-	a.source.Synced = ev.Synced
-	if ev.Synced && a.source.Errors == 0 {
-		a.source.LastGood = time.Now()
+	a.sourceState.Errors, a.sourceState.Warnings = ev.Problems.Errors(), ev.Problems.Warnings()
+	a.sourceState.Synced = ev.Synced
+	if ev.Synced && a.sourceState.Errors == 0 {
+		a.sourceState.LastGood = time.Now()
 	}
 }
 
@@ -79,8 +79,8 @@ func (a *Agent) noteSource(ev source.Event) {
 func (a *Agent) sourceStatus() api.Source {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	s := a.source
-	if remote, ok := a.objects.(source.Remote); ok {
+	s := a.sourceState
+	if remote, ok := a.source.(source.Remote); ok {
 		connection := remote.Remote()
 		s.Connection = &connection
 	}

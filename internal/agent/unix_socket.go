@@ -99,23 +99,23 @@ func RemoveSocket(path string) {
 	os.Remove(filepath.Dir(DefaultSocket)) // fails if the directory is not empty
 }
 
-// answer serves requests until ctx ends.
-func (a *Agent) answer(ctx context.Context, l net.Listener) error {
+// serveSocket serves requests until ctx ends.
+func (a *Agent) serveSocket(ctx context.Context, l net.Listener) error {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET "+api.AlivePath, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) })
-	answer(mux, api.StatusPath, a.status)
-	answer(mux, api.CountedTablesPath, a.countedTables)
+	handle(mux, api.StatusPath, a.status)
+	handle(mux, api.CountedTablesPath, a.countedTables)
 	mux.HandleFunc("GET "+api.TablesPath, func(w http.ResponseWriter, r *http.Request) {
 		reply(w, r, func(ctx context.Context) (*api.Tables, error) {
 			return a.tables(ctx, offline.Scope{Service: r.URL.Query().Get("service")})
 		})
 	})
-	answer(mux, api.BackendsPath, func(ctx context.Context) (*api.Tables, error) {
+	handle(mux, api.BackendsPath, func(ctx context.Context) (*api.Tables, error) {
 		return a.tables(ctx, offline.Scope{Outline: true, Owners: true})
 	})
-	answer(mux, api.MetricsPath, func(context.Context) ([]api.Metric, error) { return a.components.Metrics() })
+	handle(mux, api.MetricsPath, func(context.Context) ([]api.Metric, error) { return a.components.Metrics() })
 	for path, ask := range a.components.Answers() {
-		answer(mux, path, ask)
+		handle(mux, path, ask)
 	}
 	watchers := newWatchers(a.datapath, a.log)
 	defer watchers.close()
@@ -129,7 +129,7 @@ func (a *Agent) answer(ctx context.Context, l net.Listener) error {
 	return nil
 }
 
-func answer[T any](mux *http.ServeMux, path string, ask func(context.Context) (T, error)) {
+func handle[T any](mux *http.ServeMux, path string, ask func(context.Context) (T, error)) {
 	mux.HandleFunc("GET "+path, func(w http.ResponseWriter, r *http.Request) { reply(w, r, ask) })
 }
 
