@@ -10,7 +10,7 @@ import (
 	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/component"
-	"beeline.io/beeline/internal/report/condition"
+	"beeline.io/beeline/internal/report/assess"
 )
 
 // objectProblems reports what is wrong with this node's Node and with objects that have no plan.
@@ -63,14 +63,14 @@ func (o *objectProblems) noteNode() {
 	a := o.agent
 	unknown, deleted, unclassified := a.cluster.UnknownNode(), a.cluster.OwnNodeDeleted(), a.cluster.UnclassifiedPods()
 	if unclassified > 0 && o.unclassifiedPods == 0 {
-		condition.NodesWithoutPodCIDRs.Log(a.log, "Nodes without podCIDRs: their pods count as clients outside the cluster; set --pod-networks to the pod networks", "nodes", unclassified)
+		assess.NodesWithoutPodCIDRs(unclassified).Log(a.log, "objects")
 	}
 	o.unclassifiedPods = unclassified
 	if unknown && !o.unknownNode {
-		condition.NodeUnknown.Log(a.log, "no Node has this node's name: there are no NodePorts, and only endpoints that name it count as local; is --node-name right?", "node", a.config.NodeName)
+		assess.NodeUnknown(a.config.NodeName).Log(a.log, "objects")
 	}
 	if deleted && !o.nodeDeleted {
-		condition.NodeDeleted.Log(a.log, "the Node object of this node has been deleted: its last addresses, zone and podCIDRs stay in use until it is created again", "node", a.config.NodeName)
+		assess.NodeDeleted(a.config.NodeName).Log(a.log, "objects")
 	}
 	o.unknownNode, o.nodeDeleted = unknown, deleted
 }
@@ -83,7 +83,7 @@ func (o *objectProblems) noteOwnAddress() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if none && !o.noOwnAddress {
-		condition.NodeAddressMissing.Log(a.log, "no device here has an address of this node's Node: is the agent in the node's own network namespace?", "node", a.config.NodeName)
+		assess.NodeAddressMissing(a.config.NodeName).Log(a.log, "objects")
 	}
 	o.noOwnAddress = none
 }

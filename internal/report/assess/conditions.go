@@ -67,16 +67,16 @@ func ofAgent(s *api.Status) (all condition.List) {
 		all = append(all, condition.OtherNetworkNamespace.New("this command runs in another network namespace than the agent: it looks for devices in the wrong place"))
 	}
 	if s.NoOwnAddress {
-		all = append(all, condition.NodeAddressMissing.New("no device here has an address of Node %q", s.Node).At("Node "+s.Node))
+		all = append(all, NodeAddressMissing(s.Node))
 	}
 	if s.UnknownNode {
 		all = append(all, NodeUnknown(s.Node))
 	}
 	if s.NodeDeleted {
-		all = append(all, condition.NodeDeleted.New("Node %s has been deleted: its last addresses, zone and podCIDRs stay in use until it is created again", s.Node).At("Node "+s.Node))
+		all = append(all, NodeDeleted(s.Node))
 	}
 	if s.UnclassifiedPods > 0 {
-		all = append(all, condition.NodesWithoutPodCIDRs.New("Nodes without podCIDRs (%d): their pods count as clients outside the cluster, and externalTrafficPolicy applies to them", s.UnclassifiedPods))
+		all = append(all, NodesWithoutPodCIDRs(s.UnclassifiedPods))
 	}
 	return all
 }
@@ -105,6 +105,21 @@ func NotSynced(serves string) condition.Condition {
 // NodeUnknown returns the condition that no Node object has this node's name.
 func NodeUnknown(name string) condition.Condition {
 	return condition.NodeUnknown.New("no Node is named %q: there are no NodePorts, and only endpoints that name it count as local", name).At("Node " + name)
+}
+
+// NodeAddressMissing returns the condition that no device here has an address of this node's Node.
+func NodeAddressMissing(name string) condition.Condition {
+	return condition.NodeAddressMissing.New("no device here has an address of Node %q", name).At("Node " + name)
+}
+
+// NodeDeleted returns the condition that this node's Node has been deleted.
+func NodeDeleted(name string) condition.Condition {
+	return condition.NodeDeleted.New("Node %s has been deleted: its last addresses, zone and podCIDRs stay in use until it is created again", name).At("Node " + name)
+}
+
+// NodesWithoutPodCIDRs returns the condition that n Nodes lack podCIDRs.
+func NodesWithoutPodCIDRs(n int) condition.Condition {
+	return condition.NodesWithoutPodCIDRs.New("Nodes without podCIDRs (%d): their pods count as clients outside the cluster, and externalTrafficPolicy applies to them", n)
 }
 
 // ofSource returns the conditions of the source.
