@@ -16,7 +16,8 @@ import (
 	"beeline.io/beeline/internal/shortcut/socketstats"
 )
 
-// Components returns the product's shortcuts. A component may use the tables of those before it.
+// Components returns the product's components: its parts with programs, tables and flags. A component may use the
+// tables of those before it.
 func Components() component.List {
 	return component.List{
 		socket.New(),

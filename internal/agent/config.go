@@ -62,7 +62,7 @@ type Config struct {
 	LogFormat string
 
 	Service service.Config
-	// Components are the shortcuts. If empty, AddFlags sets those of the product.
+	// Components are the parts with programs, tables and flags. If empty, AddFlags sets those of the product.
 	Components component.List
 
 	// Profiling serves Go's profiles at MetricsAddress.

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package component defines the agent's view of a shortcut: a Component with its flags, its BPF part
-// (bpf.Component) and a function that starts it. The agent has a list of components and treats them all
-// alike. docs/develop/components.md describes how to add one.
+// Package component defines the parts of the agent with programs, tables and flags (socket, edge, ...): a Component has
+// its flags, its BPF part (bpf.Component) and a function that starts it. The agent has a list of components and treats
+// them all alike. docs/develop/components.md describes how to add one.
 package component
 
 import (
@@ -19,7 +19,7 @@ import (
 	"beeline.io/beeline/internal/tables/reconcile"
 )
 
-// A Component is a shortcut, enabled or not. Optional functions are nil.
+// A Component is a part of the agent with programs, tables and flags, enabled or not. Optional functions are nil.
 type Component struct {
 	// Name is unique, and also the name of BPF.
 	Name string
