@@ -17,9 +17,9 @@ import (
 // place is where an entry is.
 type place struct{ set, index uint32 }
 
-// cache writes the table of the flow cache (bpf/offload/maps.h). It alone adds and deletes entries. The caller
+// cacheTable writes the table of the flow cache (bpf/offload/maps.h). It alone adds and deletes entries. The caller
 // serialises its methods.
-type cache struct {
+type cacheTable struct {
 	flows    *mappedarray.Array[bpf.OffloadOffloadSet]
 	tags     *mappedarray.Array[bpf.EdgeTCSetTags]
 	controls *mappedarray.Array[Control]
@@ -30,8 +30,8 @@ type cache struct {
 	deleted map[place]bool // programs may still use the entry
 }
 
-func newCache(t *Tables, wait func() error) *cache {
-	c := &cache{
+func newCacheTable(t *Tables, wait func() error) *cacheTable {
+	c := &cacheTable{
 		flows:    mappedarray.New[bpf.OffloadOffloadSet](t.Flows),
 		tags:     mappedarray.New[bpf.EdgeTCSetTags](t.Tags),
 		controls: mappedarray.New[Control](t.Controls),
@@ -42,7 +42,7 @@ func newCache(t *Tables, wait func() error) *cache {
 }
 
 // restore finds the entries of an earlier agent.
-func (c *cache) restore() {
+func (c *cacheTable) restore() {
 	for set := range c.flows.Len() {
 		tags := c.tags.At(set)
 		for i := range uint32(settable.Places) {
@@ -54,14 +54,14 @@ func (c *cache) restore() {
 	}
 }
 
-func (c *cache) at(p place) *Entry { return &c.flows.At(p.set).Flows[p.index] }
+func (c *cacheTable) at(p place) *Entry { return &c.flows.At(p.set).Flows[p.index] }
 
-func (c *cache) tagAt(p place) *uint32 { return &c.tags.At(p.set).Tags[p.index] }
+func (c *cacheTable) tagAt(p place) *uint32 { return &c.tags.At(p.set).Tags[p.index] }
 
-func (c *cache) control() *Control { return c.controls.At(0) }
+func (c *cacheTable) control() *Control { return c.controls.At(0) }
 
 // get returns the entry of a key; nil if there is none.
-func (c *cache) get(k Key) *Entry {
+func (c *cacheTable) get(k Key) *Entry {
 	if p, ok := c.places[k]; ok {
 		return c.at(p)
 	}
@@ -76,7 +76,7 @@ const quietTime = 1024
 
 // add stores an entry. Its key has none. Without a free place it gives up the one of the entry that is quiet for the
 // longest time: a later call may have it.
-func (c *cache) add(e *Entry) error {
+func (c *cacheTable) add(e *Entry) error {
 	sum, now := e.Key.Sum(&c.secret), settable.Tick()
 	set := settable.First(sum, c.flows.Len())
 	quietest, quiet := place{}, int32(quietTime)
@@ -103,14 +103,14 @@ func (c *cache) add(e *Entry) error {
 }
 
 // free deletes an entry. Programs may use it until remove has waited for them.
-func (c *cache) free(p place) {
+func (c *cacheTable) free(p place) {
 	delete(c.places, c.at(p).Key)
 	atomic.StoreUint32(c.tagAt(p), 0)
 	c.deleted[p] = true
 }
 
 // remove deletes entries, and calls last with each, when no program uses it any more.
-func (c *cache) remove(keys []Key, last func(*Entry)) error {
+func (c *cacheTable) remove(keys []Key, last func(*Entry)) error {
 	for _, k := range keys {
 		if p, ok := c.places[k]; ok {
 			c.free(p)
@@ -130,19 +130,19 @@ func (c *cache) remove(keys []Key, last func(*Entry)) error {
 }
 
 // each calls f with each entry.
-func (c *cache) each(f func(*Entry)) {
+func (c *cacheTable) each(f func(*Entry)) {
 	for _, p := range c.places {
 		f(c.at(p))
 	}
 }
 
 // active reports whether programs use an entry.
-func (c *cache) active(e *Entry) bool {
+func (c *cacheTable) active(e *Entry) bool {
 	return state(e) == stateActive && e.Epoch == c.control().Epoch
 }
 
 // max returns the number of places.
-func (c *cache) max() uint32 { return c.flows.Len() * uint32(settable.Places) }
+func (c *cacheTable) max() uint32 { return c.flows.Len() * uint32(settable.Places) }
 
 // state is the state of an entry, which programs write.
 func state(e *Entry) uint8 { return *(*uint8)(unsafe.Pointer(&e.State)) }

@@ -15,7 +15,7 @@ import (
 )
 
 // smallCache returns a cache with one set in tables without programs.
-func smallCache(t *testing.T) *cache {
+func smallCache(t *testing.T) *cacheTable {
 	t.Helper()
 	if err := rlimit.RemoveMemlock(); err != nil {
 		t.Fatal(err)
@@ -38,7 +38,7 @@ func smallCache(t *testing.T) *cache {
 	for i := range tables.Secret.Multipliers { // with 0 all entries have one tag
 		tables.Secret.Multipliers[i] = 0x9e3779b97f4a7c15 * uint64(i+1)
 	}
-	return newCache(tables, func() error { return nil })
+	return newCacheTable(tables, func() error { return nil })
 }
 
 // entry is one of an active flow that was seen some ticks ago.
@@ -76,7 +76,7 @@ func TestFullCache(t *testing.T) {
 	if err := c.add(entry(100, 0)); err != nil {
 		t.Fatal(err)
 	}
-	restored := &cache{flows: c.flows, tags: c.tags, places: map[Key]place{}}
+	restored := &cacheTable{flows: c.flows, tags: c.tags, places: map[Key]place{}}
 	restored.restore()
 	if !maps.Equal(restored.places, c.places) {
 		t.Fatalf("a new agent finds %d flows; want %d", len(restored.places), len(c.places))

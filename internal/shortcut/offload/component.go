@@ -7,7 +7,9 @@ import (
 	"context"
 
 	"beeline.io/beeline/internal/api"
+	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/component"
+	"beeline.io/beeline/internal/conntrack"
 	"beeline.io/beeline/internal/report/condition"
 	"beeline.io/beeline/internal/report/metrics"
 	"beeline.io/beeline/internal/shortcut/offload/flowtable"
@@ -46,6 +48,18 @@ func (c *config) run(env component.Env) (*component.Instance, error) {
 			FlowsPath: func(context.Context) (any, error) { return g.List() },
 		},
 	}, nil
+}
+
+// offload returns the running offload.
+func (c *config) offload(env component.Env) (*Offload, error) {
+	var edge *conntrack.Tables
+	if env.Datapath.Map(bpf.EdgeTCMapConntrack) != nil {
+		edge = conntrack.TablesOf(env.Datapath.ConntrackMaps())
+	}
+	return newOffload(kernel{Datapath: env.Datapath}, Config{
+		Provider: Provider(c.provider), NoFlowCache: env.Datapath.Unavailable[ComponentName], Threshold: c.threshold,
+		IgnoreFilters: c.ignoreFilters, Policy: c.policy, Edge: edge, Log: env.Log, Devices: c.find,
+	})
 }
 
 // removeTables removes what an agent with flow offload has left in nftables.

@@ -152,7 +152,7 @@ func lacks() string {
 	return ""
 }
 
-// pathNames are the names of enum offload_path by value, in lower case, such as "path_cache".
+// pathNames are the names of enum offload_path by value, in lower case, such as "cache".
 var pathNames = bpf.EnumNames(bpf.LoadOffload, "offload_path", "OFFLOAD_PATH_", int(bpf.OffloadOffloadPathOFFLOAD_PATHS))
 
 // refusalNames are the names of enum offload_refusal by value, in lower case, such as "helper".

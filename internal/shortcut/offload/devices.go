@@ -3,24 +3,9 @@
 package offload
 
 import (
-	"beeline.io/beeline/internal/bpf"
-	"beeline.io/beeline/internal/component"
-	"beeline.io/beeline/internal/conntrack"
 	"beeline.io/beeline/internal/report/condition"
 	"beeline.io/beeline/internal/shortcut/offload/devices"
 )
-
-// offload returns the running offload.
-func (c *config) offload(env component.Env) (*Offload, error) {
-	var edge *conntrack.Tables
-	if env.Datapath.Map(bpf.EdgeTCMapConntrack) != nil {
-		edge = conntrack.TablesOf(env.Datapath.ConntrackMaps())
-	}
-	return newOffload(kernel{Datapath: env.Datapath}, Config{
-		Provider: Provider(c.provider), NoFlowCache: env.Datapath.Unavailable[ComponentName], Threshold: c.threshold,
-		IgnoreFilters: c.ignoreFilters, Policy: c.policy, Edge: edge, Log: env.Log, Devices: c.find,
-	})
-}
 
 // find returns the devices of flow offload.
 func (c *config) find() ([]Device, error) {

@@ -24,8 +24,8 @@ import (
 	"beeline.io/beeline/internal/node/netdev"
 )
 
-// FlowsConfig is what the flow cache is told.
-type FlowsConfig struct {
+// FlowCacheConfig is what the flow cache is told.
+type FlowCacheConfig struct {
 	// Threshold is the number of packets of one direction after which it is a candidate.
 	Threshold uint32
 	// Refuses returns why a flow stays on the stack; empty: it need not.
@@ -39,28 +39,28 @@ const idleTime = 60 * time.Second
 // collectInterval is how often entries that are no longer used are deleted.
 const collectInterval = time.Second
 
-// Flows is the flow cache with the flows that it has refused. All methods may be called from any goroutine.
-type Flows struct {
-	config FlowsConfig
+// FlowCache is the flow cache with the flows that it has refused. All methods may be called from any goroutine.
+type FlowCache struct {
+	config FlowCacheConfig
 	tables *Tables
 	kernel *kernelct.Table
 	routes *routes
 
 	mu      sync.Mutex
-	cache   *cache
+	cache   *cacheTable
 	refused refusals
 	ended   map[string]uint64 // flows that have left the cache, by the reason
 	learned uint64
 }
 
-// NewFlows returns the flow cache in tables. wait returns when all programs that run at the call have ended.
-func NewFlows(t *Tables, wait func() error, c FlowsConfig) (*Flows, error) {
+// NewFlowCache returns the flow cache in tables. wait returns when all programs that run at the call have ended.
+func NewFlowCache(t *Tables, wait func() error, c FlowCacheConfig) (*FlowCache, error) {
 	kernel, err := kernelct.Open()
 	if err != nil {
 		return nil, err
 	}
-	f := &Flows{
-		config: c, tables: t, kernel: kernel, routes: newRoutes(), cache: newCache(t, wait), refused: refusals{},
+	f := &FlowCache{
+		config: c, tables: t, kernel: kernel, routes: newRoutes(), cache: newCacheTable(t, wait), refused: refusals{},
 		ended: map[string]uint64{"closed": 0, "conntrack": 0, "route": 0, "changed": 0, "idle": 0},
 	}
 	control := f.cache.control()
@@ -82,7 +82,7 @@ func udpStreamTimeout() uint32 {
 }
 
 // Run learns flows until ctx ends. Those in the cache stay there: the programs notice changes by themselves.
-func (f *Flows) Run(ctx context.Context) error {
+func (f *FlowCache) Run(ctx context.Context) error {
 	reader, err := ringbuf.NewReader(f.tables.Candidates)
 	if err != nil {
 		return fmt.Errorf("read the offload candidates: %w", err)
@@ -110,7 +110,7 @@ func (f *Flows) Run(ctx context.Context) error {
 	}
 }
 
-func (f *Flows) collectUntil(ctx context.Context) {
+func (f *FlowCache) collectUntil(ctx context.Context) {
 	ticker := time.NewTicker(collectInterval)
 	defer ticker.Stop()
 	for {
@@ -126,7 +126,7 @@ func (f *Flows) collectUntil(ctx context.Context) {
 }
 
 // consider takes a candidate, or notes why not.
-func (f *Flows) consider(c *Candidate) {
+func (f *FlowCache) consider(c *Candidate) {
 	one := flowOf(&c.Flow)
 	reason := ""
 	if c.Refusal != 0 {
@@ -155,7 +155,7 @@ func (f *Flows) consider(c *Candidate) {
 }
 
 // take adds an entry, or replaces one that programs no longer use. It returns why not.
-func (f *Flows) take(e *Entry) string {
+func (f *FlowCache) take(e *Entry) string {
 	if old := f.cache.get(e.Key); old != nil {
 		if f.cache.active(old) && old.To == e.To {
 			return ""
@@ -187,14 +187,14 @@ func (f *Flows) take(e *Entry) string {
 }
 
 // count counts a flow that leaves the cache.
-func (f *Flows) count(e *Entry) {
+func (f *FlowCache) count(e *Entry) {
 	f.ended[f.endOf(e)]++
 	if state(e) == stateRerouted && e.Mtu == 0 {
 		f.refused.add(flowOf(e), "the stack routes it by what the flow cache does not see, such as a mark")
 	}
 }
 
-func (f *Flows) endOf(e *Entry) string {
+func (f *FlowCache) endOf(e *Entry) string {
 	switch state(e) {
 	case stateClosed:
 		return "closed"
@@ -210,7 +210,7 @@ func (f *Flows) endOf(e *Entry) string {
 }
 
 // Collect deletes entries that are no longer used.
-func (f *Flows) Collect() error {
+func (f *FlowCache) Collect() error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	var keys []Key
@@ -225,7 +225,7 @@ func (f *Flows) Collect() error {
 }
 
 // withoutRoom is how many directions of flows stay on the stack because the flow cache is full.
-func (f *Flows) withoutRoom() (n int) {
+func (f *FlowCache) withoutRoom() (n int) {
 	if f == nil {
 		return 0
 	}
@@ -240,7 +240,7 @@ func (f *Flows) withoutRoom() (n int) {
 }
 
 // Flush returns all flows to the stack at once. They are learned anew from packets that the stack forwards.
-func (f *Flows) Flush() {
+func (f *FlowCache) Flush() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	atomic.AddUint32(&f.cache.control().Epoch, 1)
@@ -249,7 +249,7 @@ func (f *Flows) Flush() {
 
 // RoutesChanged is called when routes have changed; `unseen`: in a way that the programs do not notice, as one that
 // sets an MTU, or that rules decide by.
-func (f *Flows) RoutesChanged(unseen bool) error {
+func (f *FlowCache) RoutesChanged(unseen bool) error {
 	f.routes.forget()
 	if unseen {
 		f.Flush()
@@ -260,7 +260,7 @@ func (f *Flows) RoutesChanged(unseen bool) error {
 
 // returnTunnelled returns the flows to the stack whose outer header is known only from their route: the programs cannot
 // look up such a route again.
-func (f *Flows) returnTunnelled() error {
+func (f *FlowCache) returnTunnelled() error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	var keys []Key
@@ -273,7 +273,7 @@ func (f *Flows) returnTunnelled() error {
 }
 
 // Close frees what the flow cache needs of this process. The flows stay in it.
-func (f *Flows) Close() { f.kernel.Close() }
+func (f *FlowCache) Close() { f.kernel.Close() }
 
 func kernelFlow(t *bpf.OffloadTuple) kernelct.Flow {
 	return kernelct.Flow{Source: t.From(), Destination: t.To(), Protocol: t.Protocol}

@@ -35,7 +35,7 @@ func TestCandidatesOfAnotherEpoch(t *testing.T) {
 		{"both from before the change", &Entry{Epoch: before}, before, false, false, false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			f := &Flows{cache: smallCache(t), ended: map[string]uint64{}, kernel: emptyConntrack(t), refused: refusals{}}
+			f := &FlowCache{cache: smallCache(t), ended: map[string]uint64{}, kernel: emptyConntrack(t), refused: refusals{}}
 			f.cache.control().Epoch = now
 			e := entry(1, 0)
 			e.Key.Tuple.Protocol, e.Epoch = 6, c.candidate
@@ -172,7 +172,7 @@ func exchanged(t *testing.T, from, to *net.TCPConn, segments int) {
 
 // learnedOf counts the directions in the cache of the flow of a client's port, and those of all flows that the programs
 // have proposed, also if they were refused or have left the cache.
-func learnedOf(f *Flows, port uint16) (proposed, n int) {
+func learnedOf(f *FlowCache, port uint16) (proposed, n int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.cache.each(func(e *Entry) {

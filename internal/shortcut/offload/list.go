@@ -216,7 +216,7 @@ func conntrackTuple(t flow.Tuple) conntrack.Tuple {
 }
 
 // directions are those in the flow cache, and those that were refused, by the tuple with which their packets arrive.
-func (f *Flows) directions() map[flow.Tuple]Direction {
+func (f *FlowCache) directions() map[flow.Tuple]Direction {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	names := map[int]string{}
@@ -263,7 +263,7 @@ func ownAddresses() (map[netip.Addr]bool, error) {
 
 // Find returns the flows of the cache whose packets arrive with a tuple, by whatever device.
 func Find(t *Tables, tuple flow.Tuple) (found []flow.Flow) {
-	c := newCache(t, nil)
+	c := newCacheTable(t, nil)
 	c.each(func(e *Entry) {
 		if one := flowOf(e); one.In == tuple && c.active(e) {
 			found = append(found, one)

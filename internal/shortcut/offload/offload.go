@@ -62,7 +62,7 @@ type Device = api.OffloadDevice
 type Offload struct {
 	config    Config
 	datapath  Datapath
-	flows     *Flows // nil: the flow cache is not loaded
+	flows     *FlowCache // nil: the flow cache is not loaded
 	flowtable *flowtable.Flowtable
 	rules     *rules
 	changed   wakeup.Signal // devices, routing rules or rp_filter
@@ -96,7 +96,7 @@ func newOffload(d Datapath, c Config) (*Offload, error) {
 	}
 	tables, err := d.Tables()
 	if err == nil {
-		o.flows, err = NewFlows(tables, d.WaitForReaders, FlowsConfig{Threshold: c.Threshold, Refuses: o.refusal, Log: c.Log})
+		o.flows, err = NewFlowCache(tables, d.WaitForReaders, FlowCacheConfig{Threshold: c.Threshold, Refuses: o.refusal, Log: c.Log})
 	}
 	if err != nil {
 		r.watcher.Close()

@@ -18,7 +18,7 @@ type prover struct {
 	log  *slog.Logger
 
 	copy  *programCopy
-	flows *Flows
+	flows *FlowCache
 	end   func()
 }
 
@@ -37,7 +37,7 @@ func (p *prover) Attach(router *netns.Namespace, devices []string, threshold int
 				return err
 			}
 		}
-		p.flows, err = NewFlows(p.copy.Tables, p.wait, FlowsConfig{
+		p.flows, err = NewFlowCache(p.copy.Tables, p.wait, FlowCacheConfig{
 			Threshold: uint32(threshold), Refuses: func(flow.Flow) string { return "" }, Log: p.log,
 		})
 		return err

@@ -23,14 +23,14 @@ func TestRejections(t *testing.T) {
 
 // Flows without a place in the cache are counted for the condition; those that stay on the stack otherwise are not.
 func TestWithoutRoom(t *testing.T) {
-	f := &Flows{refused: refusals{}}
+	f := &FlowCache{refused: refusals{}}
 	for i, reason := range []string{errFull.Error(), "a rule", errFull.Error()} {
 		f.refused.add(flow.Flow{InDevice: i + 1}, reason)
 	}
 	if n := f.withoutRoom(); n != 2 {
 		t.Errorf("%d directions of flows are without room, want 2", n)
 	}
-	if n := (*Flows)(nil).withoutRoom(); n != 0 {
+	if n := (*FlowCache)(nil).withoutRoom(); n != 0 {
 		t.Errorf("without a flow cache %d directions are without room", n)
 	}
 }

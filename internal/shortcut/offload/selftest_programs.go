@@ -21,7 +21,7 @@ type programCopy struct {
 	links      []link.Link
 }
 
-// copySets is the number of sets of an programCopy.
+// copySets is the number of sets of a programCopy.
 const copySets = 16
 
 // newProgramCopy loads the programs again.
@@ -53,28 +53,32 @@ func newProgramCopy() (*programCopy, error) {
 		return nil, err
 	}
 	secret, err := settable.ReadSecret(c.Maps[bpf.OffloadMapTableSecret])
+	if err != nil {
+		c.Close()
+		return nil, err
+	}
 	tables := &Tables{
 		Flows: c.Maps[bpf.OffloadMapOffloadFlows], Tags: c.Maps[bpf.OffloadMapOffloadTags], Controls: c.Maps[bpf.OffloadMapOffloadControls],
 		Candidates: c.Maps[bpf.OffloadMapOffloadCandidates], Secret: secret,
 	}
-	return &programCopy{Tables: tables, collection: c}, err
+	return &programCopy{Tables: tables, collection: c}, nil
 }
 
 // copyName is the name of filters at tc of kernels before Linux 6.6.
 const copyName = "selftest"
 
 // Attach attaches the programs to a device of the caller's network namespace.
-func (g *programCopy) Attach(device int) error {
-	if err := g.collection.Maps[bpf.OffloadMapOffloadDevices].Put(uint32(device), uint32(0)); err != nil {
+func (p *programCopy) Attach(device int) error {
+	if err := p.collection.Maps[bpf.OffloadMapOffloadDevices].Put(uint32(device), uint32(0)); err != nil {
 		return err
 	}
 	for _, h := range hooks {
-		program := g.collection.Programs[h.Program]
+		program := p.collection.Programs[h.Program]
 		l, err := link.AttachTCX(link.TCXOptions{Interface: device, Program: program, Attach: h.Attach})
 		if errors.Is(err, ebpf.ErrNotSupported) {
 			err = Programs(nil).AttachFilter(copyName, device, h.Attach, program)
 		} else if err == nil {
-			g.links = append(g.links, l)
+			p.links = append(p.links, l)
 		}
 		if err != nil {
 			return fmt.Errorf("attach %s to device %d: %w", h.Name, device, err)
@@ -84,9 +88,9 @@ func (g *programCopy) Attach(device int) error {
 }
 
 // Close detaches the programs. Filters of earlier kernels end with their device.
-func (g *programCopy) Close() {
-	for _, l := range g.links {
+func (p *programCopy) Close() {
+	for _, l := range p.links {
 		l.Close()
 	}
-	g.collection.Close()
+	p.collection.Close()
 }

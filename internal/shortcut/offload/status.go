@@ -31,7 +31,7 @@ func (o *Offload) Status() Status {
 	return s
 }
 
-func (f *Flows) addTo(s *Status) {
+func (f *FlowCache) addTo(s *Status) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	s.Entries, s.Limit, s.Learned, s.Ended = len(f.cache.places), f.cache.max(), f.learned, maps.Clone(f.ended)
