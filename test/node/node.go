@@ -158,8 +158,19 @@ func (a *Agent) Running() bool { return a.cmd != nil }
 func (a *Agent) PID() int { return a.cmd.Process.Pid }
 
 // Wait waits until the process ends by itself. The error contains its output.
-func (a *Agent) Wait() error {
-	err := <-a.done
+func (a *Agent) Wait() error { return a.waited(<-a.done) }
+
+// WaitAtMost is Wait with a time limit: context.DeadlineExceeded if the process goes on.
+func (a *Agent) WaitAtMost(limit time.Duration) error {
+	select {
+	case err := <-a.done:
+		return a.waited(err)
+	case <-time.After(limit):
+		return context.DeadlineExceeded
+	}
+}
+
+func (a *Agent) waited(err error) error {
 	a.cmd = nil
 	if err != nil {
 		return fmt.Errorf("%w; it printed:\n%s", err, a.last)

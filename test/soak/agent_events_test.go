@@ -3,6 +3,7 @@
 package soak
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -164,19 +165,17 @@ func (w *world) outOfMemory() error {
 	if err != nil {
 		return err
 	}
-	if err := group.limit(); err != nil {
+	limit, err := group.limit()
+	if err != nil {
 		return err
 	}
-	// It takes what is left; the agent is killed for it.
-	hog := exec.Command("sh", "-c", "echo $$ >"+group.procs()+" && head -c 16M /dev/zero | tail >/dev/null")
+	// It takes more than there is, even if the kernel reclaims pages of the program's file.
+	hog := exec.Command("sh", "-c", fmt.Sprintf("echo $$ >%s && head -c %d /dev/zero | tail >/dev/null", group.procs(), limit))
 	if err := hog.Start(); err != nil {
 		return err
 	}
-	ended := make(chan error, 1)
-	go func() { ended <- w.agent.Wait() }()
-	select {
-	case err = <-ended:
-	case <-time.After(patience):
+	err = w.agent.WaitAtMost(patience)
+	if errors.Is(err, context.DeadlineExceeded) {
 		return errors.Join(errors.New("the agent is not killed for lack of memory"), hog.Process.Kill(), hog.Wait())
 	}
 	if err == nil || !strings.HasPrefix(err.Error(), "signal: killed") || group.kills() == 0 {
@@ -232,13 +231,14 @@ func (c *memoryCgroup) number(file string) (n int64) {
 	return n
 }
 
-// limit leaves hardly any memory to what runs there.
-func (c *memoryCgroup) limit() error {
+// limit leaves hardly any memory to what runs there, and returns how many bytes it may have.
+func (c *memoryCgroup) limit() (bytes int64, err error) {
 	used, file := "memory.current", "memory.max"
 	if c.v1 {
 		used, file = "memory.usage_in_bytes", "memory.limit_in_bytes"
 	}
-	return os.WriteFile(filepath.Join(c.path, file), fmt.Append(nil, c.number(used)+(1<<20)), 0)
+	bytes = c.number(used) + 1<<20
+	return bytes, os.WriteFile(filepath.Join(c.path, file), fmt.Append(nil, bytes), 0)
 }
 
 // kills is how many processes the kernel has killed there.
