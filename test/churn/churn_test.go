@@ -52,7 +52,7 @@ func TestChurn(t *testing.T) {
 	for _, kind := range run.tallies {
 		kind.want(t)
 	}
-	wantNotGrown(t, before, after)
+	wantNotGrown(t, a, before)
 	c.wantTables(t, l, a)
 }
 
