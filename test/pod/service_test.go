@@ -6,10 +6,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
@@ -107,6 +109,63 @@ func TestServicesBesideTheShortcut(t *testing.T) {
 				w.wantNoneInvalid()
 			})
 		}
+	}
+}
+
+// R16, P2: a pod connects to a backend directly, from the port of a closed connection to a Service that the edge has
+// translated. The answer has the backend's address, also when the decision about the handshake (50 ms) has expired and
+// only the flow's entry is left.
+func TestBackendFromThePortOfAClosedFlow(t *testing.T) {
+	for _, mode := range []string{"tc", "xdp"} {
+		t.Run(mode, func(t *testing.T) {
+			w := newWorld(t, lab.Shape{}, "--edge-mode="+mode, "--pod-devices=auto")
+			if mode == "xdp" {
+				w.must(w.ReadyForXDP())
+			}
+			for _, a := range w.agents {
+				w.must(a.Start())
+			}
+			w.awaitAllPods()
+			w.optOut("a1")
+			port := uint16(20000)
+			for _, pod := range []string{"a2", "b1"} {
+				w.apply("web", w.web(pod)...)
+				for family, ip := range node.ClusterIPs(1) {
+					service := netip.AddrPortFrom(netip.MustParseAddr(ip), 80)
+					direct := addresses(w.Host(pod), lab.PortTCP)[family]
+					for _, reset := range []bool{false, true} {
+						port++
+						w.askSlowly("a1", port, service, reset, pod)
+						w.askSlowly("a1", port, direct, reset, pod)
+					}
+				}
+			}
+			w.wantNoneInvalid()
+		})
+	}
+}
+
+// askSlowly connects from a port, sends a request only after the pod shortcut has forgotten its decision about the
+// handshake, wants this pod to answer, and closes or resets the connection.
+func (w *world) askSlowly(host string, port uint16, to netip.AddrPort, reset bool, want string) {
+	w.t.Helper()
+	ctx, cancel := context.WithTimeout(w.t.Context(), patience/4)
+	defer cancel()
+	from := netip.AddrPortFrom(w.Host(host).Addr4, port)
+	if to.Addr().Is6() {
+		from = netip.AddrPortFrom(w.Host(host).Addr6, port)
+	}
+	conn, err := w.Host(host).DialWith(ctx, lab.DialOptions{Local: from, Control: func(fd int) error {
+		return unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1)
+	}}, "tcp", to.String())
+	w.must(err)
+	defer conn.Close()
+	if reset {
+		w.must(conn.(*net.TCPConn).SetLinger(0))
+	}
+	time.Sleep(100 * time.Millisecond)
+	if answer, err := lab.Ask(ctx, conn, "hello"); err != nil || answer.Pod != want {
+		w.t.Fatalf("%s from port %d to %s, reset afterwards: %t: %q answers, %v, want %s", host, port, to, reset, answer.Pod, err, want)
 	}
 }
 
