@@ -331,6 +331,54 @@ static __always_inline enum action send_untracked(struct context *ctx, struct sc
 	return action == ACTION_CONTINUE ? forward_untracked(ctx, w, backend) : action;
 }
 
+/* What a packet of TCP or UDP belongs to at ingress. */
+enum flow_class {
+	FLOW_NEW,	/* no flow */
+	FLOW_STALE,	/* a flow that has ended, or has to choose its backend again */
+	FLOW_TRACKED,	/* a flow that goes on */
+	FLOW_UNTRACKED, /* a Service whose flows have no entries */
+	FLOW_OF_EGRESS, /* a flow that edge/egress.h handles */
+	FLOW_DIRECT,	/* a connection without a Service, from the port of a closed flow */
+};
+
+/* Returns whether the flow of a packet has ended, or has to choose its backend again. */
+static __always_inline int flow_is_stale(struct context *ctx, struct scratch *w,
+					 const struct ct_entry *ct)
+{
+	return ct_is_reused(w, ct) || backend_gone(w, ct) || yields_to_balancer(w, ct) ||
+	       chosen_by_balancer_reused(ctx, w);
+}
+
+/* Returns the class of the packet in the scratch area. *ct is the entry of its flow, which is 0 if
+ * it has none, and w->to the tuple after translation. *backend is the backend of FLOW_UNTRACKED. */
+static __always_inline enum flow_class classify(struct context *ctx, struct scratch *w,
+						struct ct_entry **ct, int *unreplied,
+						struct backend **backend)
+{
+	int may_be_untracked_here = !w->decap.dsr && may_be_untracked(&w->packet);
+
+	if (may_be_untracked_here) {
+		*backend = backend_lookup(untracked_select(w->hash));
+		if (*backend)
+			return FLOW_UNTRACKED;
+	}
+	*ct = ct_lookup(&w->packet.tuple, w->hash, unreplied);
+	if (!*ct || !ct_read(*ct, w->hash, &w->to)) {
+		*ct = 0;
+		return FLOW_NEW;
+	}
+	if (flow_handled_at_egress(*ct))
+		return FLOW_OF_EGRESS;
+	if (ct_syn_unseen(*ct, &w->packet))
+		return FLOW_DIRECT;
+	if (*unreplied && may_be_untracked_here) {
+		*backend = backend_lookup(forged_syn(w, *ct));
+		if (*backend)
+			return FLOW_UNTRACKED;
+	}
+	return flow_is_stale(ctx, w, *ct) ? FLOW_STALE : FLOW_TRACKED;
+}
+
 static __always_inline enum action edge_ingress(struct context *ctx)
 {
 	struct scratch *w = scratch_get();
@@ -377,30 +425,20 @@ static __always_inline enum action edge_ingress(struct context *ctx)
 	if (w->packet.fragment && !fragment_ports(ctx))
 		return orphan_fragment(ctx, w);
 	w->hash = tuple_hash(&w->packet.tuple);
-	if (!w->decap.dsr && may_be_untracked(&w->packet)) {
-		backend = backend_lookup(untracked_select(w->hash));
-		if (backend)
-			return send_untracked(ctx, w, backend);
-	}
-	ct = ct_lookup(&w->packet.tuple, w->hash, &unreplied);
-	if (ct && ct_read(ct, w->hash, &w->to)) {
-		if (flow_handled_at_egress(ct))
-			return pass(ctx, EDGE_NOT_SERVICE);
-		if (ct_syn_unseen(ct, &w->packet)) {
-			ct_delete_flow(ct);
-			return pass(ctx, EDGE_NOT_SERVICE);
-		}
-		if (unreplied && !w->decap.dsr && may_be_untracked(&w->packet)) {
-			backend = backend_lookup(forged_syn(w, ct));
-			if (backend)
-				return send_untracked(ctx, w, backend);
-		}
-		if (!ct_is_reused(w, ct) && !backend_gone(w, ct) && !yields_to_balancer(w, ct) &&
-		    !chosen_by_balancer_reused(ctx, w))
-			return ct->dsr ? established_dsr(ctx, w, ct, unreplied)
-				       : established(ctx, w, ct, unreplied);
-	} else {
-		ct = 0;
+	switch (classify(ctx, w, &ct, &unreplied, &backend)) {
+	case FLOW_TRACKED:
+		return ct->dsr ? established_dsr(ctx, w, ct, unreplied)
+			       : established(ctx, w, ct, unreplied);
+	case FLOW_UNTRACKED:
+		return send_untracked(ctx, w, backend);
+	case FLOW_DIRECT:
+		ct_delete_flow(ct);
+		return pass(ctx, EDGE_NOT_SERVICE);
+	case FLOW_OF_EGRESS:
+		return pass(ctx, EDGE_NOT_SERVICE);
+	case FLOW_NEW:
+	case FLOW_STALE:
+		break;
 	}
 	if (w->decap.dsr) {
 		action = chosen_by_balancer(ctx);
