@@ -74,13 +74,13 @@ static __always_inline struct ct_entry *ct_reverse_find(struct scratch *w,
 {
 	struct ct_entry *other;
 
-	tuple_reverse(&ct->xlate, &w->reverse_key);
-	*at = ct_find(&w->reverse_key, tuple_hash(&w->reverse_key), CT_TABLE_ANY);
+	tuple_reverse(&ct->xlate, &w->ct.reverse_key);
+	*at = ct_find(&w->ct.reverse_key, tuple_hash(&w->ct.reverse_key), CT_TABLE_ANY);
 	other = ct_entry_at(*at);
 	if (!other)
 		return 0;
-	tuple_reverse(&other->xlate, &w->other.xlate);
-	return tuple_equal(&w->other.xlate, &w->packet.tuple) ? other : 0;
+	tuple_reverse(&other->xlate, &w->ct.other.xlate);
+	return tuple_equal(&w->ct.other.xlate, &w->packet.tuple) ? other : 0;
 }
 
 /* ct_reverse_find for flows that may have no such entry (DSR). */
@@ -104,40 +104,40 @@ __noinline int ct_assure(struct context *ctx, const struct ct_entry *unreplied)
 
 	if (!w || !unreplied)
 		return 0;
-	w->ct = *unreplied;
+	w->ct.entry = *unreplied;
 	barrier();
-	if (*(const volatile __u32 *)&unreplied->tag != w->hash)
+	if (*(const volatile __u32 *)&unreplied->tag != w->in.hash)
 		return 0; /* the place is another flow's: another CPU has moved this one */
-	if (w->ct.state <= CT_REPLIED)
-		w->ct.state = CT_ESTABLISHED;
-	ct_prefilter_add(&w->packet.tuple, &w->ct);
-	if (w->ct.dsr) {
-		if (ct_insert(&w->packet.tuple, &w->ct, CT_TABLE_ASSURED, 0) == CT_INSERTED)
-			ct_delete(&w->packet.tuple, w->hash, CT_TABLE_UNREPLIED);
+	if (w->ct.entry.state <= CT_REPLIED)
+		w->ct.entry.state = CT_ESTABLISHED;
+	ct_prefilter_add(&w->packet.tuple, &w->ct.entry);
+	if (w->ct.entry.dsr) {
+		if (ct_insert(&w->packet.tuple, &w->ct.entry, CT_TABLE_ASSURED, 0) == CT_INSERTED)
+			ct_delete(&w->packet.tuple, w->in.hash, CT_TABLE_UNREPLIED);
 		return 0;
 	}
 	other = ct_reverse_of(w, unreplied);
-	ct_reverse(&w->packet.tuple, &w->ct, &w->reverse_key, &w->other);
-	w->other.tag = tuple_hash(&w->reverse_key);
+	ct_reverse(&w->packet.tuple, &w->ct.entry, &w->ct.reverse_key, &w->ct.other);
+	w->ct.other.tag = tuple_hash(&w->ct.reverse_key);
 	if (other) {
-		w->other.acked = other->acked;
-		w->other.next = other->next;
-		w->other.follows = other->follows;
-		w->other.flags |= other->flags & (CT_FIN | CT_STREAM);
-		w->other.packets = other->packets;
-		w->other.bytes = other->bytes;
+		w->ct.other.acked = other->acked;
+		w->ct.other.next = other->next;
+		w->ct.other.follows = other->follows;
+		w->ct.other.flags |= other->flags & (CT_FIN | CT_STREAM);
+		w->ct.other.packets = other->packets;
+		w->ct.other.bytes = other->bytes;
 	}
-	ct_prefilter_add(&w->reverse_key, &w->other);
-	if (ct_insert(&w->reverse_key, &w->other, CT_TABLE_ASSURED, 0) != CT_INSERTED)
+	ct_prefilter_add(&w->ct.reverse_key, &w->ct.other);
+	if (ct_insert(&w->ct.reverse_key, &w->ct.other, CT_TABLE_ASSURED, 0) != CT_INSERTED)
 		return 0;
-	stored = ct_insert(&w->packet.tuple, &w->ct, CT_TABLE_ASSURED, 0);
+	stored = ct_insert(&w->packet.tuple, &w->ct.entry, CT_TABLE_ASSURED, 0);
 	if (stored == CT_INSERT_FULL)
-		ct_delete(&w->reverse_key, w->other.tag, CT_TABLE_ASSURED);
+		ct_delete(&w->ct.reverse_key, w->ct.other.tag, CT_TABLE_ASSURED);
 	if (stored != CT_INSERTED)
 		return 0;
-	ct_delete(&w->reverse_key, w->other.tag, CT_TABLE_UNREPLIED);
-	ct_delete(&w->packet.tuple, w->hash, CT_TABLE_UNREPLIED);
-	kernel_entry_update(ctx, &w->ct);
+	ct_delete(&w->ct.reverse_key, w->ct.other.tag, CT_TABLE_UNREPLIED);
+	ct_delete(&w->packet.tuple, w->in.hash, CT_TABLE_UNREPLIED);
+	kernel_entry_update(ctx, &w->ct.entry);
 	return 0;
 }
 
@@ -170,7 +170,7 @@ static __always_inline int ct_is_invalid(const struct scratch *w)
 	__u8 flags = p->tcp_flags & (TCP_FIN | TCP_SYN | TCP_RST | TCP_ACK);
 
 	if (p->fragment == FRAGMENT_LATER || p->tuple.protocol == IPPROTO_UDP ||
-	    w->ct.state != CT_NEW)
+	    w->ct.entry.state != CT_NEW)
 		return 0;
 	if (p->tcp_flags & (TCP_FIN | TCP_RST))
 		return 1;
@@ -180,9 +180,9 @@ static __always_inline int ct_is_invalid(const struct scratch *w)
 /* Initialises the entry of a new flow. */
 static __always_inline void ct_init(struct scratch *w)
 {
-	ct_note_sequence(&w->packet, &w->ct);
+	ct_note_sequence(&w->packet, &w->ct.entry);
 	if (w->packet.tuple.protocol == IPPROTO_UDP)
-		w->ct.next = w->second;
+		w->ct.entry.next = w->clock.second;
 }
 
 /* Inserts the entry of a new flow of which only one direction is seen (DSR). */
@@ -190,10 +190,10 @@ static __always_inline int ct_insert_one_way(struct scratch *w)
 {
 	if (dry_run)
 		return 0;
-	w->ct.xlate = w->to;
+	w->ct.entry.xlate = w->out.to;
 	ct_init(w);
-	ct_prefilter_add(&w->packet.tuple, &w->ct);
-	return ct_insert(&w->packet.tuple, &w->ct, CT_TABLE_UNREPLIED, 0);
+	ct_prefilter_add(&w->packet.tuple, &w->ct.entry);
+	return ct_insert(&w->packet.tuple, &w->ct.entry, CT_TABLE_UNREPLIED, 0);
 }
 
 /* Restores the packet's entry from the entry of the reverse direction. */
@@ -201,8 +201,8 @@ static __always_inline int ct_restore(struct scratch *w, int unreplied)
 {
 	if (dry_run)
 		return 0;
-	ct_prefilter_add(&w->packet.tuple, &w->ct);
-	return ct_insert(&w->packet.tuple, &w->ct,
+	ct_prefilter_add(&w->packet.tuple, &w->ct.entry);
+	return ct_insert(&w->packet.tuple, &w->ct.entry,
 			 unreplied ? CT_TABLE_UNREPLIED : CT_TABLE_ASSURED, 0);
 }
 
@@ -221,7 +221,7 @@ __noinline int ct_expired(__u32 hash)
 		return 0;
 	at = ct_find(&w->packet.tuple, hash, CT_TABLE_ANY);
 	mark = ct_eviction_at(at);
-	return mark && eviction_expired(mark, w->tick);
+	return mark && eviction_expired(mark, w->clock.tick);
 }
 
 /* Returns whether a packet asks for a new connection. A SYN with FIN, RST or ACK does not
@@ -250,7 +250,7 @@ static __always_inline int ct_is_reused(struct scratch *w, const struct ct_entry
 		return 1;
 	if (!tcp_opens(p) && p->tuple.protocol != IPPROTO_UDP)
 		return 0;
-	return w->second - ct->last_seen > MIN_TIMEOUT && ct_expired(w->hash);
+	return w->clock.second - ct->last_seen > MIN_TIMEOUT && ct_expired(w->in.hash);
 }
 
 /* Returns whether a packet replies to a SYN that was not seen here: the client has connected to the
@@ -270,16 +270,16 @@ __noinline int ct_delete_flow(const struct ct_entry *ct)
 
 	if (!w || !ct)
 		return 0;
-	w->reused = 1;
+	w->in.reused = 1;
 	if (dry_run)
 		return 0;
 	ct_account(ct);
 	other = ct_reverse_of(w, ct);
 	if (other) {
 		ct_account(other);
-		ct_delete(&w->reverse_key, tuple_hash(&w->reverse_key), CT_TABLE_ANY);
+		ct_delete(&w->ct.reverse_key, tuple_hash(&w->ct.reverse_key), CT_TABLE_ANY);
 	}
-	ct_delete(&w->packet.tuple, w->hash, CT_TABLE_ANY);
+	ct_delete(&w->packet.tuple, w->in.hash, CT_TABLE_ANY);
 	return 0;
 }
 
@@ -306,7 +306,7 @@ __noinline int ct_refresh(struct context *ctx, const struct ct_entry *ct)
 
 	if (!w || !ct)
 		return 0;
-	at = ct_find(&w->packet.tuple, w->hash, CT_TABLE_ANY);
+	at = ct_find(&w->packet.tuple, w->in.hash, CT_TABLE_ANY);
 	unreplied = (at & CT_AT_UNREPLIED) != 0;
 	if (ct_set_eviction(w, ct, at, unreplied) || ct->dsr)
 		return 0;
@@ -314,10 +314,10 @@ __noinline int ct_refresh(struct context *ctx, const struct ct_entry *ct)
 	if (other) {
 		ct_set_eviction(w, ct, other_at, unreplied);
 	} else if (!unreplied) {
-		ct_reverse(&w->packet.tuple, ct, &w->reverse_key, &w->other);
-		w->other.tag = tuple_hash(&w->reverse_key);
-		ct_prefilter_add(&w->reverse_key, &w->other);
-		ct_insert(&w->reverse_key, &w->other, CT_TABLE_ASSURED, 1);
+		ct_reverse(&w->packet.tuple, ct, &w->ct.reverse_key, &w->ct.other);
+		w->ct.other.tag = tuple_hash(&w->ct.reverse_key);
+		ct_prefilter_add(&w->ct.reverse_key, &w->ct.other);
+		ct_insert(&w->ct.reverse_key, &w->ct.other, CT_TABLE_ASSURED, 1);
 	}
 	if (!unreplied)
 		kernel_entry_update(ctx, ct);

@@ -32,7 +32,7 @@ static __always_inline int kernel_has_room(struct scratch *w)
 	__u32 zero = 0;
 	const __u32 *until = bpf_map_lookup_elem(&kernel_room, &zero);
 
-	return until && (__s32)(*until - w->second) > 0;
+	return until && (__s32)(*until - w->clock.second) > 0;
 }
 
 /* Returns whether netfilter may masquerade to the port of a flow: not to a pod, and not for flows
@@ -53,7 +53,7 @@ __noinline int kernel_entry_update(struct context *ctx, const struct ct_entry *c
 
 	if (!w || !ct || !kernel_entries || dry_run)
 		return 0;
-	reply = &w->reverse_key;
+	reply = &w->ct.reverse_key;
 	if (ct->flags & CT_REPLY)
 		*reply = w->packet.tuple;
 	else

@@ -47,8 +47,8 @@ enum evict_order {
 	EVICT_NEVER,
 };
 
-/* State of the search for the destination port of w->reverse_key, the key of replies; w->other is
- * the new entry of replies. */
+/* State of the search for the destination port of w->ct.reverse_key, the key of replies;
+ * w->ct.other is the new entry of replies. */
 struct snat_search {
 	__u8 keep_port; /* the port in reverse_key is tried first */
 	__u8 recovered;
@@ -70,7 +70,7 @@ static __always_inline enum evict_order evict_order(struct scratch *w, const str
 {
 	__u8 protocol = w->packet.tuple.protocol;
 	const struct set_eviction *mark = ct_eviction_at(at);
-	__u32 now = w->tick;
+	__u32 now = w->clock.tick;
 
 	*idle = 0;
 	if (!mark)
@@ -96,10 +96,10 @@ static __always_inline void port_evict_holder(struct scratch *w, const struct ct
 {
 	if (dry_run)
 		return;
-	w->victim.key = w->reverse_key;
-	tuple_reverse(&holder->xlate, &w->victim.other);
+	w->ct.victim.key = w->ct.reverse_key;
+	tuple_reverse(&holder->xlate, &w->ct.victim.other);
 	ct_account(holder);
-	ct_delete(&w->reverse_key, w->other.tag, CT_TABLE_ANY);
+	ct_delete(&w->ct.reverse_key, w->ct.other.tag, CT_TABLE_ANY);
 	ct_evict_reverse();
 }
 
@@ -109,11 +109,11 @@ static __always_inline int port_claim(struct context *ctx, struct snat_search *s
 {
 	enum ct_inserted stored = CT_INSERTED;
 
-	if (search->shared && kernel_has_port(ctx, &w->reverse_key))
+	if (search->shared && kernel_has_port(ctx, &w->ct.reverse_key))
 		return 0;
 	if (!dry_run) {
-		ct_prefilter_add(&w->reverse_key, &w->other);
-		stored = ct_insert(&w->reverse_key, &w->other, CT_TABLE_UNREPLIED, 1);
+		ct_prefilter_add(&w->ct.reverse_key, &w->ct.other);
+		stored = ct_insert(&w->ct.reverse_key, &w->ct.other, CT_TABLE_UNREPLIED, 1);
 		/* Another CPU has the port, or is about to: that may take long on a virtual CPU. */
 		if (stored == CT_EXISTS || stored == CT_INSERT_FAILED)
 			return 0;
@@ -132,16 +132,16 @@ static __always_inline int port_try(struct context *ctx, struct snat_search *sea
 	struct ct_entry *holder;
 	__u32 at, idle;
 
-	w->other.tag = tuple_hash(&w->reverse_key);
-	at = ct_find(&w->reverse_key, w->other.tag, CT_TABLE_ANY);
+	w->ct.other.tag = tuple_hash(&w->ct.reverse_key);
+	at = ct_find(&w->ct.reverse_key, w->ct.other.tag, CT_TABLE_ANY);
 	holder = ct_entry_at(at);
 	if (!holder)
 		return search->recover_only ? 0 : port_claim(ctx, search, w);
-	tuple_reverse(&holder->xlate, &w->to);
-	if (tuple_equal(&w->to, &w->packet.tuple)) {
+	tuple_reverse(&holder->xlate, &w->out.to);
+	if (tuple_equal(&w->out.to, &w->packet.tuple)) {
 		/* A dry run deletes nothing, so a closed flow still has its entries. */
 		if (!dry_run || holder->state < CT_CLOSING) {
-			w->ct.state = holder->state;
+			w->ct.entry.state = holder->state;
 			search->unreplied = (at & CT_AT_UNREPLIED) != 0;
 			search->recovered = 1;
 		}
@@ -158,7 +158,7 @@ static __always_inline int port_try(struct context *ctx, struct snat_search *sea
 	if (order < search->victim || (order == search->victim && idle > search->victim_idle)) {
 		search->victim = order;
 		search->victim_idle = idle;
-		search->victim_port = w->reverse_key.destination_port;
+		search->victim_port = w->ct.reverse_key.destination_port;
 	}
 	return 0;
 }
@@ -170,12 +170,12 @@ static __always_inline int port_evict(struct context *ctx, struct snat_search *s
 	struct ct_entry *holder;
 	__u32 at;
 
-	w->reverse_key.destination_port = search->victim_port;
-	w->other.tag = tuple_hash(&w->reverse_key);
+	w->ct.reverse_key.destination_port = search->victim_port;
+	w->ct.other.tag = tuple_hash(&w->ct.reverse_key);
 	search->victim = EVICT_NEVER;
 	search->victim_idle = 0;
 	search->exhausted = 1;
-	at = ct_find(&w->reverse_key, w->other.tag, CT_TABLE_ANY);
+	at = ct_find(&w->ct.reverse_key, w->ct.other.tag, CT_TABLE_ANY);
 	holder = ct_entry_at(at);
 	if (holder)
 		port_evict_holder(w, holder);
@@ -210,7 +210,7 @@ __noinline int snat_attempt(struct context *ctx, struct snat_search *search, __u
 	if (!w || !search)
 		return 1;
 	if (!search->sctp && (attempt || !search->keep_port))
-		w->reverse_key.destination_port = snat_port(mix(mix(w->hash, attempt), 0));
+		w->ct.reverse_key.destination_port = snat_port(mix(mix(w->in.hash, attempt), 0));
 	if (port_try(ctx, search, w))
 		return 1;
 	if (search->recover_only)

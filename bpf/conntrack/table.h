@@ -206,7 +206,7 @@ static __always_inline struct set_eviction ct_eviction_of(struct scratch *w, __u
 {
 	__u32 slack = unreplied ? 0 : SECONDS_TO_TICKS(MARK_SECONDS);
 	struct set_eviction mark = {
-		.expires = w->tick + ct_timeout(protocol, ct) + slack,
+		.expires = w->clock.tick + ct_timeout(protocol, ct) + slack,
 		.owner = eviction_owner(ct->lb.service, ct_rank(protocol, ct->state, unreplied)),
 	};
 
@@ -248,8 +248,8 @@ static __always_inline void ct_account(const struct ct_entry *ct)
 	}
 }
 
-/* Deletes the other entry of an evicted flow: the entry of w->victim.other, if its reversed
- * translation is w->victim.key. Global function: the verifier checks it once. */
+/* Deletes the other entry of an evicted flow: the entry of w->ct.victim.other, if its reversed
+ * translation is w->ct.victim.key. Global function: the verifier checks it once. */
 __noinline int ct_evict_reverse(void)
 {
 	struct scratch *w = scratch_get();
@@ -258,13 +258,13 @@ __noinline int ct_evict_reverse(void)
 
 	if (!w)
 		return 0;
-	hash = tuple_hash(&w->victim.other);
-	at = ct_find(&w->victim.other, hash, CT_TABLE_ANY);
+	hash = tuple_hash(&w->ct.victim.other);
+	at = ct_find(&w->ct.victim.other, hash, CT_TABLE_ANY);
 	ct = ct_entry_at(at);
 	if (!ct)
 		return 0;
-	tuple_reverse(&ct->xlate, &w->victim.reversed);
-	if (!tuple_same(&w->victim.reversed, &w->victim.key))
+	tuple_reverse(&ct->xlate, &w->ct.victim.reversed);
+	if (!tuple_same(&w->ct.victim.reversed, &w->ct.victim.key))
 		return 0;
 	ct_account(ct);
 	ct_delete_at(at, hash);
@@ -399,7 +399,7 @@ __noinline int ct_insert_once(const struct tuple *key, const struct ct_entry *ct
 	if (!w || !key || !ct)
 		return CT_INSERT_FAILED;
 	mark = ct_eviction_of(w, key->protocol, ct, unreplied != 0);
-	now = w->tick;
+	now = w->clock.tick;
 	tag = set_tag(ct->tag);
 	sum = ct_sum(key);
 	at = ct_find(key, ct->tag, only_new ? CT_TABLE_ANY : table);
@@ -436,20 +436,20 @@ __noinline int ct_insert_once(const struct tuple *key, const struct ct_entry *ct
 		return CT_INSERT_FAILED;
 	if (!set_claim(tags, place, there, ct->tag))
 		return CT_INSERT_FAILED;
-	w->victim.evicted = there && at == CT_NOT_FOUND && victim->ct.tag;
-	if (w->victim.evicted) {
+	w->ct.victim.evicted = there && at == CT_NOT_FOUND && victim->ct.tag;
+	if (w->ct.victim.evicted) {
 		ct_account(&victim->ct);
-		w->victim.key = victim->key;
-		tuple_reverse(&victim->ct.xlate, &w->victim.other);
+		w->ct.victim.key = victim->key;
+		tuple_reverse(&victim->ct.xlate, &w->ct.victim.other);
 		if (victim->ct.dsr)
-			w->victim.evicted = 0;
+			w->ct.victim.evicted = 0;
 	}
 	contended = ct_contended(sum, unreplied, where.number, key, tag, place);
 	if (contended) /* the previous entry is lost in any case */
 		write_tag(&tags->tags[place], 0);
 	else
 		ct_write(tags, set, victim, place, key, ct, mark);
-	if (w->victim.evicted)
+	if (w->ct.victim.evicted)
 		ct_evict_reverse();
 	return contended ? CT_INSERT_FAILED : CT_INSERTED;
 }

@@ -249,7 +249,7 @@ __noinline int ct_set_device(struct ct_entry *ct, __u32 device)
 	if (!w || !ct)
 		return 0;
 	if (!ct_may_move(&w->packet, ct)) {
-		w->may_be_forged = 1;
+		w->in.may_be_forged = 1;
 		return 0;
 	}
 	other = ct_reverse_of(w, ct);
@@ -264,10 +264,10 @@ static __always_inline void ct_update(struct context *ctx, struct scratch *w, st
 				      int unreplied)
 {
 	const struct packet *p = &w->packet;
-	__u32 now = w->second, before = ct->last_seen;
+	__u32 now = w->clock.second, before = ct->last_seen;
 	int assured;
 
-	w->service = ct->lb.service;
+	w->in.service = ct->lb.service;
 	if (dry_run) {
 		ct_explain(ct);
 		return;
@@ -291,7 +291,7 @@ static __always_inline void ct_update(struct context *ctx, struct scratch *w, st
 	if (ct->flags & CT_REPLY && ct->state == CT_NEW)
 		ct_set_replied(ct);
 	assured = ct_is_assured(ct);
-	if (!w->may_be_forged)
+	if (!w->in.may_be_forged)
 		ct_note_sequence(p, ct);
 	if (assured)
 		ct_assure(ctx, ct);

@@ -161,8 +161,8 @@ static __always_inline int yields_to_balancer(const struct scratch *w, const str
 	return w->decap.dsr && (ct->flags & (CT_LOCAL | CT_REPLY)) != CT_LOCAL;
 }
 
-/* Returns whether the backend in w->to no longer serves the frontend. Global function: the verifier
- * checks it once. */
+/* Returns whether the backend in w->out.to no longer serves the frontend. Global function: the
+ * verifier checks it once. */
 __noinline int chosen_by_balancer_gone(struct context *ctx)
 {
 	__u32 slot = 0;
@@ -173,7 +173,7 @@ __noinline int chosen_by_balancer_gone(struct context *ctx)
 	if (!w)
 		return 0;
 	frontend = frontend_of_balancer(ctx, &w->packet.tuple);
-	destination_set(&backend, &w->to.destination, w->to.destination_port);
+	destination_set(&backend, &w->out.to.destination, w->out.to.destination_port);
 	return !frontend || !serves(frontend, &backend, &slot);
 }
 
@@ -200,7 +200,7 @@ __noinline enum action chosen_by_balancer(struct context *ctx)
 	if (!frontend || address_is_loopback(&w->packet.tuple.destination)) {
 		return pass(ctx, EDGE_NOT_SERVICE);
 	}
-	w->service = frontend->service;
+	w->in.service = frontend->service;
 	/* Anybody can send an option: accept it only if the Service uses DSR_OPT. */
 	if (w->decap.dsr == DSR_OPT && frontend->dsr != DSR_OPT) {
 		return drop(ctx, EDGE_DROP_SPOOFED);

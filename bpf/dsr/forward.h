@@ -48,8 +48,8 @@ static __always_inline enum dsr dsr_of(enum dsr wanted, const struct backend *ba
 	return wanted;
 }
 
-/* Looks up the route of a packet that is translated to w->to in the format w->dsr. `node` is the
- * backend's node. Returns enum routed. Global function: the verifier checks it once. */
+/* Looks up the route of a packet that is translated to w->out.to in the format w->encap.dsr. `node`
+ * is the backend's node. Returns enum routed. Global function: the verifier checks it once. */
 __noinline int dsr_route(struct context *ctx, struct scratch *w, const struct address *node)
 {
 	__u32 length, learned, device = packet_device(ctx);
@@ -62,30 +62,32 @@ __noinline int dsr_route(struct context *ctx, struct scratch *w, const struct ad
 	dsr_outer(w, node);
 	length = wire_length(ctx, &w->packet);
 	if (length)
-		length += dsr_overhead(w->dsr, w->packet.is_v6);
-	cached = w->dsr == DSR_OPT ? 0 : fib_cache_place(&w->outer, FIB_OUTER, routing_flags(ctx));
-	if (cached && fib_cache_valid(w, cached, &w->outer, FIB_OUTER, device, length)) {
+		length += dsr_overhead(w->encap.dsr, w->packet.is_v6);
+	cached = w->encap.dsr == DSR_OPT
+			 ? 0
+			 : fib_cache_place(&w->encap.outer, FIB_OUTER, routing_flags(ctx));
+	if (cached && fib_cache_valid(w, cached, &w->encap.outer, FIB_OUTER, device, length)) {
 		fib_cache_use(cached, w);
-		w->outer.source = cached->source;
+		w->encap.outer.source = cached->source;
 		return ROUTED;
 	}
-	w->fib_cached = 0;
-	routed = fib_lookup(ctx, w, length, w->outer.protocol, &w->outer, device, 0);
-	if (w->dsr == DSR_OPT || (routed != ROUTED && routed != ROUTED_BY_TC))
+	w->out.fib_cached = 0;
+	routed = fib_lookup(ctx, w, length, w->encap.outer.protocol, &w->encap.outer, device, 0);
+	if (w->encap.dsr == DSR_OPT || (routed != ROUTED && routed != ROUTED_BY_TC))
 		return routed;
-	own = outer_source_on(w->fib.ifindex, w->packet.is_v6);
+	own = outer_source_on(w->out.fib.ifindex, w->packet.is_v6);
 	if (!own)
 		return ROUTED_WITHOUT_ADDRESS;
-	w->outer.source = *own;
+	w->encap.outer.source = *own;
 	learned = outer_mtu(w);
 	if (learned && length > learned) {
-		w->fib.mtu_result = learned;
+		w->out.fib.mtu_result = learned;
 		return ROUTED_TOO_BIG;
 	}
-	if (learned && learned < w->fib.mtu_result)
-		w->fib.mtu_result = learned;
+	if (learned && learned < w->out.fib.mtu_result)
+		w->out.fib.mtu_result = learned;
 	if (cached && routed == ROUTED && length)
-		fib_cache_store(w, cached, &w->outer, FIB_OUTER, device);
+		fib_cache_store(w, cached, &w->encap.outer, FIB_OUTER, device);
 	return routed;
 }
 
@@ -101,7 +103,7 @@ static __always_inline enum action dsr_route_or_reply(struct context *ctx, struc
 		return may_reply ? ttl_exceeded(ctx) : drop(ctx, EDGE_TTL_EXCEEDED);
 	routed = dsr_route(ctx, w, node);
 #ifdef EDGE_XDP
-	if (needs_tc(ctx, routed, &w->fib) || (FIXED_HEAD && routed == ROUTED))
+	if (needs_tc(ctx, routed, &w->out.fib) || (FIXED_HEAD && routed == ROUTED))
 		return pass(ctx, EDGE_TO_TC);
 #endif
 	if (routed == ROUTED || routed == ROUTED_BY_TC)
@@ -109,7 +111,8 @@ static __always_inline enum action dsr_route_or_reply(struct context *ctx, struc
 	if (routed == ROUTED_TOO_BIG && may_reply)
 		return too_big(ctx);
 	if (not_routed(routed) && may_reply)
-		return no_route_to(ctx, &w->to.destination, &w->outer.destination, routed);
+		return no_route_to(ctx, &w->out.to.destination, &w->encap.outer.destination,
+				   routed);
 	if (routed == ROUTED_TOO_BIG)
 		reason = EDGE_DROP_TOO_BIG;
 	else if (routed == ROUTED_WITHOUT_ADDRESS)
@@ -117,7 +120,7 @@ static __always_inline enum action dsr_route_or_reply(struct context *ctx, struc
 	else if (routed == FORWARDING_OFF)
 		reason = EDGE_DROP_FORWARDING;
 	if (reason == EDGE_DROP_NO_ADDRESS || reason == EDGE_DROP_NO_ROUTE)
-		count_loss(&w->to.destination, &w->outer.destination, reason);
+		count_loss(&w->out.to.destination, &w->encap.outer.destination, reason);
 	return drop(ctx, reason);
 }
 
@@ -130,26 +133,26 @@ static __always_inline enum action dsr_send(struct context *ctx, struct scratch 
 	edge_count(reason);
 	if (reason == EDGE_NEW)
 		emit_event(ctx, w, reason);
-	return packet_forward(ctx, &w->fib, w->fib_cached);
+	return packet_forward(ctx, &w->out.fib, w->out.fib_cached);
 }
 
 static __always_inline void dsr_to(struct scratch *w, enum dsr dsr, const struct address *backend,
 				   __be16 port)
 {
-	w->dsr = dsr;
-	w->to = w->packet.tuple;
-	address_put(&w->to.destination, backend);
-	w->to.destination_port = port;
+	w->encap.dsr = dsr;
+	w->out.to = w->packet.tuple;
+	address_put(&w->out.to.destination, backend);
+	w->out.to.destination_port = port;
 }
 
 /* Returns whether an XFRM policy concerns the outer header of a packet. No entry has that header,
  * so each packet asks. */
 static __always_inline int xfrm_concerns_outer(const struct scratch *w)
 {
-	return w->dsr != DSR_OPT && xfrm_concerns(&w->outer);
+	return w->encap.dsr != DSR_OPT && xfrm_concerns(&w->encap.outer);
 }
 
-/* Handles the first packet of a flow; w->ct is the new entry, with its `dsr`. */
+/* Handles the first packet of a flow; w->ct.entry is the new entry, with its `dsr`. */
 static __always_inline enum action new_flow_dsr(struct context *ctx, struct scratch *w,
 						const struct backend *backend)
 {
@@ -157,7 +160,7 @@ static __always_inline enum action new_flow_dsr(struct context *ctx, struct scra
 
 	if (ct_is_invalid(w))
 		return drop(ctx, EDGE_DROP_INVALID);
-	dsr_to(w, w->ct.dsr, &backend->address, backend->port);
+	dsr_to(w, w->ct.entry.dsr, &backend->address, backend->port);
 	action = dsr_route_or_reply(ctx, w, &backend->node, 1);
 	if (action != ACTION_CONTINUE)
 		return action;
@@ -177,7 +180,7 @@ static __always_inline const struct address *node_of_backend(const struct ct_ent
 	return row && address_equal(&row->address, backend) ? &row->node : 0;
 }
 
-/* Handles a packet of a known flow; w->to is the tuple after translation. */
+/* Handles a packet of a known flow; w->out.to is the tuple after translation. */
 static __always_inline enum action established_dsr(struct context *ctx, struct scratch *w,
 						   struct ct_entry *ct, int unreplied)
 {
@@ -185,9 +188,10 @@ static __always_inline enum action established_dsr(struct context *ctx, struct s
 	enum action action;
 
 	barrier_var(device); /* one load: the verifier rejects a computed address in the context */
-	w->dsr = ct->dsr;
+	w->encap.dsr = ct->dsr;
 	action = dsr_route_or_reply(
-		ctx, w, w->dsr == DSR_GENEVE ? node_of_backend(ct, &w->to.destination) : 0, 1);
+		ctx, w,
+		w->encap.dsr == DSR_GENEVE ? node_of_backend(ct, &w->out.to.destination) : 0, 1);
 	if (action != ACTION_CONTINUE)
 		return action;
 	if (xfrm_concerns_outer(w))

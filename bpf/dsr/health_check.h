@@ -93,20 +93,20 @@ __noinline enum action dsr_check_egress(struct context *ctx)
 	own = outer_source_on(packet_device(ctx), p->is_v6);
 	if (!own)
 		return packet_drop(ctx);
-	w->to = p->tuple;
-	w->to.destination = check->frontend;
-	w->to.destination_port = check->frontend_port;
-	if (dsr_check_expect(&p->tuple, &cookie) || dsr_check_expect(&w->to, &cookie) ||
-	    packet_translate(ctx, p, &w->to, 0))
+	w->out.to = p->tuple;
+	w->out.to.destination = check->frontend;
+	w->out.to.destination_port = check->frontend_port;
+	if (dsr_check_expect(&p->tuple, &cookie) || dsr_check_expect(&w->out.to, &cookie) ||
+	    packet_translate(ctx, p, &w->out.to, 0))
 		return packet_drop(ctx);
-	p->tuple = w->to;
-	w->hash = tuple_hash(&p->tuple);
-	w->dsr = check->dsr;
-	w->to.destination = check->backend;
-	w->to.destination_port = check->backend_port;
+	p->tuple = w->out.to;
+	w->in.hash = tuple_hash(&p->tuple);
+	w->encap.dsr = check->dsr;
+	w->out.to.destination = check->backend;
+	w->out.to.destination_port = check->backend_port;
 	dsr_outer(w, &check->connected);
-	if (w->dsr != DSR_OPT)
-		w->outer.source = *own;
+	if (w->encap.dsr != DSR_OPT)
+		w->encap.outer.source = *own;
 	if (encapsulate(ctx, w))
 		return packet_drop(ctx);
 	packet_mark_encapsulated(ctx);
@@ -135,8 +135,8 @@ __noinline enum action dsr_check_ingress(struct context *ctx)
 		return packet_pass(ctx);
 	if (!address_equal(&p->tuple.source, &check->frontend))
 		return packet_drop(ctx);
-	w->to = p->tuple;
-	w->to.source = check->connected;
-	w->to.source_port = check->backend_port;
-	return packet_translate(ctx, p, &w->to, 0) ? packet_drop(ctx) : packet_pass(ctx);
+	w->out.to = p->tuple;
+	w->out.to.source = check->connected;
+	w->out.to.source_port = check->backend_port;
+	return packet_translate(ctx, p, &w->out.to, 0) ? packet_drop(ctx) : packet_pass(ctx);
 }

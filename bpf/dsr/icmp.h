@@ -48,7 +48,7 @@ static __always_inline int is_message_complete(struct context *ctx, const struct
 	return p->l3 + p->length <= packet_length(ctx) && p->l4 < p->l3 + p->length;
 }
 
-/* Forwards an error to a flow's backend. w->reverse_key has the client and its original
+/* Forwards an error to a flow's backend. w->ct.reverse_key has the client and its original
  * destination, which the option carries even for a packet without ports. */
 static __always_inline enum action icmp_error_to_backend(struct context *ctx, struct scratch *w,
 							 enum dsr dsr,
@@ -60,7 +60,7 @@ static __always_inline enum action icmp_error_to_backend(struct context *ctx, st
 	enum action action;
 
 	if (!is_message_complete(ctx, p) ||
-	    !address_equal(&p->tuple.destination, &w->reverse_key.destination))
+	    !address_equal(&p->tuple.destination, &w->ct.reverse_key.destination))
 		return pass(ctx, EDGE_NOT_SERVICE);
 	dsr_to(w, dsr, backend, port);
 	action = dsr_route_or_reply(ctx, w, node, 0);
@@ -68,10 +68,10 @@ static __always_inline enum action icmp_error_to_backend(struct context *ctx, st
 		return action;
 	/* The reporting router may also be on the path to the backend, and would drop a packet with
 	 * its own source address. */
-	own = dsr == DSR_OPT ? address_on(w->fib.ifindex, p->is_v6) : 0;
+	own = dsr == DSR_OPT ? address_on(w->out.fib.ifindex, p->is_v6) : 0;
 	if (own)
-		w->to.source = *own;
-	p->tuple.destination_port = w->reverse_key.destination_port;
+		w->out.to.source = *own;
+	p->tuple.destination_port = w->ct.reverse_key.destination_port;
 	return dsr_send(ctx, w, EDGE_ICMP);
 }
 
@@ -81,8 +81,8 @@ static __always_inline enum action icmp_error_of_flow(struct context *ctx, struc
 {
 	struct tuple xlate = ct->xlate;
 
-	w->hash = ct->tag;
-	w->service = ct->lb.service;
+	w->in.hash = ct->tag;
+	w->in.service = ct->lb.service;
 	return icmp_error_to_backend(ctx, w, ct->dsr, &xlate.destination, xlate.destination_port,
 				     node_of_backend(ct, &xlate.destination));
 }
@@ -99,7 +99,7 @@ static __always_inline struct frontend *dsr_frontend(const struct tuple *asked)
 }
 
 /* Returns the backend of a flow without an entry: the one that its tuple selects, now or by the
- * slot's history; none if session affinity decides. Sets w->dsr; returns none without DSR. */
+ * slot's history; none if session affinity decides. Sets w->encap.dsr; returns none without DSR. */
 static __always_inline struct backend *backend_of_slot(struct scratch *w, const struct tuple *asked)
 {
 	struct frontend *frontend = dsr_frontend(asked);
@@ -111,16 +111,16 @@ static __always_inline struct backend *backend_of_slot(struct scratch *w, const 
 		return 0;
 	decision = &frontend->decisions[FROM_OUTSIDE];
 	dsr = frontend->dsr;
-	id = jet_backend(frontend, asked->protocol, w->hash, &dsr);
+	id = jet_backend(frontend, asked->protocol, w->in.hash, &dsr);
 	if (!id && decision->count && !frontend->affinity_seconds)
-		id = slot_choice(decision, w->hash);
+		id = slot_choice(decision, w->in.hash);
 	backend = backend_lookup(id);
 	if (!backend)
 		return 0;
-	w->service = frontend->service;
+	w->in.service = frontend->service;
 	/* By table lookup, because the stack has no room for the comparisons (encapsulate). */
-	w->dsr = dsr_of(dsr, backend, class_lookup(&asked->source), &asked->source);
-	return w->dsr ? backend : 0;
+	w->encap.dsr = dsr_of(dsr, backend, class_lookup(&asked->source), &asked->source);
+	return w->encap.dsr ? backend : 0;
 }
 
 /* Handles an error about a packet of a flow without an entry. */
@@ -128,13 +128,13 @@ static __always_inline enum action icmp_error_of_slot(struct context *ctx, struc
 {
 	struct backend *backend;
 
-	w->hash = tuple_hash(&w->reverse_key);
-	backend = backend_of_slot(w, &w->reverse_key);
+	w->in.hash = tuple_hash(&w->ct.reverse_key);
+	backend = backend_of_slot(w, &w->ct.reverse_key);
 	if (!backend)
 		return pass(ctx, EDGE_NOT_SERVICE);
 	if (is_redirect(ctx, &w->packet))
 		return drop(ctx, EDGE_DROP_REDIRECT);
-	return icmp_error_to_backend(ctx, w, w->dsr, &backend->address, backend->port,
+	return icmp_error_to_backend(ctx, w, w->encap.dsr, &backend->address, backend->port,
 				     &backend->node);
 }
 
@@ -204,36 +204,36 @@ static __noinline int is_own_address(struct context *ctx, struct scratch *w)
 }
 
 /* Returns whether this node sends the quoted client packet in the quoted encapsulation.
- * w->reverse_key is the outer tuple reversed. */
+ * w->ct.reverse_key is the outer tuple reversed. */
 static __always_inline int is_encapsulated_so(struct scratch *w)
 {
-	const struct tuple *reply = &w->reverse_key;
+	const struct tuple *reply = &w->ct.reverse_key;
 	const struct address *node;
 	struct backend *backend;
 	struct ct_entry *ct;
 	int unreplied;
 
-	w->hash = tuple_hash(&w->quoted.tuple);
-	ct = ct_lookup(&w->quoted.tuple, w->hash, &unreplied);
+	w->in.hash = tuple_hash(&w->quoted.tuple);
+	ct = ct_lookup(&w->quoted.tuple, w->in.hash, &unreplied);
 	if (ct) {
-		w->dsr = ct->dsr;
-		w->to = ct->xlate;
-		node = node_of_backend(ct, &w->to.destination);
+		w->encap.dsr = ct->dsr;
+		w->out.to = ct->xlate;
+		node = node_of_backend(ct, &w->out.to.destination);
 	} else {
 		backend = backend_of_slot(w, &w->quoted.tuple);
 		if (!backend)
 			return 0;
-		w->to.destination = backend->address;
+		w->out.to.destination = backend->address;
 		node = &backend->node;
 	}
-	if (!w->dsr)
+	if (!w->encap.dsr)
 		return 0;
 	dsr_outer(w, node);
-	w->dsr = DSR_NONE; /* the error to the client is not encapsulated */
-	return address_equal(&w->outer.destination, &reply->source) &&
-	       w->outer.protocol == reply->protocol &&
-	       w->outer.source_port == reply->destination_port &&
-	       w->outer.destination_port == reply->source_port;
+	w->encap.dsr = DSR_NONE; /* the error to the client is not encapsulated */
+	return address_equal(&w->encap.outer.destination, &reply->source) &&
+	       w->encap.outer.protocol == reply->protocol &&
+	       w->encap.outer.source_port == reply->destination_port &&
+	       w->encap.outer.destination_port == reply->source_port;
 }
 
 /* Returns the MTU that a router reports; 0: none (RFC 1191 section 5). */
@@ -273,33 +273,33 @@ static __always_inline enum action icmp_error_to_client(struct context *ctx, str
 	    packet_load(ctx, w->packet.l4, &icmp, sizeof(icmp)) ||
 	    !address_equal(&from, &w->packet.tuple.destination))
 		return pass(ctx, EDGE_NOT_SERVICE);
-	tuple_reverse(&w->quoted.tuple, &w->reverse_key);
+	tuple_reverse(&w->quoted.tuple, &w->ct.reverse_key);
 	alone = quoted_outer_only(&w->packet, &w->quoted);
 	length = w->quoted.length;
 	overhead = quoted_inside(ctx, w);
 	error = icmp_error_for_client(w->packet.is_v6, &icmp);
 	if (alone && error == ICMP_TOO_BIG && is_own_address(ctx, w) &&
-	    outer_mtu_learn(w, &w->reverse_key.source, length, alone,
+	    outer_mtu_learn(w, &w->ct.reverse_key.source, length, alone,
 			    mtu_of_error(&w->packet, &icmp)))
 		return pass(ctx, EDGE_ICMP);
 	if (!overhead || (error < 0 && !is_redirect(ctx, &w->packet)) || !is_own_address(ctx, w) ||
 	    !is_encapsulated_so(w))
 		return pass(ctx, EDGE_NOT_SERVICE);
-	tuple_reverse(&w->quoted.tuple, &w->to);
+	tuple_reverse(&w->quoted.tuple, &w->out.to);
 	/* A health check of this node has no client. It fails by its timeout. */
-	if (bpf_map_lookup_elem(&dsr_check_replies, &w->to))
+	if (bpf_map_lookup_elem(&dsr_check_replies, &w->out.to))
 		return pass(ctx, EDGE_NOT_SERVICE);
 	if (error < 0)
 		return drop(ctx, EDGE_DROP_REDIRECT);
-	routed = fib_lookup(ctx, w, 0, w->packet.tuple.protocol, &w->to, packet_device(ctx), 0);
+	routed = fib_lookup(ctx, w, 0, w->packet.tuple.protocol, &w->out.to, packet_device(ctx), 0);
 #ifdef EDGE_XDP
-	if (needs_tc(ctx, routed, &w->fib))
+	if (needs_tc(ctx, routed, &w->out.fib))
 		return pass(ctx, EDGE_TO_TC);
 #endif
 	if (routed != ROUTED && routed != ROUTED_BY_TC)
 		return drop(ctx, EDGE_DROP_NO_ROUTE);
 	reply = reply_icmp_error(
-		ctx, &w->quoted, &w->to.source, error,
+		ctx, &w->quoted, &w->out.to.source, error,
 		mtu_inside(w->packet.is_v6, mtu_of_error(&w->packet, &icmp), overhead));
 #ifdef EDGE_XDP
 	if (reply == REPLY_NO_TAILROOM)
@@ -310,10 +310,10 @@ static __always_inline enum action icmp_error_to_client(struct context *ctx, str
 	if (reply != REPLY_SENT)
 		return drop(ctx, EDGE_DROP_REWRITE_FAILED);
 	edge_count(EDGE_ICMP);
-	return packet_forward(ctx, &w->fib, 0);
+	return packet_forward(ctx, &w->out.fib, 0);
 }
 
-/* Handles an ICMP error that matches no flow by the quoted tuple; w->reverse_key is that tuple
+/* Handles an ICMP error that matches no flow by the quoted tuple; w->ct.reverse_key is that tuple
  * reversed. Global function: the verifier checks it once. */
 __noinline enum action icmp_error_dsr(struct context *ctx)
 {
@@ -324,7 +324,7 @@ __noinline enum action icmp_error_dsr(struct context *ctx)
 		return pass(ctx, EDGE_NOT_SERVICE);
 	protocol = w->quoted.tuple.protocol;
 	if (protocol == IPPROTO_IPIP || protocol == IPPROTO_IPV6 ||
-	    (protocol == IPPROTO_UDP && w->reverse_key.source_port == bpf_htons(GENEVE_PORT)))
+	    (protocol == IPPROTO_UDP && w->ct.reverse_key.source_port == bpf_htons(GENEVE_PORT)))
 		return icmp_error_to_client(ctx, w);
 	if (!has_ports(protocol))
 		return pass(ctx, EDGE_NOT_SERVICE);

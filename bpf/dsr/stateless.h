@@ -137,10 +137,10 @@ static __always_inline void untracked_count(struct context *ctx, struct scratch 
 		return;
 	if (w->packet.tcp_flags & TCP_SYN)
 		emit_event(ctx, w, EDGE_UNTRACKED);
-	count_untracked(w->service, w->packet.length);
+	count_untracked(w->in.service, w->packet.length);
 }
 
-/* Returns the ID of the backend of a packet that needs no entry, or 0; sets w->dsr. Gets the
+/* Returns the ID of the backend of a packet that needs no entry, or 0; sets w->encap.dsr. Gets the
  * scratch area itself, because before Linux 6.2 a function argument cannot be a map key. Global
  * function: the verifier checks it once. */
 __noinline __u32 untracked_select(__u32 hash)
@@ -155,15 +155,15 @@ __noinline __u32 untracked_select(__u32 hash)
 	key.port = w->packet.tuple.destination_port;
 	key.protocol = w->packet.tuple.protocol;
 	frontend = frontend_cached(&key);
-	w->ct.lb.backend = frontend ? untracked_backend(w, frontend, hash) : 0;
-	if (!frontend || !w->ct.lb.backend)
+	w->ct.entry.lb.backend = frontend ? untracked_backend(w, frontend, hash) : 0;
+	if (!frontend || !w->ct.entry.lb.backend)
 		return 0;
-	w->service = frontend->service;
-	w->node_port = shares_port(frontend);
-	w->dsr = frontend->dsr;
+	w->in.service = frontend->service;
+	w->in.node_port = shares_port(frontend);
+	w->encap.dsr = frontend->dsr;
 	if (dry_run)
 		explain_choice(frontend, FROM_OUTSIDE);
-	return w->ct.lb.backend;
+	return w->ct.entry.lb.backend;
 }
 
 /* Sends a packet to the backend of its slot. There is no entry to delete when an XFRM policy comes,
@@ -173,11 +173,11 @@ static __always_inline enum action forward_untracked(struct context *ctx, struct
 {
 	enum action action;
 
-	dsr_to(w, w->dsr, &backend->address, backend->port);
+	dsr_to(w, w->encap.dsr, &backend->address, backend->port);
 	action = dsr_route_or_reply(ctx, w, &backend->node, 1);
 	if (action != ACTION_CONTINUE)
 		return action;
-	if (xfrm_concerns(&w->packet.tuple) || xfrm_concerns(&w->to) || xfrm_concerns_outer(w))
+	if (xfrm_concerns(&w->packet.tuple) || xfrm_concerns(&w->out.to) || xfrm_concerns_outer(w))
 		return drop(ctx, EDGE_DROP_XFRM);
 	untracked_count(ctx, w);
 	return dsr_send(ctx, w, EDGE_UNTRACKED);
@@ -185,8 +185,8 @@ static __always_inline enum action forward_untracked(struct context *ctx, struct
 
 /* Returns the ID of the backend of a connection without an entry, if a forged SYN has created an
  * entry for its tuple: the packet's sequence number does not follow that SYN. Known only for
- * contested slots. 0: the entry is the packet's. Sets w->dsr. Global function: the verifier checks
- * it once. */
+ * contested slots. 0: the entry is the packet's. Sets w->encap.dsr. Global function: the verifier
+ * checks it once. */
 __noinline __u32 forged_syn(struct scratch *w, const struct ct_entry *unreplied)
 {
 	const struct packet *p = w ? &w->packet : 0;
@@ -203,7 +203,7 @@ __noinline __u32 forged_syn(struct scratch *w, const struct ct_entry *unreplied)
 	key.port = p->tuple.destination_port;
 	key.protocol = IPPROTO_TCP;
 	frontend = frontend_at(&key);
-	id = frontend ? jet_backend(frontend, IPPROTO_TCP, w->hash, &dsr) : 0;
+	id = frontend ? jet_backend(frontend, IPPROTO_TCP, w->in.hash, &dsr) : 0;
 	/* With SNAT the same backend has the connection on another port. */
 	if (id == unreplied->lb.backend && unreplied->dsr)
 		return 0;
@@ -211,9 +211,9 @@ __noinline __u32 forged_syn(struct scratch *w, const struct ct_entry *unreplied)
 	dsr = stable ? dsr_of(dsr, stable, class_of(&p->tuple.source), &p->tuple.source) : DSR_NONE;
 	if (!frontend || !dsr)
 		return 0;
-	w->dsr = dsr;
-	w->node_port = shares_port(frontend);
-	w->service = frontend->service;
-	w->ct.lb.backend = id;
+	w->encap.dsr = dsr;
+	w->in.node_port = shares_port(frontend);
+	w->in.service = frontend->service;
+	w->ct.entry.lb.backend = id;
 	return id;
 }

@@ -93,7 +93,7 @@ static __always_inline enum action egress_forward(struct context *ctx, struct sc
 		return drop(ctx, EDGE_DROP_REWRITE_FAILED);
 	if (not_routed(routed)) /* the node's own address; or the stack replies with an error */
 		return packet_redirect_self(ctx);
-	return packet_redirect_neigh(ctx, w->fib.ifindex);
+	return packet_redirect_neigh(ctx, w->out.fib.ifindex);
 }
 
 /* Handles the first packet of a flow of a client on this node. */
@@ -110,15 +110,15 @@ static __always_inline enum action new_flow_outbound(struct context *ctx, struct
 	action = edge_select(ctx, class);
 	if (action != ACTION_CONTINUE)
 		return action;
-	backend = backend_lookup(w->ct.lb.backend);
+	backend = backend_lookup(w->ct.entry.lb.backend);
 	if (!backend)
 		return drop(ctx, EDGE_DROP_NO_BACKEND);
-	w->ct.flags = CT_OUTBOUND;
+	w->ct.entry.flags = CT_OUTBOUND;
 	if (backend->local) {
-		w->ct.flags |= CT_LOCAL;
-		w->ct.xlate.source = w->packet.tuple.destination;
+		w->ct.entry.flags |= CT_LOCAL;
+		w->ct.entry.xlate.source = w->packet.tuple.destination;
 	}
-	routed = route(ctx, w, &w->ct.xlate);
+	routed = route(ctx, w, &w->ct.entry.xlate);
 	if (routed == ROUTED_TOO_BIG)
 		return too_big(ctx);
 	if (routed == FORWARDING_OFF)
@@ -134,7 +134,7 @@ static __always_inline enum action new_flow_outbound(struct context *ctx, struct
 static __always_inline enum action established_outbound(struct context *ctx, struct scratch *w,
 							struct ct_entry *ct, int unreplied)
 {
-	enum routed routed = route(ctx, w, &w->to);
+	enum routed routed = route(ctx, w, &w->out.to);
 	__u8 flags = ct->flags;
 
 	if (routed == ROUTED_TOO_BIG)
@@ -155,15 +155,15 @@ static __always_inline enum action egress_local_reply(struct context *ctx, struc
 
 	if (!device || device == packet_device(ctx))
 		return established(ctx, w, ct, unreplied);
-	routed = route_reply(ctx, w, &w->to, device);
-	if (not_routed(routed) || w->fib.ifindex == packet_device(ctx))
+	routed = route_reply(ctx, w, &w->out.to, device);
+	if (not_routed(routed) || w->out.fib.ifindex == packet_device(ctx))
 		return established(ctx, w, ct, unreplied);
 	if (routed == ROUTED_TOO_BIG)
 		return too_big(ctx);
 	ct_update(ctx, w, ct, unreplied);
 	if (rewrite(ctx, w, 0, EDGE_REPLY))
 		return drop(ctx, EDGE_DROP_REWRITE_FAILED);
-	return packet_redirect_neigh(ctx, w->fib.ifindex);
+	return packet_redirect_neigh(ctx, w->out.fib.ifindex);
 }
 
 /* Tunnel packets that this node did not encapsulate but is about to send from its own address: if
@@ -229,7 +229,7 @@ static __always_inline enum action edge_egress(struct context *ctx)
 	if (!w)
 		return packet_pass(ctx);
 	scratch_reset(w);
-	w->egress = 1;
+	w->in.egress = 1;
 	parsed = packet_parse(ctx, &w->packet);
 	switch (forged_tunnel(ctx, w, parsed)) {
 	case TUNNEL_FORGED:
@@ -245,9 +245,9 @@ static __always_inline enum action edge_egress(struct context *ctx)
 		return packet_pass(ctx);
 	if (w->packet.fragment && !fragment_ports(ctx))
 		return egress_orphan_fragment(ctx, w);
-	w->hash = tuple_hash(&w->packet.tuple);
-	ct = ct_lookup(&w->packet.tuple, w->hash, &unreplied);
-	if (!ct || !ct_read(ct, w->hash, &w->to))
+	w->in.hash = tuple_hash(&w->packet.tuple);
+	ct = ct_lookup(&w->packet.tuple, w->in.hash, &unreplied);
+	if (!ct || !ct_read(ct, w->in.hash, &w->out.to))
 		return new_flow_outbound(ctx, w);
 	if (is_local_reply(ct)) {
 		if (ct_syn_unseen(ct, &w->packet)) {

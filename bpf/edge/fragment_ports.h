@@ -60,11 +60,11 @@ __noinline int fragment_ports(struct context *ctx)
 			return 1;
 		ports.source_port = p->tuple.source_port;
 		ports.destination_port = p->tuple.destination_port;
-		ports.since = w->second;
+		ports.since = w->clock.second;
 		return !bpf_map_update_elem(&fragments, &key, &ports, BPF_ANY);
 	}
 	known = bpf_map_lookup_elem(&fragments, &key);
-	if (!known || w->second - known->since > FRAGMENT_SECONDS)
+	if (!known || w->clock.second - known->since > FRAGMENT_SECONDS)
 		return 0;
 	p->tuple.source_port = known->source_port;
 	p->tuple.destination_port = known->destination_port;

@@ -60,10 +60,10 @@ static __always_inline int icmp_echo_reply(struct context *ctx, struct scratch *
 
 	if (link_header_reversed(ctx, &eth))
 		return -1;
-	tuple_reverse(&p->tuple, &w->to);
+	tuple_reverse(&p->tuple, &w->out.to);
 	p->fragment = FRAGMENT_LATER; /* no ports to rewrite */
 	/* Swapping the addresses does not change the checksum. */
-	return packet_translate(ctx, p, &w->to, p->hops - REPLY_TTL) ||
+	return packet_translate(ctx, p, &w->out.to, p->hops - REPLY_TTL) ||
 	       link_header_store(ctx, &eth) || packet_store(ctx, p->l4, &says, sizeof(says)) ||
 	       packet_checksum(ctx, p->l4 + offsetof(struct icmp_header, checksum),
 			       (__u16)~asks + says) ||
@@ -109,7 +109,7 @@ __noinline enum action icmp_echo(struct context *ctx, enum source_class class)
 	frontend = frontend_at(&asked);
 	if (!frontend)
 		return ACTION_CONTINUE;
-	w->service = frontend->service;
+	w->in.service = frontend->service;
 	/* The stack would hold the fragments until they expire: it does not have the address. */
 	if (p->fragment == FRAGMENT_LATER)
 		return drop(ctx, EDGE_DROP_FRAGMENT);
@@ -134,5 +134,5 @@ __noinline enum action icmp_echo(struct context *ctx, enum source_class class)
 	if (reason != EDGE_ECHO)
 		return drop(ctx, reason);
 	edge_count(EDGE_ECHO);
-	return w->egress ? packet_redirect_ingress(ctx) : packet_bounce(ctx);
+	return w->in.egress ? packet_redirect_ingress(ctx) : packet_bounce(ctx);
 }

@@ -19,7 +19,7 @@
 #include "state/types.h"
 
 /* Returns the entry of the direction in which an ICMP error about a packet of a flow travels, and
- * sets w->reverse_key to its key; 0 for other packets. */
+ * sets w->ct.reverse_key to its key; 0 for other packets. */
 static __always_inline struct ct_entry *icmp_error_flow(struct context *ctx, struct scratch *w)
 {
 	int unreplied;
@@ -29,8 +29,8 @@ static __always_inline struct ct_entry *icmp_error_flow(struct context *ctx, str
 		return 0;
 	if (!quote_parse(ctx, &w->packet, &w->quoted))
 		return 0;
-	tuple_reverse(&w->quoted.tuple, &w->reverse_key);
-	return ct_lookup(&w->reverse_key, tuple_hash(&w->reverse_key), &unreplied);
+	tuple_reverse(&w->quoted.tuple, &w->ct.reverse_key);
+	return ct_lookup(&w->ct.reverse_key, tuple_hash(&w->ct.reverse_key), &unreplied);
 }
 
 /* Translates and forwards an ICMP error to the sender of the quoted packet; ACTION_CONTINUE if it
@@ -55,18 +55,19 @@ __noinline enum action icmp_error_forward(struct context *ctx)
 	if (!(ct->flags & (CT_LOCAL | CT_OUTBOUND))) {
 		if (w->packet.hops <= 1)
 			return drop(ctx, EDGE_TTL_EXCEEDED);
-		w->to = ct->xlate;
-		routed = route(ctx, w, &w->to);
+		w->out.to = ct->xlate;
+		routed = route(ctx, w, &w->out.to);
 #ifdef EDGE_XDP
-		if (needs_tc(ctx, routed, &w->fib))
+		if (needs_tc(ctx, routed, &w->out.fib))
 			return pass(ctx, EDGE_TO_TC);
 #endif
 		if (routed == ROUTED_TOO_BIG)
 			return drop(ctx, EDGE_DROP_TOO_BIG);
 		if (not_routed(routed) && routed != FORWARDING_OFF && !(ct->flags & CT_REPLY))
-			count_loss(&w->to.destination, &w->to.destination, EDGE_DROP_NO_ROUTE);
+			count_loss(&w->out.to.destination, &w->out.to.destination,
+				   EDGE_DROP_NO_ROUTE);
 	}
-	if (icmp_translate(ctx, w, &w->reverse_key, ct))
+	if (icmp_translate(ctx, w, &w->ct.reverse_key, ct))
 		return drop(ctx, EDGE_DROP_REWRITE_FAILED);
 	w->packet.fragment = FRAGMENT_LATER; /* no ports to rewrite */
 	if (ct->flags & (CT_LOCAL | CT_OUTBOUND))
@@ -88,7 +89,7 @@ __noinline enum action icmp_error_local(struct context *ctx)
 		return packet_pass(ctx);
 	if (is_redirect(ctx, &w->packet))
 		return drop(ctx, EDGE_DROP_REDIRECT);
-	if (icmp_translate(ctx, w, &w->reverse_key, ct))
+	if (icmp_translate(ctx, w, &w->ct.reverse_key, ct))
 		return drop(ctx, EDGE_DROP_REWRITE_FAILED);
 	w->packet.fragment = FRAGMENT_LATER; /* no ports to rewrite */
 	return deliver_local(ctx, w, EDGE_ICMP);

@@ -50,7 +50,7 @@
 /* Handles the first packet of a flow to a backend on another node. */
 static __always_inline enum action new_flow_remote(struct context *ctx, struct scratch *w)
 {
-	const struct address *backend = &w->ct.xlate.destination;
+	const struct address *backend = &w->ct.entry.xlate.destination;
 	enum edge_reason reason;
 	enum routed routed;
 
@@ -60,16 +60,16 @@ static __always_inline enum action new_flow_remote(struct context *ctx, struct s
 	if (w->packet.hops <= 1)
 		return ttl_exceeded(ctx);
 #ifdef EDGE_XDP
-	if (needs_tc(ctx, routed, &w->fib))
+	if (needs_tc(ctx, routed, &w->out.fib))
 		return pass(ctx, EDGE_TO_TC);
 #endif
 	if (routed == ROUTED_TOO_BIG)
 		return too_big(ctx);
-	if (address_is_unspecified(&w->ct.xlate.source)) {
+	if (address_is_unspecified(&w->ct.entry.xlate.source)) {
 		count_loss(backend, backend, EDGE_DROP_NO_ADDRESS);
 		return drop(ctx, EDGE_DROP_NO_ADDRESS);
 	}
-	if (xfrm_concerns(&w->ct.xlate)) /* from the node's address */
+	if (xfrm_concerns(&w->ct.entry.xlate)) /* from the node's address */
 		return drop(ctx, EDGE_DROP_XFRM);
 	reason = ct_create(ctx, 0);
 	if (reason == EDGE_DROP_NO_PORT)
@@ -120,12 +120,13 @@ static __always_inline int is_hairpin(struct context *ctx, struct scratch *w, in
 {
 	enum routed routed;
 
-	if (address_equal(&w->ct.xlate.destination, &w->packet.tuple.source))
+	if (address_equal(&w->ct.entry.xlate.destination, &w->packet.tuple.source))
 		return 1;
 	if (!from_pod)
 		return 0;
-	routed = route(ctx, w, &w->ct.xlate);
-	return (routed == ROUTED || routed == ROUTED_BY_TC) && w->fib.ifindex == packet_device(ctx);
+	routed = route(ctx, w, &w->ct.entry.xlate);
+	return (routed == ROUTED || routed == ROUTED_BY_TC) &&
+	       w->out.fib.ifindex == packet_device(ctx);
 }
 
 /* Handles the first packet of a pod to itself, or to a pod behind the same bridge. The source
@@ -136,10 +137,11 @@ static __always_inline enum action new_flow_hairpin(struct context *ctx, struct 
 	enum edge_reason reason;
 	enum routed routed;
 
-	w->ct.xlate.source = w->packet.tuple.destination;
-	routed = route(ctx, w, &w->ct.xlate);
+	w->ct.entry.xlate.source = w->packet.tuple.destination;
+	routed = route(ctx, w, &w->ct.entry.xlate);
 	if (not_routed(routed))
-		return no_route_to(ctx, &w->ct.xlate.destination, &w->ct.xlate.destination, routed);
+		return no_route_to(ctx, &w->ct.entry.xlate.destination,
+				   &w->ct.entry.xlate.destination, routed);
 	if (w->packet.hops <= 1)
 		return ttl_exceeded(ctx);
 	if (routed == ROUTED_TOO_BIG)
@@ -172,7 +174,7 @@ static __always_inline int keeps_client_port(const struct scratch *w, enum sourc
 {
 	const struct address *source = &w->packet.tuple.source;
 
-	if (w->port_taken)
+	if (w->in.port_taken)
 		return 0;
 	return w->packet.tuple.protocol != IPPROTO_UDP ||
 	       (class == FROM_OUTSIDE && !balancer_of(source));
@@ -187,11 +189,12 @@ static __always_inline enum action expired_local(struct context *ctx, struct scr
 
 	if (w->packet.hops > 1 || w->decap.dsr)
 		return ACTION_CONTINUE;
-	routed = route(ctx, w, &w->ct.xlate);
+	routed = route(ctx, w, &w->ct.entry.xlate);
 	if (routed == NOT_ROUTED)
 		return ACTION_CONTINUE;
 	if (not_routed(routed))
-		return no_route_to(ctx, &w->ct.xlate.destination, &w->ct.xlate.destination, routed);
+		return no_route_to(ctx, &w->ct.entry.xlate.destination,
+				   &w->ct.entry.xlate.destination, routed);
 	return ttl_exceeded(ctx);
 }
 
@@ -220,7 +223,7 @@ static __always_inline enum action new_flow(struct context *ctx, struct scratch 
 	action = edge_select(ctx, class);
 	if (action != ACTION_CONTINUE)
 		return action;
-	backend = backend_lookup(w->ct.lb.backend);
+	backend = backend_lookup(w->ct.entry.lb.backend);
 	if (!backend)
 		return drop(ctx, EDGE_DROP_NO_BACKEND);
 	if (!w->decap.dsr && address_is_link_local(&w->packet.tuple.source))
@@ -232,7 +235,7 @@ static __always_inline enum action new_flow(struct context *ctx, struct scratch 
 	/* The reply comes back through this node, to the pod's device. */
 	by_stack |= path == TO_UPLINK;
 #endif
-	if (w->ct.dsr)
+	if (w->ct.entry.dsr)
 		return new_flow_dsr(ctx, w, backend);
 	if (!by_stack)
 		return new_flow_remote(ctx, w);
@@ -243,10 +246,10 @@ static __always_inline enum action new_flow(struct context *ctx, struct scratch 
 	action = expired_local(ctx, w);
 	if (action != ACTION_CONTINUE)
 		return action;
-	w->ct.flags |= CT_LOCAL;
+	w->ct.entry.flags |= CT_LOCAL;
 	if (w->decap.dsr) {
-		w->ct.flags |= CT_DSR;
-		w->ct.device = 0;
+		w->ct.entry.flags |= CT_DSR;
+		w->ct.entry.device = 0;
 	}
 	reason = ct_create(ctx, keeps_client_port(w, class));
 	if (reason != EDGE_NEW && reason != EDGE_RECOVERED)
@@ -271,16 +274,17 @@ static __always_inline enum action established(struct context *ctx, struct scrat
 
 	if (!(flags & (CT_LOCAL | CT_OUTBOUND))) {
 		if (flags & CT_REPLY)
-			routed = route_reply(ctx, w, &w->to, ct->device);
+			routed = route_reply(ctx, w, &w->out.to, ct->device);
 		else
-			routed = route(ctx, w, &w->to);
+			routed = route(ctx, w, &w->out.to);
 		if (not_routed(routed) && !(flags & CT_REPLY))
-			return no_route_to(ctx, &w->to.destination, &w->to.destination, routed);
+			return no_route_to(ctx, &w->out.to.destination, &w->out.to.destination,
+					   routed);
 		if (p->hops <= 1)
 			return not_routed(routed) ? no_route(ctx, routed) : ttl_exceeded(ctx);
 #ifdef EDGE_XDP
 		/* tc finds the same flow, and updates it. */
-		if (needs_tc(ctx, routed, &w->fib))
+		if (needs_tc(ctx, routed, &w->out.fib))
 			return pass(ctx, EDGE_TO_TC);
 #endif
 		if (routed == ROUTED_TOO_BIG)
@@ -314,7 +318,7 @@ static __always_inline int backend_gone(const struct scratch *w, const struct ct
 	if (ct->flags & CT_REPLY || w->decap.dsr || !tcp_opens(&w->packet))
 		return 0;
 	destination_set(&service, &w->packet.tuple.destination, w->packet.tuple.destination_port);
-	destination_set(&backend, &w->to.destination, w->to.destination_port);
+	destination_set(&backend, &w->out.to.destination, w->out.to.destination_port);
 	return !still_serves(&service, w->packet.tuple.protocol, &backend, &slot);
 }
 
@@ -324,7 +328,7 @@ static __always_inline int backend_gone(const struct scratch *w, const struct ct
 static __always_inline enum action send_untracked(struct context *ctx, struct scratch *w,
 						  const struct backend *backend)
 {
-	enum action action = w->node_port ? kernel_flow_pass(ctx, w) : ACTION_CONTINUE;
+	enum action action = w->in.node_port ? kernel_flow_pass(ctx, w) : ACTION_CONTINUE;
 
 	if (tcp_opens(&w->packet) && !source_is_valid(ctx, w))
 		return drop(ctx, EDGE_DROP_REVERSE_PATH);
@@ -350,7 +354,8 @@ static __always_inline int flow_is_stale(struct context *ctx, struct scratch *w,
 }
 
 /* Returns the class of the packet in the scratch area. *ct is the entry of its flow, which is 0 if
- * it has none, and w->to the tuple after translation. *backend is the backend of FLOW_UNTRACKED. */
+ * it has none, and w->out.to the tuple after translation. *backend is the backend of
+ * FLOW_UNTRACKED. */
 static __always_inline enum flow_class classify(struct context *ctx, struct scratch *w,
 						struct ct_entry **ct, int *unreplied,
 						struct backend **backend)
@@ -358,12 +363,12 @@ static __always_inline enum flow_class classify(struct context *ctx, struct scra
 	int may_be_untracked_here = !w->decap.dsr && may_be_untracked(&w->packet);
 
 	if (may_be_untracked_here) {
-		*backend = backend_lookup(untracked_select(w->hash));
+		*backend = backend_lookup(untracked_select(w->in.hash));
 		if (*backend)
 			return FLOW_UNTRACKED;
 	}
-	*ct = ct_lookup(&w->packet.tuple, w->hash, unreplied);
-	if (!*ct || !ct_read(*ct, w->hash, &w->to)) {
+	*ct = ct_lookup(&w->packet.tuple, w->in.hash, unreplied);
+	if (!*ct || !ct_read(*ct, w->in.hash, &w->out.to)) {
 		*ct = 0;
 		return FLOW_NEW;
 	}
@@ -424,7 +429,7 @@ static __always_inline enum action edge_ingress(struct context *ctx)
 	}
 	if (w->packet.fragment && !fragment_ports(ctx))
 		return orphan_fragment(ctx, w);
-	w->hash = tuple_hash(&w->packet.tuple);
+	w->in.hash = tuple_hash(&w->packet.tuple);
 	switch (classify(ctx, w, &ct, &unreplied, &backend)) {
 	case FLOW_TRACKED:
 		return ct->dsr ? established_dsr(ctx, w, ct, unreplied)
@@ -446,7 +451,7 @@ static __always_inline enum action edge_ingress(struct context *ctx)
 			return action;
 	}
 	if (ct) {
-		w->port_taken = ct_port_is_taken(ct);
+		w->in.port_taken = ct_port_is_taken(ct);
 		ct_delete_flow(ct);
 	}
 	return new_flow(ctx, w);

@@ -33,7 +33,7 @@ static __always_inline enum action kernel_flow_pass(struct context *ctx, const s
 {
 	if (!kernel_may_own(w))
 		return ACTION_CONTINUE;
-	switch (kernel_owner(ctx, &w->packet.tuple, w->egress)) {
+	switch (kernel_owner(ctx, &w->packet.tuple, w->in.egress)) {
 	case KERNEL_FLOW:
 		return pass(ctx, EDGE_KERNEL_FLOW);
 	case KERNEL_SOCKET:

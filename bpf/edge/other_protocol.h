@@ -95,7 +95,7 @@ __noinline enum action other_protocol(struct context *ctx, enum source_class cla
 		return drop(ctx, EDGE_DROP_NO_SERVICE);
 	if (class == SOURCE_CLASSES)
 		class = class_of(&p->tuple.source);
-	w->service = frontend->service;
+	w->in.service = frontend->service;
 	if (dry_run)
 		explain_choice(frontend, class);
 	if (class == FROM_POD)

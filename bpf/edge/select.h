@@ -47,8 +47,8 @@ static __always_inline enum ct_state state_of_untracked(__u8 tcp_flags)
 }
 
 /* Selects a backend for the first packet of a flow, or of one that has lost its entries. With
- * ACTION_CONTINUE w->ct is the new entry, except for its source; other actions are for a packet
- * without a backend. Global function: the verifier checks it once. */
+ * ACTION_CONTINUE w->ct.entry is the new entry, except for its source; other actions are for a
+ * packet without a backend. Global function: the verifier checks it once. */
 __noinline enum action edge_select(struct context *ctx, enum source_class class)
 {
 	struct scratch *w = scratch_get();
@@ -64,7 +64,7 @@ __noinline enum action edge_select(struct context *ctx, enum source_class class)
 	if (!w)
 		return packet_drop(ctx);
 	p = &w->packet;
-	ct = &w->ct;
+	ct = &w->ct.entry;
 	asked.address = p->tuple.destination;
 	asked.port = p->tuple.destination_port;
 	asked.protocol = p->tuple.protocol;
@@ -75,10 +75,10 @@ __noinline enum action edge_select(struct context *ctx, enum source_class class)
 	if (address_is_loopback(&asked.address)) { /* served by the socket hooks only (R22) */
 		return pass(ctx, EDGE_NOT_SERVICE);
 	}
-	w->service = frontend->service;
+	w->in.service = frontend->service;
 	if (dry_run)
 		explain_choice(frontend, class);
-	if (!w->egress && !w->decap.dsr && !source_is_valid(ctx, w))
+	if (!w->in.egress && !w->decap.dsr && !source_is_valid(ctx, w))
 		return drop(ctx, EDGE_DROP_REVERSE_PATH);
 	action = kernel_flow_pass(ctx, w);
 	if (action != ACTION_CONTINUE)
@@ -87,18 +87,18 @@ __noinline enum action edge_select(struct context *ctx, enum source_class class)
 		return drop(ctx, EDGE_DROP_SOURCE);
 	decision = decision_for(frontend, class);
 	dsr = frontend->dsr;
-	if (class == FROM_OUTSIDE && !w->egress && !w->decap.dsr && !(p->tcp_flags & TCP_SYN))
-		stable = jet_backend(frontend, p->tuple.protocol, w->hash, &dsr);
+	if (class == FROM_OUTSIDE && !w->in.egress && !w->decap.dsr && !(p->tcp_flags & TCP_SYN))
+		stable = jet_backend(frontend, p->tuple.protocol, w->in.hash, &dsr);
 	if (!decision->count && !w->decap.chosen && !stable) {
 		if (decision->verdict == VERDICT_DROP && class == FROM_OUTSIDE)
 			count_policy_drop(&asked);
 		return apply_verdict(ctx, decision->verdict);
 	}
 	__builtin_memset(ct, 0, sizeof(*ct));
-	ct->tag = w->hash;
+	ct->tag = w->in.hash;
 	ct->lb.backend = stable ? stable : w->decap.chosen;
 	if (!ct->lb.backend)
-		ct->lb.backend = select_backend(frontend, class, &p->tuple.source, w->hash);
+		ct->lb.backend = select_backend(frontend, class, &p->tuple.source, w->in.hash);
 	backend = backend_lookup(ct->lb.backend);
 	if (!backend)
 		return drop(ctx, EDGE_DROP_NO_BACKEND);
@@ -110,7 +110,7 @@ __noinline enum action edge_select(struct context *ctx, enum source_class class)
 		ct->state = state_of_untracked(p->tcp_flags);
 		ct->flags = p->tcp_flags & TCP_FIN ? CT_FIN : 0;
 	}
-	ct->last_seen = w->second;
+	ct->last_seen = w->clock.second;
 	ct->device = packet_device(ctx);
 	ct->packets = 1;
 	ct->bytes = p->length;

@@ -37,7 +37,7 @@ static __always_inline int source_has_next_hop(struct context *ctx, struct scrat
 	struct next_hop_key key = {.prefixlen = 64,
 				   .device = packet_device(ctx),
 				   .address = address_to_v4(&w->packet.tuple.source)};
-	__u32 *is, metric = w->fib.rt_metric;
+	__u32 *is, metric = w->out.fib.rt_metric;
 
 	if (!(validation & SOURCES_MULTIPATH))
 		return 0;
@@ -45,7 +45,7 @@ static __always_inline int source_has_next_hop(struct context *ctx, struct scrat
 	if (!is || !*is)
 		return 0;
 	return has_route(route_to_sender(ctx, w, BPF_FIB_LOOKUP_OUTPUT)) &&
-	       w->fib.rt_metric == metric;
+	       w->out.fib.rt_metric == metric;
 }
 
 /* Returns whether the stack would accept the source of a packet at its input device. Global
@@ -64,7 +64,7 @@ __noinline int source_is_valid(struct context *ctx, struct scratch *w)
 	switch (result) {
 	case BPF_FIB_LKUP_RET_SUCCESS:
 	case BPF_FIB_LKUP_RET_NO_NEIGH:
-		return !(validation & SOURCES_STRICT) || w->fib.ifindex == device ||
+		return !(validation & SOURCES_STRICT) || w->out.fib.ifindex == device ||
 		       source_has_next_hop(ctx, w, validation);
 	case BPF_FIB_LKUP_RET_NOT_FWDED: /* no route, or to the node itself */
 		return !(validation & (SOURCES_STRICT | SOURCES_LOOSE | SOURCES_ALL_ROUTED));

@@ -133,11 +133,11 @@ static __always_inline enum decap_result decap_strip_option(struct context *ctx,
 	p->l4 -= w->decap.length;
 	if (p->tuple.protocol == IPPROTO_ICMPV6 && icmpv6_fix_checksum(ctx, w))
 		return DECAP_FAILED;
-	if (tuple_equal(&w->decap.outer, &w->to))
+	if (tuple_equal(&w->decap.outer, &w->out.to))
 		return DECAP_TRANSLATED;
 	w->quoted = *p;
 	w->quoted.tuple = w->decap.outer;
-	return packet_translate(ctx, &w->quoted, &w->to, 0) ? DECAP_FAILED : DECAP_TRANSLATED;
+	return packet_translate(ctx, &w->quoted, &w->out.to, 0) ? DECAP_FAILED : DECAP_TRANSLATED;
 }
 
 /* Decapsulates the packet of w->decap. Returns enum decap_result. Global function: the verifier

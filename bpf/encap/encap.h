@@ -21,7 +21,7 @@
 #include "packet/types.h"
 #include "state/scratch.h"
 
-_Static_assert(sizeof(((struct scratch *)0)->headroom) >=
+_Static_assert(sizeof(((struct scratch *)0)->encap.headroom) >=
 		       sizeof(struct ipv6hdr) + sizeof(struct udphdr) + sizeof(struct geneve_v6),
 	       "room for the longest");
 
@@ -55,23 +55,23 @@ static __always_inline __u32 dsr_overhead(__u32 dsr, int is_v6)
  * is known. The outer source is set later, when the output device is known. */
 static __always_inline void dsr_outer(struct scratch *w, const struct address *node)
 {
-	struct tuple *outer = &w->outer;
+	struct tuple *outer = &w->encap.outer;
 
 	__builtin_memset(outer, 0, sizeof(*outer));
-	outer->destination = w->to.destination;
-	if (w->dsr == DSR_IPIP) {
+	outer->destination = w->out.to.destination;
+	if (w->encap.dsr == DSR_IPIP) {
 		outer->protocol = w->packet.is_v6 ? IPPROTO_IPV6 : IPPROTO_IPIP;
 		return;
 	}
-	outer->protocol = w->to.protocol;
-	if (w->dsr == DSR_OPT) {
-		outer->source = w->to.source;
+	outer->protocol = w->out.to.protocol;
+	if (w->encap.dsr == DSR_OPT) {
+		outer->source = w->out.to.source;
 		return;
 	}
 	if (node && address_is_v4(node) == !w->packet.is_v6)
 		outer->destination = *node;
 	outer->protocol = IPPROTO_UDP;
-	outer->source_port = bpf_htons(GENEVE_SOURCE_PORT_MIN + (w->hash >> 18));
+	outer->source_port = bpf_htons(GENEVE_SOURCE_PORT_MIN + (w->in.hash >> 18));
 	outer->destination_port = bpf_htons(GENEVE_PORT);
 }
 
@@ -142,11 +142,11 @@ static __always_inline int ipip_v4(struct context *ctx, struct scratch *w)
 {
 	__u32 length = w->packet.length + sizeof(struct iphdr);
 	__be32 word = packet_decrement_ttl(ctx, &w->packet);
-	struct iphdr *ip = packet_push(ctx, w->headroom, sizeof(*ip), PUSH_IPV4);
+	struct iphdr *ip = packet_push(ctx, w->encap.headroom, sizeof(*ip), PUSH_IPV4);
 
 	if (!word || !ip)
 		return -1;
-	outer_v4(ip, &w->outer, word, length);
+	outer_v4(ip, &w->encap.outer, word, length);
 	return packet_pushed(ctx, ip, sizeof(*ip));
 }
 
@@ -154,11 +154,11 @@ static __always_inline int ipip_v6(struct context *ctx, struct scratch *w)
 {
 	__u32 length = w->packet.length;
 	__be32 word = packet_decrement_ttl(ctx, &w->packet);
-	struct ipv6hdr *ip = packet_push(ctx, w->headroom, sizeof(*ip), PUSH_IPV6);
+	struct ipv6hdr *ip = packet_push(ctx, w->encap.headroom, sizeof(*ip), PUSH_IPV6);
 
 	if (!word || !ip)
 		return -1;
-	outer_v6(ip, &w->outer, word, length);
+	outer_v6(ip, &w->encap.outer, word, length);
 	return packet_pushed(ctx, ip, sizeof(*ip));
 }
 
@@ -167,15 +167,15 @@ static __always_inline int geneve_v4(struct context *ctx, struct scratch *w)
 	__u32 length = w->packet.length + sizeof(struct outer_geneve_v4);
 	__be32 word = packet_decrement_ttl(ctx, &w->packet);
 	struct outer_geneve_v4 *at =
-		packet_push(ctx, w->headroom, sizeof(*at), PUSH_IPV4 | PUSH_UDP);
+		packet_push(ctx, w->encap.headroom, sizeof(*at), PUSH_IPV4 | PUSH_UDP);
 
 	if (!word || !at)
 		return -1;
-	outer_v4(&at->ip, &w->outer, word, length);
-	outer_udp(&at->udp, &w->outer, length - sizeof(at->ip));
+	outer_v4(&at->ip, &w->encap.outer, word, length);
+	outer_udp(&at->udp, &w->encap.outer, length - sizeof(at->ip));
 	geneve_fill(&at->geneve.header, &at->geneve.option, bpf_htons(ETH_P_IP),
-		    sizeof(at->geneve.backend), w->to.destination_port);
-	at->geneve.backend = address_to_v4(&w->to.destination);
+		    sizeof(at->geneve.backend), w->out.to.destination_port);
+	at->geneve.backend = address_to_v4(&w->out.to.destination);
 	return packet_pushed(ctx, at, sizeof(*at));
 }
 
@@ -184,28 +184,28 @@ static __always_inline int geneve_v6(struct context *ctx, struct scratch *w)
 	__u32 length = w->packet.length + sizeof(struct outer_geneve_v6) - sizeof(struct ipv6hdr);
 	__be32 word = packet_decrement_ttl(ctx, &w->packet);
 	struct outer_geneve_v6 *at =
-		packet_push(ctx, w->headroom, sizeof(*at), PUSH_IPV6 | PUSH_UDP);
+		packet_push(ctx, w->encap.headroom, sizeof(*at), PUSH_IPV6 | PUSH_UDP);
 
 	if (!word || !at)
 		return -1;
-	outer_v6(&at->ip, &w->outer, word, length);
-	outer_udp(&at->udp, &w->outer, length);
+	outer_v6(&at->ip, &w->encap.outer, word, length);
+	outer_udp(&at->udp, &w->encap.outer, length);
 	geneve_fill(&at->geneve.header, &at->geneve.option, bpf_htons(ETH_P_IPV6),
-		    sizeof(at->geneve.backend), w->to.destination_port);
-	at->geneve.backend = w->to.destination;
+		    sizeof(at->geneve.backend), w->out.to.destination_port);
+	at->geneve.backend = w->out.to.destination;
 	return packet_pushed(ctx, at, sizeof(*at));
 }
 
-/* Layout of w->headroom, in words: the Ethernet and IP header while packet_insert moves them, the
- * new IP header, and the option. */
+/* Layout of w->encap.headroom, in words: the Ethernet and IP header while packet_insert moves them,
+ * the new IP header, and the option. */
 #define HEADROOM_HEADER 14
 #define HEADROOM_OPTION 24
 
 /* Inserts the frontend as the first option of IPv4. Fails if the header has no room for it. */
 static __always_inline int option_v4(struct context *ctx, struct scratch *w)
 {
-	struct option_v4 *option = (void *)(w->headroom + HEADROOM_OPTION);
-	struct iphdr *ip = (void *)(w->headroom + HEADROOM_HEADER);
+	struct option_v4 *option = (void *)(w->encap.headroom + HEADROOM_OPTION);
+	struct iphdr *ip = (void *)(w->encap.headroom + HEADROOM_HEADER);
 	const struct packet *p = &w->packet;
 	__be32 before[3] = {}, after[3];
 
@@ -221,15 +221,15 @@ static __always_inline int option_v4(struct context *ctx, struct scratch *w)
 	__builtin_memcpy(after, ip, sizeof(*after));
 	__builtin_memcpy(after + 1, option, sizeof(*option));
 	ip->check = checksum_plus(ip->check, checksum_difference(before, after, 3, 0));
-	return packet_insert(ctx, w->headroom, sizeof(*ip), sizeof(*option)) ||
+	return packet_insert(ctx, w->encap.headroom, sizeof(*ip), sizeof(*option)) ||
 	       packet_put(ctx, p->l3, ip, sizeof(*ip)) ||
 	       packet_put(ctx, p->l3 + sizeof(*ip), option, sizeof(*option));
 }
 
 static __always_inline int option_v6(struct context *ctx, struct scratch *w)
 {
-	struct option_v6 *option = (void *)(w->headroom + HEADROOM_OPTION);
-	struct ipv6hdr *ip = (void *)(w->headroom + HEADROOM_HEADER);
+	struct option_v6 *option = (void *)(w->encap.headroom + HEADROOM_OPTION);
+	struct ipv6hdr *ip = (void *)(w->encap.headroom + HEADROOM_HEADER);
 	const struct packet *p = &w->packet;
 
 	if (packet_load(ctx, p->l3, ip, sizeof(*ip)))
@@ -244,7 +244,7 @@ static __always_inline int option_v6(struct context *ctx, struct scratch *w)
 	option->pad_length = 0;
 	ip->nexthdr = IPPROTO_DSTOPTS;
 	ip->payload_len = length_field(p->length + sizeof(*option) - sizeof(*ip));
-	return packet_insert(ctx, w->headroom, sizeof(*ip), sizeof(*option)) ||
+	return packet_insert(ctx, w->encap.headroom, sizeof(*ip), sizeof(*option)) ||
 	       packet_put(ctx, p->l3, ip, sizeof(*ip)) ||
 	       packet_put(ctx, p->l3 + sizeof(*ip), option, sizeof(*option));
 }
@@ -256,14 +256,14 @@ static __always_inline int option_readdress(struct context *ctx, struct scratch 
 	struct packet *p = &w->packet;
 
 	if (has_ports(p->tuple.protocol))
-		return packet_translate(ctx, p, &w->to, 1);
+		return packet_translate(ctx, p, &w->out.to, 1);
 	p->fragment = FRAGMENT_LATER; /* no ports to rewrite */
-	if (packet_translate(ctx, p, &w->to, 1))
+	if (packet_translate(ctx, p, &w->out.to, 1))
 		return -1;
-	return p->is_v6
-		       ? packet_checksum(ctx, p->l4 + 2,
-					 checksum_difference(&p->tuple.source, &w->to.source, 8, 0))
-		       : 0;
+	return p->is_v6 ? packet_checksum(
+				  ctx, p->l4 + 2,
+				  checksum_difference(&p->tuple.source, &w->out.to.source, 8, 0))
+			: 0;
 }
 
 /* Encapsulates the packet. After an error drop the packet: it may be partly changed. Global
@@ -274,7 +274,7 @@ __noinline int encapsulate(struct context *ctx, struct scratch *w)
 		return -1;
 	if (w->packet.length > 0xffff - sizeof(struct outer_geneve_v6) && !packet_segment(ctx))
 		return -1;
-	switch (w->dsr) {
+	switch (w->encap.dsr) {
 	case DSR_IPIP:
 		return w->packet.is_v6 ? ipip_v6(ctx, w) : ipip_v4(ctx, w);
 	case DSR_GENEVE:

@@ -38,16 +38,16 @@ struct {
 	__type(value, struct outer_path);
 } outer_paths SEC(".maps");
 
-/* Returns the path MTU to w->outer.destination, or 0 if it is the route's. Creates the entry.
+/* Returns the path MTU to w->encap.outer.destination, or 0 if it is the route's. Creates the entry.
  * Called only with a route lookup: the next-hop cache keeps the result. */
 static __always_inline __u32 outer_mtu(struct scratch *w)
 {
-	struct address to = w->outer.destination;
+	struct address to = w->encap.outer.destination;
 	struct outer_path *path = bpf_map_lookup_elem(&outer_paths, &to), none = {};
 
 	if (!path && !dry_run)
 		bpf_map_update_elem(&outer_paths, &to, &none, BPF_NOEXIST);
-	if (!path || !path->mtu || w->second - path->since >= OUTER_MTU_SECONDS)
+	if (!path || !path->mtu || w->clock.second - path->since >= OUTER_MTU_SECONDS)
 		return 0;
 	return path->mtu;
 }
@@ -79,7 +79,7 @@ static __always_inline int outer_mtu_learn(struct scratch *w, const struct addre
 	__u32 least = overhead + (w->packet.is_v6 ? OUTER_LEAST_IPV6 : OUTER_LEAST_IPV4);
 	struct address to = *destination;
 	struct outer_path *path = bpf_map_lookup_elem(&outer_paths, &to);
-	__u32 now = w->second;
+	__u32 now = w->clock.second;
 
 	if (!path || !mtu || length <= mtu)
 		return 0;

@@ -58,9 +58,9 @@ static __always_inline enum source_class class_lookup(const struct address *sour
 
 	if (!w)
 		return FROM_OUTSIDE;
-	w->network.prefixlen = 128;
-	w->network.address = *source;
-	network = bpf_map_lookup_elem(&networks, &w->network);
+	w->keys.network.prefixlen = 128;
+	w->keys.network.address = *source;
+	network = bpf_map_lookup_elem(&networks, &w->keys.network);
 	return network && *network == NETWORK_POD ? FROM_POD : FROM_OUTSIDE;
 }
 

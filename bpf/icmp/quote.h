@@ -179,19 +179,19 @@ static __always_inline int icmp_translate(struct context *ctx, struct scratch *w
 		return -1;
 	sum = bpf_csum_diff((__be32 *)quote->before, QUOTE_MAX, (__be32 *)quote->after, QUOTE_MAX,
 			    0);
-	w->to = outer->tuple;
-	w->to.destination = ct->xlate.destination;
+	w->out.to = outer->tuple;
+	w->out.to.destination = ct->xlate.destination;
 	/* As by the stack: where the source of the flow's packets is translated, so is the host
 	 * that reports. */
 	if (!address_equal(&ct->xlate.source, &key->source) ||
 	    ct->xlate.source_port != key->source_port)
-		w->to.source = ct->xlate.source;
+		w->out.to.source = ct->xlate.source;
 	if (sum < 0 ||
 	    packet_store(ctx, w->quoted.l3, quote->after, length_between(length, 28, QUOTE_MAX)) ||
 	    packet_checksum(ctx, outer->l4 + offsetof(struct icmp_header, checksum), sum))
 		return -1;
 	if (!outer->is_v6)
 		return 0;
-	sum = bpf_csum_diff((__be32 *)&outer->tuple.source, 32, (__be32 *)&w->to.source, 32, 0);
+	sum = bpf_csum_diff((__be32 *)&outer->tuple.source, 32, (__be32 *)&w->out.to.source, 32, 0);
 	return packet_checksum(ctx, outer->l4 + offsetof(struct icmp_header, checksum), sum);
 }

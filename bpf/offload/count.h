@@ -28,7 +28,7 @@ static __always_inline void offload_count_other(struct offload_count *c, __u32 t
  * is to look at its flow. The secret in the sum keeps clients from choosing keys of one place. */
 static __always_inline int offload_is_due(struct scratch *w, __u64 sum, __u32 threshold)
 {
-	__u32 hash = sum, slot = (sum >> 32) % OFFLOAD_COUNTS, now = w->tick;
+	__u32 hash = sum, slot = (sum >> 32) % OFFLOAD_COUNTS, now = w->clock.tick;
 	struct offload_count *c = bpf_map_lookup_elem(&offload_counts, &slot);
 
 	if (!c)

@@ -43,7 +43,7 @@ static __always_inline void offload_refresh(struct nf_conn *ct, struct scratch *
 	const struct offload_control *control = offload_control_get();
 
 	if (w->packet.tuple.protocol == IPPROTO_UDP && !(ct->status & IPS_ASSURED) && control &&
-	    w->tick - flow->learned > OFFLOAD_UDP_STREAM) {
+	    w->clock.tick - flow->learned > OFFLOAD_UDP_STREAM) {
 		flow->timeout = control->udp_stream_timeout;
 		bpf_ct_change_status(ct, ct->status | IPS_ASSURED);
 	}
@@ -64,9 +64,9 @@ __noinline int offload_is_tracked(struct __sk_buff *ctx, struct scratch *w,
 	ct = netfilter_flow(ctx, &w->packet.tuple, &direction);
 	if (!ct)
 		return 0;
-	netfilter_tuple(ct, !direction, &w->to, &w->packet.tuple);
-	tuple_reverse(&w->to, &w->reverse_key);
-	same = tuple_equal(&w->reverse_key, &flow->to) &&
+	netfilter_tuple(ct, !direction, &w->out.to, &w->packet.tuple);
+	tuple_reverse(&w->out.to, &w->ct.reverse_key);
+	same = tuple_equal(&w->ct.reverse_key, &flow->to) &&
 	       is_established(ct, w->packet.tuple.protocol) && netfilter_mark(ct) == flow->mark;
 	if (same)
 		offload_refresh(ct, w, flow);
@@ -109,7 +109,7 @@ static __always_inline long offload_route(struct context *ctx, struct scratch *w
 					  const struct offload_flow *flow)
 {
 	const struct packet *p = &w->packet;
-	struct bpf_fib_lookup *fib = &w->fib;
+	struct bpf_fib_lookup *fib = &w->out.fib;
 
 	__builtin_memset(fib, 0, sizeof(*fib));
 	fib->ifindex = ctx->ifindex;
@@ -126,7 +126,7 @@ static __always_inline long offload_route(struct context *ctx, struct scratch *w
  * locked; the stack applies it to forwarded packets. */
 static __always_inline __u16 offload_mtu(const struct scratch *w, const struct offload_flow *flow)
 {
-	__u16 mtu = w->fib.mtu_result;
+	__u16 mtu = w->out.fib.mtu_result;
 
 	return flow->route_mtu && flow->route_mtu < mtu ? flow->route_mtu : mtu;
 }
@@ -148,14 +148,14 @@ __noinline int offload_is_routed(struct __sk_buff *ctx, struct scratch *w,
 		flow->mtu = flow->route_mtu; /* the agent follows such routes */
 		return 1;
 	}
-	if (w->fib.ifindex != flow->device)
+	if (w->out.fib.ifindex != flow->device)
 		return 0;
 	if (result == BPF_FIB_LKUP_RET_NO_NEIGH)
 		return l3 && flow->mtu;
 	if (result != BPF_FIB_LKUP_RET_SUCCESS)
 		return 0;
-	if (!l3 && !(mac_equal(w->fib.dmac, flow->destination_mac) &&
-		     mac_equal(w->fib.smac, flow->source_mac)))
+	if (!l3 && !(mac_equal(w->out.fib.dmac, flow->destination_mac) &&
+		     mac_equal(w->out.fib.smac, flow->source_mac)))
 		return 0;
 	flow->mtu = offload_mtu(w, flow);
 	return 1;
@@ -199,8 +199,8 @@ static __always_inline enum action offload_send(struct context *ctx, const struc
 		if (flow->flags & OFFLOAD_L3)
 			return bpf_redirect_neigh(flow->device, 0, 0, 0);
 		if (checked) {
-			next.nh_family = w->fib.family;
-			__builtin_memcpy(next.ipv6_nh, w->fib.ipv6_dst, sizeof(next.ipv6_nh));
+			next.nh_family = w->out.fib.family;
+			__builtin_memcpy(next.ipv6_nh, w->out.fib.ipv6_dst, sizeof(next.ipv6_nh));
 			return bpf_redirect_neigh(flow->device, &next, sizeof(next), 0);
 		}
 	}
@@ -228,7 +228,7 @@ static __always_inline enum action offload_forward(struct context *ctx, struct s
 {
 	const struct packet *p = &w->packet;
 	struct offload_counters *counters;
-	__u32 now = w->tick;
+	__u32 now = w->clock.tick;
 	int checked = 0;
 
 	if (p->tcp_flags & (TCP_SYN | TCP_FIN | TCP_RST))

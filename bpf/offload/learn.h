@@ -80,15 +80,15 @@ static __always_inline enum offload_refusal offload_learn(struct __sk_buff *ctx,
 	struct nf_conn *ct;
 	__u8 direction = 0;
 
-	tuple_reverse(t, &w->reverse_key);
-	ct = netfilter_flow(ctx, &w->reverse_key, &direction);
+	tuple_reverse(t, &w->ct.reverse_key);
+	ct = netfilter_flow(ctx, &w->ct.reverse_key, &direction);
 	if (!ct)
 		return OFFLOAD_NOT_ESTABLISHED;
 	refusal = offload_refusal(ct, t->protocol, refusal);
 	netfilter_tuple(ct, !direction, &flow->key.tuple, t);
 	flow->timeout = netfilter_timeout(ct);
 	flow->mark = netfilter_mark(ct);
-	flow->learned = w->tick;
+	flow->learned = w->clock.tick;
 	bpf_ct_release(ct);
 	if (!tuple_same(&flow->key.tuple, &flow->to))
 		flow->flags |= OFFLOAD_TRANSLATE;

@@ -27,7 +27,7 @@ __noinline int offload_source_valid(struct __sk_buff *ctx, struct scratch *w,
 		return 0;
 	if (w->packet.is_v6)
 		return 1;
-	fib = &w->fib;
+	fib = &w->out.fib;
 	__builtin_memset(fib, 0, sizeof(*fib));
 	fib->family = AF_INET;
 	fib->ifindex = flow->device; /* the stack has replies arrive there */

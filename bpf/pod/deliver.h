@@ -122,7 +122,7 @@ static __always_inline enum action pod_redirect(struct context *ctx, const struc
 {
 	if (routed && is_unresolved(to)) {
 		pod_count(path);
-		return packet_forward(ctx, &w->fib, 0);
+		return packet_forward(ctx, &w->out.fib, 0);
 	}
 	if ((routed || !LINK_HEADER) && frame_for_pod(ctx, to))
 		return packet_drop(ctx);

@@ -70,7 +70,7 @@ static __always_inline int pod_flow_same(struct context *ctx, struct scratch *w,
 	return entry->device == ctx->ifindex && tuple_same(&entry->tuple, &w->packet.tuple) &&
 	       !((entry->tos ^ w->packet.tos) & TOS_DSCP) &&
 	       (!LINK_HEADER || frame_is_for(ctx, entry->frame_to)) &&
-	       w->tick - entry->since < POD_FLOW_EXPIRY;
+	       w->clock.tick - entry->since < POD_FLOW_EXPIRY;
 }
 
 /* Returns whether a packet takes the shortcut without another decision. A bridge keeps a tag. */
@@ -90,7 +90,7 @@ static __always_inline void pod_flow_set(struct context *ctx, struct scratch *w,
 	const struct ethhdr *eth = linear_bytes(ctx, 0, sizeof(*eth));
 
 	entry->tuple = w->packet.tuple;
-	entry->since = w->tick;
+	entry->since = w->clock.tick;
 	entry->device = ctx->ifindex;
 	entry->routed = routed;
 	entry->tos = w->packet.tos;
@@ -115,7 +115,7 @@ __noinline int pod_flow_find(struct __sk_buff *ctx, const struct tuple *t, const
 		return 0;
 	if (entry->known && entry->routed == routed && (entry->path == POD_PATH_OUT) == !to &&
 	    pod_flow_same(ctx, w, entry) && (!to || entry->to.device == to->device)) {
-		w->fib_cached = 1;
+		w->out.fib_cached = 1;
 		return 1;
 	}
 	entry->known = 0;

@@ -76,8 +76,8 @@ enum edge_flow {
 };
 
 /* Returns whether the edge has an entry with a tuple, or its reverse (enum edge_flow), and sets
- * w->ct.device to the device by which the client's packets arrive. Global function: the verifier
- * checks it once. */
+ * w->ct.entry.device to the device by which the client's packets arrive. Global function: the
+ * verifier checks it once. */
 __noinline int edge_has_flow(struct scratch *w, const struct tuple *t)
 {
 	const struct ct_entry *ct;
@@ -87,11 +87,11 @@ __noinline int edge_has_flow(struct scratch *w, const struct tuple *t)
 		return EDGE_HAS_NONE;
 	ct = ct_lookup(t, tuple_hash(t), &unreplied);
 	if (!ct) {
-		tuple_reverse(t, &w->reverse_key);
-		ct = ct_lookup(&w->reverse_key, tuple_hash(&w->reverse_key), &unreplied);
+		tuple_reverse(t, &w->ct.reverse_key);
+		ct = ct_lookup(&w->ct.reverse_key, tuple_hash(&w->ct.reverse_key), &unreplied);
 	}
 	if (!ct)
 		return EDGE_HAS_NONE;
-	w->ct.device = ct->device;
+	w->ct.entry.device = ct->device;
 	return is_local_reply(ct) && ct->device ? EDGE_HAS_PODS_FLOW : EDGE_HAS_FLOW;
 }

@@ -96,20 +96,20 @@ __noinline int pod_opener_of(__u32 may_open)
 		return OPENER_UNKNOWN;
 	p = &w->packet;
 	t = &p->tuple;
-	now = w->second;
+	now = w->clock.second;
 	__builtin_memset(&copy, 0, sizeof(copy));
 	copy.since = copy.seen = now;
-	tuple_reverse(t, &w->reverse_key);
+	tuple_reverse(t, &w->ct.reverse_key);
 	if (t->protocol == IPPROTO_TCP && (p->tcp_flags & (TCP_SYN | TCP_ACK)) == TCP_SYN) {
 		if (may_open) {
-			bpf_map_delete_elem(&pod_established, &w->reverse_key);
+			bpf_map_delete_elem(&pod_established, &w->ct.reverse_key);
 			bpf_map_update_elem(&pod_opening, t, &copy, BPF_ANY);
 		}
 		return OPENER_UNKNOWN;
 	}
-	record = pod_record_of(&pod_established, t, &w->reverse_key, &opener);
+	record = pod_record_of(&pod_established, t, &w->ct.reverse_key, &opener);
 	if (record) {
-		const struct tuple *key = opener == OPENER_SENDER ? t : &w->reverse_key;
+		const struct tuple *key = opener == OPENER_SENDER ? t : &w->ct.reverse_key;
 		int expired = pod_record_expired(record, p, now);
 
 		if (expired || pod_record_note(record, p, opener, now))
@@ -117,10 +117,10 @@ __noinline int pod_opener_of(__u32 may_open)
 		if (!expired)
 			return opener;
 	}
-	record = pod_record_of(&pod_opening, t, &w->reverse_key, &opener);
+	record = pod_record_of(&pod_opening, t, &w->ct.reverse_key, &opener);
 	if (record && !pod_record_expired(record, p, now)) {
 		int ended = pod_record_note(record, p, opener, now);
-		const struct tuple *key = opener == OPENER_SENDER ? t : &w->reverse_key;
+		const struct tuple *key = opener == OPENER_SENDER ? t : &w->ct.reverse_key;
 
 		if (!ended) {
 			if (!pod_record_lasts(record, p, opener, now))
@@ -133,7 +133,7 @@ __noinline int pod_opener_of(__u32 may_open)
 	}
 	if (may_open && t->protocol == IPPROTO_UDP) {
 		if (record) /* it has expired */
-			bpf_map_delete_elem(&pod_opening, &w->reverse_key);
+			bpf_map_delete_elem(&pod_opening, &w->ct.reverse_key);
 		bpf_map_update_elem(&pod_opening, t, &copy, BPF_ANY);
 	}
 	return OPENER_UNKNOWN;
@@ -150,7 +150,7 @@ __noinline int pod_quoted_is_known(void)
 	if (!w)
 		return 0;
 	t = &w->quoted.tuple;
-	tuple_reverse(t, &w->reverse_key);
-	return pod_record_of(&pod_established, t, &w->reverse_key, &opener) ||
-	       pod_record_of(&pod_opening, t, &w->reverse_key, &opener);
+	tuple_reverse(t, &w->ct.reverse_key);
+	return pod_record_of(&pod_established, t, &w->ct.reverse_key, &opener) ||
+	       pod_record_of(&pod_opening, t, &w->ct.reverse_key, &opener);
 }

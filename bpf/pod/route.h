@@ -57,7 +57,7 @@ static __always_inline int pod_route_family(struct context *ctx, const struct pa
 static __always_inline long pod_route_ask(struct __sk_buff *ctx, struct scratch *w,
 					  const struct tuple *t, __u16 length)
 {
-	struct bpf_fib_lookup *fib = &w->fib;
+	struct bpf_fib_lookup *fib = &w->out.fib;
 	__u32 mark = ctx->mark;
 	long result;
 
@@ -84,8 +84,8 @@ static __always_inline void pod_route_mtu(struct scratch *w, const struct tuple 
 {
 	__u32 mtu = route_mtu(w, t);
 
-	if (mtu && mtu < w->fib.mtu_result)
-		w->fib.mtu_result = mtu;
+	if (mtu && mtu < w->out.fib.mtu_result)
+		w->out.fib.mtu_result = mtu;
 }
 
 /* Looks up the route of the packet in the scratch area for a tuple, which has another destination
@@ -100,16 +100,16 @@ __noinline int pod_route(struct __sk_buff *ctx, const struct tuple *t)
 
 	if (!w || !t)
 		return NOT_ROUTED;
-	w->fib_cached = 0;
+	w->out.fib_cached = 0;
 	result = pod_route_ask(ctx, w, t, 1);
 	if (result != BPF_FIB_LKUP_RET_SUCCESS && result != BPF_FIB_LKUP_RET_NO_NEIGH)
 		return NOT_ROUTED;
 	if (result == BPF_FIB_LKUP_RET_NO_NEIGH) {
-		found = w->fib;
+		found = w->out.fib;
 		found.mtu_result = 0xffff;
 		if (pod_route_ask(ctx, w, t, 0xffff) == BPF_FIB_LKUP_RET_FRAG_NEEDED)
-			found.mtu_result = w->fib.mtu_result;
-		w->fib = found;
+			found.mtu_result = w->out.fib.mtu_result;
+		w->out.fib = found;
 	}
 	pod_route_mtu(w, t);
 	return result == BPF_FIB_LKUP_RET_SUCCESS ? ROUTED : ROUTED_BY_TC;
@@ -136,12 +136,12 @@ static __always_inline int pod_route_local(struct context *ctx, struct scratch *
 	__u32 device = stack_device_of(to->device);
 	int routed = pod_route(ctx, t);
 
-	if ((routed != ROUTED && routed != ROUTED_BY_TC) || w->fib.ifindex != device ||
-	    !next_hop_is(&w->fib, &w->packet, &t->destination))
+	if ((routed != ROUTED && routed != ROUTED_BY_TC) || w->out.fib.ifindex != device ||
+	    !next_hop_is(&w->out.fib, &w->packet, &t->destination))
 		return 0;
 	*hop = *to;
-	if (w->fib.mtu_result < hop->mtu)
-		hop->mtu = w->fib.mtu_result;
+	if (w->out.fib.mtu_result < hop->mtu)
+		hop->mtu = w->out.fib.mtu_result;
 	if (to->l3)
 		return 1;
 	if (routed == ROUTED_BY_TC) {
@@ -149,9 +149,9 @@ static __always_inline int pod_route_local(struct context *ctx, struct scratch *
 		return 1;
 	}
 	/* The bridge may have learned the address at another port, and the agent not yet. */
-	if (device != to->device && !mac_equal(to->mac, w->fib.dmac))
+	if (device != to->device && !mac_equal(to->mac, w->out.fib.dmac))
 		return 0;
-	mac_copy(hop->mac, w->fib.dmac);
+	mac_copy(hop->mac, w->out.fib.dmac);
 	return 1;
 }
 
@@ -165,16 +165,16 @@ static __always_inline int pod_route_out(struct context *ctx, struct scratch *w,
 
 	if (routed != ROUTED && routed != ROUTED_BY_TC)
 		return 0;
-	out = pod_device_at(w->fib.ifindex);
+	out = pod_device_at(w->out.fib.ifindex);
 	if (!out || out->role != POD_ROLE_NODES)
 		return 0;
 	__builtin_memset(hop, 0, sizeof(*hop));
-	hop->device = w->fib.ifindex;
-	hop->mtu = w->fib.mtu_result;
-	hop->l3 = !is_ethernet(w->fib.ifindex);
+	hop->device = w->out.fib.ifindex;
+	hop->mtu = w->out.fib.mtu_result;
+	hop->l3 = !is_ethernet(w->out.fib.ifindex);
 	if (hop->l3 || routed == ROUTED_BY_TC)
 		return 1;
-	mac_copy(hop->mac, w->fib.dmac);
-	mac_copy(hop->gateway, w->fib.smac);
+	mac_copy(hop->mac, w->out.fib.dmac);
+	mac_copy(hop->gateway, w->out.fib.smac);
 	return 1;
 }

@@ -43,11 +43,11 @@ static __always_inline enum pod_flow pod_flow_of(struct context *ctx, struct scr
 {
 	struct packet *p = &w->packet;
 	const struct ct_entry *reply;
-	struct frontend_key *key = &w->service_key;
+	struct frontend_key *key = &w->keys.frontend;
 
-	w->hash = tuple_hash(&p->tuple);
-	*ct = ct_lookup(&p->tuple, w->hash, unreplied);
-	if (*ct && ct_read(*ct, w->hash, &w->to)) {
+	w->in.hash = tuple_hash(&p->tuple);
+	*ct = ct_lookup(&p->tuple, w->in.hash, unreplied);
+	if (*ct && ct_read(*ct, w->in.hash, &w->out.to)) {
 		if (!is_local_reply(*ct))
 			return FLOW_OF_STACK;
 		if (ct_syn_unseen(*ct, p))
@@ -56,8 +56,8 @@ static __always_inline enum pod_flow pod_flow_of(struct context *ctx, struct scr
 			return FLOW_OF_NOBODY;
 		return FLOW_FROM_POD;
 	}
-	tuple_reverse(&p->tuple, &w->reverse_key);
-	reply = ct_lookup(&w->reverse_key, tuple_hash(&w->reverse_key), unreplied);
+	tuple_reverse(&p->tuple, &w->ct.reverse_key);
+	reply = ct_lookup(&w->ct.reverse_key, tuple_hash(&w->ct.reverse_key), unreplied);
 	*unreplied = reply && reply->state == CT_NEW;
 	if (reply) /* without the device the reply might leave by another one, past the program */
 		return is_local_reply(reply) && reply->device == ctx->ifindex ? FLOW_TO_POD
@@ -87,7 +87,7 @@ static __always_inline enum action pod_reply(struct context *ctx, struct scratch
 					     struct ct_entry *ct, int unreplied, int bridged,
 					     struct pod_flow_entry *flow, enum pod_path path)
 {
-	const struct pod *client = pod_with(&w->to.destination);
+	const struct pod *client = pod_with(&w->out.to.destination);
 	const struct pod_device *out;
 	__u32 device = ct->device;
 	enum routed routed = ROUTED;
@@ -95,21 +95,21 @@ static __always_inline enum action pod_reply(struct context *ctx, struct scratch
 	if (!device || w->packet.hops <= 1)
 		return pod_stack(ctx, POD_STACK_SERVICE);
 	if (client) {
-		w->reverse_key = w->packet.tuple;
-		w->reverse_key.destination = w->to.destination;
-		w->reverse_key.destination_port = w->to.destination_port;
+		w->ct.reverse_key = w->packet.tuple;
+		w->ct.reverse_key.destination = w->out.to.destination;
+		w->ct.reverse_key.destination_port = w->out.to.destination_port;
 		if (client->device != device ||
-		    !pod_flow_route(ctx, &w->reverse_key, client, !bridged, flow, path) ||
+		    !pod_flow_route(ctx, &w->ct.reverse_key, client, !bridged, flow, path) ||
 		    wire_length(ctx, &w->packet) > flow->to.mtu)
 			return pod_stack(ctx, POD_STACK_SERVICE);
 	} else {
 		out = pod_device_at(device);
 		if (!out || out->role != POD_ROLE_NODES)
 			return pod_stack(ctx, POD_STACK_SERVICE);
-		routed = route_by_client_device(ctx, w, &w->to, device);
+		routed = route_by_client_device(ctx, w, &w->out.to, device);
 		if (routed == ROUTED_TOO_BIG)
 			return too_big(ctx);
-		if (not_routed(routed) || w->fib.ifindex != device)
+		if (not_routed(routed) || w->out.fib.ifindex != device)
 			return pod_stack(ctx, POD_STACK_SERVICE);
 	}
 	ct_update(ctx, w, ct, unreplied);
@@ -118,7 +118,7 @@ static __always_inline enum action pod_reply(struct context *ctx, struct scratch
 	if (client)
 		return pod_redirect(ctx, w, &flow->to, 1, flow->by_device, path);
 	pod_count(POD_PATH_OUT);
-	return packet_forward(ctx, &w->fib, w->fib_cached);
+	return packet_forward(ctx, &w->out.fib, w->out.fib_cached);
 }
 
 /* Sends an ICMP error about a packet of such a flow by egress of the device behind which its
@@ -133,23 +133,24 @@ __noinline enum action pod_error(struct context *ctx, const struct pod *to, __u3
 
 	if (!w || !flow)
 		return packet_drop(ctx);
-	device = w->ct.device;
+	device = w->ct.entry.device;
 	out = pod_device_at(device);
 	if (w->packet.hops <= 1 || (!to && (!out || out->role != POD_ROLE_NODES)))
 		return pod_stack(ctx, POD_STACK_SERVICE);
-	w->to = w->packet.tuple;
+	w->out.to = w->packet.tuple;
 	if (to && !pod_flow_route(ctx, &w->packet.tuple, to, routed, flow, path))
 		return pod_stack(ctx, POD_STACK_SERVICE);
-	if (!to && (fib_lookup_cached(ctx, w, &w->to, device, BPF_FIB_LOOKUP_OUTPUT) != ROUTED ||
-		    w->fib.ifindex != device))
+	if (!to &&
+	    (fib_lookup_cached(ctx, w, &w->out.to, device, BPF_FIB_LOOKUP_OUTPUT) != ROUTED ||
+	     w->out.fib.ifindex != device))
 		return pod_stack(ctx, POD_STACK_SERVICE);
 	if (!packet_decrement_ttl(ctx, &w->packet))
 		return packet_drop(ctx);
 	pod_count(path);
 	if (!to)
-		return packet_forward(ctx, &w->fib, w->fib_cached);
+		return packet_forward(ctx, &w->out.fib, w->out.fib_cached);
 	if (is_unresolved(&flow->to))
-		return packet_forward(ctx, &w->fib, 0);
+		return packet_forward(ctx, &w->out.fib, 0);
 	if (frame_for_pod(ctx, &flow->to))
 		return packet_drop(ctx);
 	packet_untag(ctx);

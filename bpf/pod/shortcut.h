@@ -108,14 +108,14 @@ static __always_inline int is_from_pod_network(const struct scratch *w)
 static __always_inline int has_route_back(struct context *ctx, struct scratch *w,
 					  const struct address *own)
 {
-	struct tuple *back = &w->reverse_key;
+	struct tuple *back = &w->ct.reverse_key;
 
 	__builtin_memset(back, 0, sizeof(*back));
 	back->source = *own;
 	back->destination = w->packet.tuple.source;
 	back->protocol = w->packet.is_v6 ? IPPROTO_ICMPV6 : IPPROTO_ICMP;
 	return pod_route(ctx, back) != NOT_ROUTED &&
-	       w->fib.ifindex == stack_device_of(packet_device(ctx));
+	       w->out.fib.ifindex == stack_device_of(packet_device(ctx));
 }
 
 /* Returns the MTU to quote to a packet that exceeds that of its route, and decrements the hop limit
@@ -128,8 +128,8 @@ static __always_inline __u32 pod_mtu_exceeded(struct context *ctx, struct scratc
 	if (!p->is_v6)
 		return mtu;
 	if (pod_route_ask(ctx, w, &p->tuple, 0xffff) == BPF_FIB_LKUP_RET_FRAG_NEEDED &&
-	    wire_length(ctx, p) > w->fib.mtu_result)
-		return w->fib.mtu_result;
+	    wire_length(ctx, p) > w->out.fib.mtu_result)
+		return w->out.fib.mtu_result;
 	packet_decrement_ttl(ctx, p);
 	return mtu;
 }
@@ -167,12 +167,12 @@ static __always_inline enum action pod_send(struct context *ctx, struct scratch 
 	if (!packet_decrement_ttl(ctx, &w->packet))
 		return packet_drop(ctx);
 	pod_count(POD_PATH_OUT);
-	if (w->fib_cached) {
-		w->fib.ifindex = hop->device;
-		mac_copy(w->fib.smac, hop->gateway);
-		mac_copy(w->fib.dmac, hop->mac);
+	if (w->out.fib_cached) {
+		w->out.fib.ifindex = hop->device;
+		mac_copy(w->out.fib.smac, hop->gateway);
+		mac_copy(w->out.fib.dmac, hop->mac);
 	}
-	return packet_forward(ctx, &w->fib, w->fib_cached && !hop->l3);
+	return packet_forward(ctx, &w->out.fib, w->out.fib_cached && !hop->l3);
 }
 
 /* Returns whether two devices are ports of one bridge. */
@@ -245,7 +245,7 @@ static __always_inline int pod_lease_valid(struct scratch *w)
 	__u32 zero = 0;
 	const struct pod_lease *lease = bpf_map_lookup_elem(&pod_leases, &zero);
 
-	return lease && w->second < *(const volatile __u32 *)&lease->until;
+	return lease && w->clock.second < *(const volatile __u32 *)&lease->until;
 }
 
 /* Returns why new flows take the stack; POD_PATHS: they do not. */
@@ -312,7 +312,7 @@ static __always_inline __u32 pod_leaves_by(const struct scratch *w, enum pod_flo
 		return to->device;
 	if (flow == FLOW_FROM_POD)
 		return ct ? ct->device : 0;
-	return flow == FLOW_ERROR ? w->ct.device : chosen->to.device;
+	return flow == FLOW_ERROR ? w->ct.entry.device : chosen->to.device;
 }
 
 /* Decides about the packet in the scratch area. With ACTION_CONTINUE it takes the shortcut of
@@ -377,7 +377,7 @@ __noinline enum action pod_decide(struct context *ctx, const struct pod_device *
 	if (frame_trim(ctx, packet_end(&w->packet)))
 		return pod_stack(ctx, POD_STACK_OTHER);
 	if (reused && ct) { /* else the replies that follow the SYN would be of the closed flow */
-		w->hash = tuple_hash(&w->packet.tuple);
+		w->in.hash = tuple_hash(&w->packet.tuple);
 		ct_delete_flow(ct);
 	}
 	/* Only an agent knows which ports of bridges are down. Of other devices routes tell it. */
@@ -410,7 +410,7 @@ static __always_inline enum action pod_ingress(struct context *ctx)
 	flow = pod_flow_place(&w->packet);
 	if (!flow)
 		return packet_pass(ctx);
-	w->fib_cached = 1;
+	w->out.fib_cached = 1;
 	if (parsed != PARSED || w->packet.fragment || has_options(&w->packet) ||
 	    !pod_flow_valid(ctx, w, flow) || frame_trim(ctx, packet_end(&w->packet))) {
 		device = pod_device_at(ctx->ifindex);

@@ -36,15 +36,16 @@ __noinline int source_is_of_nodes(struct __sk_buff *ctx, struct scratch *w)
 	p = &w->packet;
 	if (address_is_no_source(&p->tuple.source))
 		return 0;
-	tuple_reverse(&p->tuple, &w->reverse_key);
+	tuple_reverse(&p->tuple, &w->ct.reverse_key);
 	/* A length that fits any MTU: the lookup of a packet that is too big returns no device. */
-	routed = fib_lookup(ctx, w, 1, p->tuple.protocol, &w->reverse_key, packet_device(ctx), 0);
+	routed =
+		fib_lookup(ctx, w, 1, p->tuple.protocol, &w->ct.reverse_key, packet_device(ctx), 0);
 	if (routed != ROUTED && routed != ROUTED_BY_TC)
 		return 0;
-	out = pod_device_at(w->fib.ifindex);
+	out = pod_device_at(w->out.fib.ifindex);
 	if (!out || out->role != POD_ROLE_NODES)
 		return 0;
-	if (p->is_v6 || w->fib.ifindex == packet_device(ctx))
+	if (p->is_v6 || w->out.fib.ifindex == packet_device(ctx))
 		return 1;
 	in = pod_device_at(packet_device(ctx));
 	return in && in->rp_filter != RP_FILTER_STRICT;

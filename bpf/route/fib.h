@@ -82,7 +82,7 @@ static __always_inline enum routed not_routed_by(long result)
 static __always_inline void fib_ask_addresses(struct scratch *w, const struct address *source,
 					      const struct address *destination)
 {
-	struct bpf_fib_lookup *fib = &w->fib;
+	struct bpf_fib_lookup *fib = &w->out.fib;
 
 	if (w->packet.is_v6) {
 		fib->family = AF_INET6;
@@ -100,7 +100,7 @@ static __always_inline void fib_ask_addresses(struct scratch *w, const struct ad
 static __always_inline long route_to_sender(struct context *ctx, struct scratch *w, __u32 flags)
 {
 	const struct tuple *sent = &w->packet.tuple;
-	struct bpf_fib_lookup *fib = &w->fib;
+	struct bpf_fib_lookup *fib = &w->out.fib;
 
 	__builtin_memset(fib, 0, sizeof(*fib));
 	fib->ifindex = packet_device(ctx);
@@ -132,8 +132,8 @@ __noinline int sender_is_forbidden(struct context *ctx)
 static __always_inline __u32 route_mtu(struct scratch *w, const struct tuple *to)
 {
 	const volatile struct routing *routing = routing_get();
-	const struct bpf_fib_lookup *fib = &w->fib;
-	struct route_key *key = &w->route_key;
+	const struct bpf_fib_lookup *fib = &w->out.fib;
+	struct route_key *key = &w->out.key;
 	const __u32 *mtu;
 	__u32 least;
 
@@ -171,7 +171,7 @@ static __always_inline __u32 device_mtu(struct context *ctx, __u32 device)
 static __always_inline long fib_lookup_too_big(struct context *ctx, struct scratch *w,
 					       const struct tuple *to, __u32 length, __u32 flags)
 {
-	struct bpf_fib_lookup *fib = &w->fib;
+	struct bpf_fib_lookup *fib = &w->out.fib;
 	__u32 known = fib->mtu_result, mtu = 0;
 	long result;
 
@@ -191,7 +191,7 @@ static __always_inline long fib_lookup_too_big(struct context *ctx, struct scrat
 static __always_inline enum routed fib_lookup_encap(struct context *ctx, struct scratch *w,
 						    const struct tuple *to, __u32 length)
 {
-	struct network_key *key = &w->network;
+	struct network_key *key = &w->keys.network;
 	const struct route_encap *route;
 	__u32 mtu;
 
@@ -200,12 +200,12 @@ static __always_inline enum routed fib_lookup_encap(struct context *ctx, struct 
 	route = bpf_map_lookup_elem(&route_encaps, key);
 	if (!route || !route->device)
 		return NOT_ROUTED;
-	w->fib.ifindex = route->device;
-	w->fib.family = AF_UNSPEC; /* packet_forward has the kernel look it up */
+	w->out.fib.ifindex = route->device;
+	w->out.fib.family = AF_UNSPEC; /* packet_forward has the kernel look it up */
 	mtu = route->mtu ? route->mtu : device_mtu(ctx, route->device);
 	if (!mtu || length <= mtu)
 		return ROUTED_BY_TC;
-	w->fib.mtu_result = mtu;
+	w->out.fib.mtu_result = mtu;
 	return ROUTED_TOO_BIG;
 }
 
@@ -221,20 +221,20 @@ __noinline int fib_lookup_asked(struct context *ctx, const struct tuple *to, __u
 
 	if (!w || !to)
 		return NOT_ROUTED;
-	w->too_big_at_output = 0;
-	result = bpf_fib_lookup(ctx, &w->fib, sizeof(w->fib), flags);
+	w->out.too_big_at_output = 0;
+	result = bpf_fib_lookup(ctx, &w->out.fib, sizeof(w->out.fib), flags);
 	if (result < 0 && flags & FIB_LOOKUP_MARK) {
 		flags &= ~FIB_LOOKUP_MARK;
-		result = bpf_fib_lookup(ctx, &w->fib, sizeof(w->fib), flags);
+		result = bpf_fib_lookup(ctx, &w->out.fib, sizeof(w->out.fib), flags);
 	}
 	if (result == BPF_FIB_LKUP_RET_FRAG_NEEDED) {
 		result = fib_lookup_too_big(ctx, w, to, length, flags);
 	} else if (result == BPF_FIB_LKUP_RET_SUCCESS || result == BPF_FIB_LKUP_RET_NO_NEIGH) {
 		mtu = route_mtu(w, to);
-		if (mtu && (length > mtu || mtu < w->fib.mtu_result))
-			w->fib.mtu_result = mtu;
+		if (mtu && (length > mtu || mtu < w->out.fib.mtu_result))
+			w->out.fib.mtu_result = mtu;
 		if (mtu && length > mtu) {
-			w->too_big_at_output = w->packet.is_v6;
+			w->out.too_big_at_output = w->packet.is_v6;
 			return ROUTED_TOO_BIG;
 		}
 	}
@@ -260,9 +260,9 @@ static __always_inline void fib_ask_tos(struct context *ctx, struct scratch *w)
 	if (packet_load(ctx, w->packet.l3, &word, sizeof(word)))
 		return;
 	if (w->packet.is_v6)
-		w->fib.flowinfo = word & bpf_htonl(0x0fffffff);
+		w->out.fib.flowinfo = word & bpf_htonl(0x0fffffff);
 	else
-		w->fib.tos = bpf_ntohl(word) >> 16;
+		w->out.fib.tos = bpf_ntohl(word) >> 16;
 }
 
 /* Looks up the device and next hop to an address, for a packet of some length that arrived by a
@@ -272,7 +272,7 @@ static __always_inline enum routed fib_lookup(struct context *ctx, struct scratc
 					      __u32 flags)
 {
 	__u32 mark, by = routing_flags(ctx);
-	struct bpf_fib_lookup *fib = &w->fib;
+	struct bpf_fib_lookup *fib = &w->out.fib;
 
 	__builtin_memset(fib, 0, sizeof(*fib));
 	fib->ifindex = device;
@@ -298,7 +298,7 @@ static __always_inline enum routed fib_lookup(struct context *ctx, struct scratc
 static __always_inline const struct tuple *asked_tuple(struct scratch *w, const struct tuple *to)
 {
 	const struct tuple *sent = &w->packet.tuple;
-	struct tuple *asked = &w->asked;
+	struct tuple *asked = &w->out.asked;
 
 	*asked = *sent;
 	asked->destination = to->destination;
@@ -333,7 +333,7 @@ __noinline int fib_lookup_cached(struct context *ctx, struct scratch *w, const s
 		fib_cache_use(cached, w);
 		return ROUTED;
 	}
-	w->fib_cached = 0;
+	w->out.fib_cached = 0;
 	routed = fib_lookup(ctx, w, length, to->protocol, to, device, flags);
 	if (cached && routed == ROUTED && length)
 		fib_cache_store(w, cached, to, kind, device);
@@ -346,8 +346,8 @@ static __always_inline enum routed route(struct context *ctx, struct scratch *w,
 	return fib_lookup_cached(ctx, w, to, packet_device(ctx), 0);
 }
 
-/* Looks up the route of a packet with SNAT, w->ct.xlate, and sets its source; unspecified if there
- * is none. Returns enum routed. Global function: the verifier checks it once. */
+/* Looks up the route of a packet with SNAT, w->ct.entry.xlate, and sets its source; unspecified if
+ * there is none. Returns enum routed. Global function: the verifier checks it once. */
 __noinline int route_snat(struct context *ctx, struct scratch *w)
 {
 	__u32 length, device = packet_device(ctx), by = routing_flags(ctx);
@@ -359,7 +359,7 @@ __noinline int route_snat(struct context *ctx, struct scratch *w)
 
 	if (!w)
 		return NOT_ROUTED;
-	to = &w->ct.xlate;
+	to = &w->ct.entry.xlate;
 	length = wire_length(ctx, &w->packet);
 	cached = by & ROUTED_BY_SOURCE ? 0 : fib_cache_place(to, FIB_SNAT, by);
 	if (cached && fib_cache_valid(w, cached, to, FIB_SNAT, device, length)) {
@@ -368,12 +368,12 @@ __noinline int route_snat(struct context *ctx, struct scratch *w)
 		return ROUTED;
 	}
 	__builtin_memset(&to->source, 0, sizeof(to->source));
-	w->fib_cached = 0;
+	w->out.fib_cached = 0;
 	asked = by & (ROUTED_BY_SOURCE | ROUTED_BY_PORTS) ? asked_tuple(w, to) : to;
 	routed = fib_lookup(ctx, w, length, to->protocol, asked, device, 0);
 	if (routed != ROUTED && routed != ROUTED_BY_TC)
 		return routed;
-	own = address_on(w->fib.ifindex, w->packet.is_v6);
+	own = address_on(w->out.fib.ifindex, w->packet.is_v6);
 	if (!own)
 		return routed;
 	to->source = *own;
@@ -392,7 +392,7 @@ static __always_inline enum routed route_by_client_device(struct context *ctx, s
 	enum routed routed = fib_lookup_cached(ctx, w, to, device, BPF_FIB_LOOKUP_OUTPUT);
 
 	if (!(routing_flags(ctx) & (ROUTED_BY_SOURCE | ROUTED_BY_PORTS)) ||
-	    (!not_routed(routed) && w->fib.ifindex == device))
+	    (!not_routed(routed) && w->out.fib.ifindex == device))
 		return routed;
 	return fib_lookup_cached(ctx, w, to, packet_device(ctx), FIB_LOOKUP_TRANSLATED);
 }
@@ -406,7 +406,7 @@ static __always_inline enum routed route_reply(struct context *ctx, struct scrat
 
 	if (device)
 		routed = route_by_client_device(ctx, w, to, device);
-	if (!not_routed(routed) && w->fib.ifindex == device)
+	if (!not_routed(routed) && w->out.fib.ifindex == device)
 		return routed;
 	return route(ctx, w, to);
 }

@@ -88,22 +88,22 @@ static __always_inline int fib_cache_valid(struct scratch *w, const struct fib_e
 	if ((kind == FIB_FORWARD || kind == FIB_REPLY) &&
 	    !address_same(&cached->source, &to->source))
 		return 0;
-	return length - 1 < cached->mtu && w->tick - cached->since < FIB_CACHE_EXPIRY;
+	return length - 1 < cached->mtu && w->clock.tick - cached->since < FIB_CACHE_EXPIRY;
 }
 
 static __always_inline void fib_cache_use(const struct fib_entry *cached, struct scratch *w)
 {
-	w->fib_cached = 1;
-	w->fib.ifindex = cached->next_device;
-	mac_copy(w->fib.smac, cached->macs);
-	mac_copy(w->fib.dmac, cached->macs + ETH_ALEN);
+	w->out.fib_cached = 1;
+	w->out.fib.ifindex = cached->next_device;
+	mac_copy(w->out.fib.smac, cached->macs);
+	mac_copy(w->out.fib.dmac, cached->macs + ETH_ALEN);
 }
 
 static __always_inline void fib_cache_store(struct scratch *w, struct fib_entry *cached,
 					    const struct tuple *to, enum fib_kind kind,
 					    __u32 device)
 {
-	const struct bpf_fib_lookup *fib = &w->fib;
+	const struct bpf_fib_lookup *fib = &w->out.fib;
 
 	if (!is_ethernet(fib->ifindex))
 		return;
@@ -112,7 +112,7 @@ static __always_inline void fib_cache_store(struct scratch *w, struct fib_entry 
 	cached->device = device;
 	cached->protocol = to->protocol;
 	cached->kind = kind;
-	cached->since = w->tick;
+	cached->since = w->clock.tick;
 	cached->next_device = fib->ifindex;
 	cached->mtu = fib->mtu_result;
 	__builtin_memcpy(cached->macs, fib->smac, sizeof(cached->macs));

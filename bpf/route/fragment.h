@@ -147,7 +147,7 @@ __noinline enum action fragment(struct __sk_buff *ctx, __u32 mtu)
 	p.left = w->packet.length - sizeof(p.ip);
 	p.offset = bpf_ntohs(p.ip.frag_off) & IP_FRAGMENT_OFFSET;
 	more = bpf_ntohs(p.ip.frag_off) & IP_MORE_FRAGMENTS;
-	p.flags = w->egress ? 0 : BPF_F_INGRESS;
+	p.flags = w->in.egress ? 0 : BPF_F_INGRESS;
 	bpf_loop(FRAGMENTS_MAX, fragment_step, &p, 0);
 	if (p.failed || fragment_write(ctx, &p.ip, p.left, p.offset | more))
 		return ACTION_CONTINUE;

@@ -37,7 +37,7 @@ static __always_inline enum action send_reply(struct context *ctx, const struct 
 	if (reply == REPLY_RATE_LIMITED)
 		return drop(ctx, EDGE_ICMP_RATE_LIMITED);
 	note_event(ctx, reason);
-	return w->egress ? packet_redirect_ingress(ctx) : packet_bounce(ctx);
+	return w->in.egress ? packet_redirect_ingress(ctx) : packet_bounce(ctx);
 }
 
 /* Replaces the packet by an ICMP error about it, from the address that was asked: the stack
@@ -142,7 +142,7 @@ __noinline enum action too_big(struct context *ctx)
 	if (!w)
 		return packet_drop(ctx);
 	p = &w->packet;
-	mtu = w->fib.mtu_result - dsr_overhead(w->dsr, p->is_v6);
+	mtu = w->out.fib.mtu_result - dsr_overhead(w->encap.dsr, p->is_v6);
 	if (may_fragment(ctx, p)) {
 #ifdef EDGE_XDP
 		return pass(ctx, EDGE_TO_TC);
@@ -160,7 +160,7 @@ __noinline enum action too_big(struct context *ctx)
 	}
 	if (p->fragment == FRAGMENT_LATER || !(p->is_v6 || dont_fragment(ctx, p)))
 		return drop(ctx, EDGE_DROP_TOO_BIG);
-	if (w->too_big_at_output && w->dsr == DSR_NONE && !w->egress)
+	if (w->out.too_big_at_output && w->encap.dsr == DSR_NONE && !w->in.egress)
 		packet_decrement_ttl(ctx, p);
 	return send_error(ctx, ICMP_TOO_BIG, mtu, EDGE_DROP_TOO_BIG);
 }
@@ -205,7 +205,7 @@ static __always_inline int rewrite(struct context *ctx, struct scratch *w, int h
 		return -1;
 	if ((hops ? is_frame_unfinished(ctx, &w->packet) : w->packet.fragment) && finish_frame(ctx))
 		return -1;
-	if (decapped == DECAP_DONE && packet_translate(ctx, &w->packet, &w->to, hops))
+	if (decapped == DECAP_DONE && packet_translate(ctx, &w->packet, &w->out.to, hops))
 		return -1;
 	edge_count(reason);
 	if (reason == EDGE_NEW || reason == EDGE_RECOVERED)
@@ -220,8 +220,8 @@ static __always_inline int looks_like_balancer(struct context *ctx, const struct
 	const struct packet *p = &w->packet;
 	const struct geneve_v4 *geneve;
 
-	if (w->to.protocol != IPPROTO_UDP || w->to.destination_port != bpf_htons(GENEVE_PORT) ||
-	    p->fragment == FRAGMENT_LATER)
+	if (w->out.to.protocol != IPPROTO_UDP ||
+	    w->out.to.destination_port != bpf_htons(GENEVE_PORT) || p->fragment == FRAGMENT_LATER)
 		return 0;
 	geneve = packet_bytes(ctx, p->l4 + sizeof(struct udphdr), sizeof(*geneve));
 	return geneve && geneve->option.class == bpf_htons(GENEVE_OPTION_CLASS) &&
@@ -238,7 +238,7 @@ static __always_inline enum action forward(struct context *ctx, struct scratch *
 		return drop(ctx, EDGE_DROP_SPOOFED);
 	if (rewrite(ctx, w, 1, reason))
 		return drop(ctx, EDGE_DROP_REWRITE_FAILED);
-	return packet_forward(ctx, &w->fib, w->fib_cached);
+	return packet_forward(ctx, &w->out.fib, w->out.fib_cached);
 }
 
 /* Delivers a packet to or from a backend on this node through the stack. */

@@ -22,21 +22,21 @@ static __noinline void explain(enum edge_reason reason)
 	e->reason = reason;
 	e->done = 1;
 	e->packet = w->packet.tuple;
-	e->xlate = w->to;
-	e->service = w->service;
-	e->dsr = w->dsr;
-	if (w->dsr) {
-		e->outer_source = w->outer.source;
-		e->outer_destination = w->outer.destination;
+	e->xlate = w->out.to;
+	e->service = w->in.service;
+	e->dsr = w->encap.dsr;
+	if (w->encap.dsr) {
+		e->outer_source = w->encap.outer.source;
+		e->outer_destination = w->encap.outer.destination;
 	}
 	if (!e->known)
-		e->backend = w->ct.lb.backend;
-	e->device = w->fib.ifindex;
+		e->backend = w->ct.entry.lb.backend;
+	e->device = w->out.fib.ifindex;
 	if (w->packet.is_v6)
-		__builtin_memcpy(&e->next_hop, &w->fib.ipv6_dst, sizeof(e->next_hop));
+		__builtin_memcpy(&e->next_hop, &w->out.fib.ipv6_dst, sizeof(e->next_hop));
 	else
-		address_from_v4(&e->next_hop, w->fib.ipv4_dst);
-	__builtin_memcpy(e->mac, w->fib.dmac, sizeof(e->mac));
+		address_from_v4(&e->next_hop, w->out.fib.ipv4_dst);
+	__builtin_memcpy(e->mac, w->out.fib.dmac, sizeof(e->mac));
 }
 
 static __always_inline void edge_count(enum edge_reason reason)
@@ -80,7 +80,7 @@ __noinline int emit_event(struct context *ctx, const struct scratch *w, enum edg
 
 	if (!w || dry_run)
 		return 0;
-	count_event(w->service, reason);
+	count_event(w->in.service, reason);
 	watched = bpf_map_lookup_elem(&edge_watched, &zero);
 	if (!watched || !*watched)
 		return 0;
@@ -95,8 +95,8 @@ __noinline int emit_event(struct context *ctx, const struct scratch *w, enum edg
 	event->time = bpf_ktime_get_ns();
 	event->packet = w->packet.tuple;
 	if (reason == EDGE_NEW || reason == EDGE_RECOVERED || reason == EDGE_UNTRACKED)
-		event->xlate = w->to;
-	event->service = w->service;
+		event->xlate = w->out.to;
+	event->service = w->in.service;
 	event->device = packet_device(ctx);
 	event->length = w->packet.length;
 	event->reason = reason;

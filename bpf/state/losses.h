@@ -26,7 +26,7 @@ __noinline int count_loss(const struct address *backend, const struct address *a
 	key.backend = *backend;
 	new.asked = *asked;
 	if (reason != EDGE_DROP_NO_ROUTE)
-		new.device = w->fib.ifindex;
+		new.device = w->out.fib.ifindex;
 	known = bpf_map_lookup_elem(&backend_losses, &key);
 	if (!known) {
 		bpf_map_update_elem(&backend_losses, &key, &new, BPF_NOEXIST);

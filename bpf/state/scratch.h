@@ -29,47 +29,62 @@ struct decap {
 
 /* State of one packet; too large for the stack. */
 struct scratch {
-	struct packet packet;
-	struct packet quoted; /* in an ICMP error */
-	struct tuple to;      /* the tuple after translation; DSR: at the backend's node */
-	struct tuple outer;   /* DSR: the tuple of the outer header */
-	__u32 dsr;	      /* enum dsr */
-	__u32 headroom[32];   /* DSR: buffer for the outer headers */
-	__u32 hash;	      /* of the packet's tuple */
-	__u32 service;	      /* ID of the Service that the packet is for; 0: none */
-	__u32 egress;	      /* 1: the packet is leaving the node */
 	/* If the packet is encapsulated, `packet` is the inner packet, with its offsets in the
 	 * frame. */
+	struct packet packet;
+	struct packet quoted; /* in an ICMP error */
 	struct decap decap;
-	struct ct_entry ct;
-	struct tuple reverse_key;
-	struct ct_entry other;
-	struct bpf_fib_lookup fib;
-	/* A flow that is evicted (conntrack/table.h). */
+	/* What is known about the packet before its path is. */
 	struct {
-		struct tuple key, other, reversed;
-		__u32 evicted;
-		__u32 reserved;
-	} victim;
-	struct network_key network;	 /* key to look up a client (filter/source_class.h) */
-	struct frontend_key service_key; /* key to look up a Service (pod/service.h) */
-	struct tuple asked;		 /* by which the stack routes the packet (route/fib.h) */
-	struct route_key route_key;
-	__u32 fib_cached; /* `fib` is from the next-hop cache, not from a lookup (route/fib_cache.h)
-			   */
-	/* The packet exceeds the MTU of an IPv6 route, which the stack applies in its output, after
-	 * it has decremented the hop limit (route/fib.h). */
-	__u32 too_big_at_output;
-	__u32 node_port;     /* the untracked frontend is at an address of the node */
-	__u32 port_taken;    /* the client's port is in use at the backend (CT_PORT_TAKEN) */
-	__u32 reused;	     /* the packet's tuple is that of a flow that has ended */
-	__u32 may_be_forged; /* the packet arrived by another device than its flow's others, and
-				shows nothing that only the client knows */
+		__u32 hash;	  /* of its tuple */
+		__u32 service;	  /* ID of the Service that it is for; 0: none */
+		__u32 egress;	  /* 1: it is leaving the node */
+		__u32 node_port;  /* the untracked frontend is at an address of the node */
+		__u32 port_taken; /* the client's port is in use at the backend (CT_PORT_TAKEN) */
+		__u32 reused;	  /* its tuple is that of a flow that has ended */
+		__u32 may_be_forged; /* it arrived by another device than its flow's others, and
+					shows nothing that only the client knows */
+	} in;
+	/* What the packet becomes, and where it leaves. */
+	struct {
+		struct tuple to;    /* after translation; DSR: at the backend's node */
+		struct tuple asked; /* by which the stack routes the packet (route/fib.h) */
+		struct route_key key;
+		struct bpf_fib_lookup fib;
+		__u32 fib_cached; /* `fib` is from the next-hop cache (route/fib_cache.h) */
+		/* The packet exceeds the MTU of an IPv6 route, which the stack applies in its
+		 * output, after it has decremented the hop limit (route/fib.h). */
+		__u32 too_big_at_output;
+	} out;
+	/* DSR: what is put in front of the packet. */
+	struct {
+		struct tuple outer; /* of the outer header */
+		__u32 dsr;	    /* enum dsr */
+		__u32 headroom[32]; /* buffer for the outer headers */
+	} encap;
+	/* Entries of conntrack that are looked for and made. */
+	struct {
+		struct ct_entry entry, other; /* of the packet's direction, and of the other one */
+		struct tuple reverse_key;
+		/* A flow that is evicted (conntrack/table.h). */
+		struct {
+			struct tuple key, other, reversed;
+			__u32 evicted;
+			__u32 reserved;
+		} victim;
+	} ct;
+	/* Keys of lookups. */
+	struct {
+		struct network_key network;   /* of a client (filter/source_class.h) */
+		struct frontend_key frontend; /* of a Service (pod/service.h) */
+	} keys;
 	/* The following persist from packet to packet. */
 	struct own_mac own;
-	__u64 jiffies;	     /* when `second` and `tick` were read */
-	__u32 second;	     /* CLOCK_MONOTONIC */
-	__u32 tick;	     /* the same time in ticks (set_table/set_table.h) */
+	struct {
+		__u64 jiffies; /* when the others were read */
+		__u32 second;  /* CLOCK_MONOTONIC */
+		__u32 tick;    /* the same time in ticks (set_table/set_table.h) */
+	} clock;
 	__u32 port_pressure; /* rises with searches that find no free SNAT port
 				(conntrack/snat_alloc.h) */
 };
@@ -96,12 +111,12 @@ static __always_inline void clock_read(struct scratch *w)
 {
 	__u64 jiffies = bpf_jiffies64(), ns;
 
-	if (w->jiffies == jiffies)
+	if (w->clock.jiffies == jiffies)
 		return;
 	ns = bpf_ktime_get_coarse_ns();
-	w->second = ns / 1000000000ull;
-	w->tick = tick_of_ns(ns);
-	w->jiffies = jiffies;
+	w->clock.second = ns / 1000000000ull;
+	w->clock.tick = tick_of_ns(ns);
+	w->clock.jiffies = jiffies;
 }
 
 /* Resets the state of the previous packet, and reads the clock: once, so that the verifier meets
@@ -109,13 +124,13 @@ static __always_inline void clock_read(struct scratch *w)
 static __always_inline void scratch_reset(struct scratch *w)
 {
 	__builtin_memset(&w->packet, 0, sizeof(w->packet));
-	w->service = 0;
-	w->egress = 0;
+	w->in.service = 0;
+	w->in.egress = 0;
 	w->decap.dsr = DSR_NONE;
 	w->decap.chosen = 0;
-	w->dsr = DSR_NONE;
-	w->port_taken = 0;
-	w->reused = 0;
-	w->may_be_forged = 0;
+	w->encap.dsr = DSR_NONE;
+	w->in.port_taken = 0;
+	w->in.reused = 0;
+	w->in.may_be_forged = 0;
 	clock_read(w);
 }
