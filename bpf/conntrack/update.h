@@ -91,6 +91,11 @@ __noinline int ct_close(struct context *ctx, struct ct_entry *ct)
 	other = ct_reverse_of(w, ct);
 	if (!close_is_valid(&w->packet, ct, other))
 		return 0;
+	/* Each side sets the flag in its own entry. If both do so at once on two CPUs, neither may
+	 * see the other's flag: the flow then stays CT_CLOSING, which expires and gives way to new
+	 * flows, too. The same holds if ct_assure copies the entry meanwhile, and if
+	 * ct_set_port_taken writes the flags of an entry that was never replied to, which the next
+	 * reply repeats. */
 	if (w->packet.tcp_flags & TCP_FIN)
 		ct->flags |= CT_FIN;
 	if (other && ct->flags & other->flags & CT_FIN)
@@ -277,6 +282,9 @@ static __always_inline void ct_update(struct context *ctx, struct scratch *w, st
 		if (ct_refresh_due(before, now, unreplied))
 			ct_refresh(ctx, ct);
 	}
+	/* Two CPUs may handle packets of one direction at once, if the network card spreads a flow
+	 * or several threads send by one socket. Then one of two additions may be lost: nothing but
+	 * statistics reads these, and an atomic addition would cost each packet more. */
 	ct->packets++;
 	ct->bytes += p->length;
 	if (p->tcp_flags & (TCP_FIN | TCP_RST))
