@@ -68,12 +68,11 @@ func TestAffinityIsCopied(t *testing.T) {
 		{clients / 5, clients / 20, clients / 5},
 	} {
 		to := newAffinity(t, c.size, from.Secret)
-		d := Datapath{
-			maps: map[string]*ebpf.Map{SockMapAffinity: to.Rows, SockMapTableSecret: to.Secret},
-			old:  &predecessor{maps: map[string]*ebpf.Map{SockMapAffinity: from.Rows}},
-		}
-		d.follower.tick = settable.Tick()
-		must(t, followAffinity(&d, firstPass))
+		must(t, followAffinity(Following{
+			Old:  map[string]*ebpf.Map{SockMapAffinity: from.Rows},
+			New:  map[string]*ebpf.Map{SockMapAffinity: to.Rows, SockMapTableSecret: to.Secret},
+			Tick: settable.Tick(),
+		}))
 		again, once := 0, 0
 		for n := range uint32(clients) {
 			e, err := to.Get(affinityKey(n))

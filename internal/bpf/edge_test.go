@@ -276,23 +276,23 @@ func TestLastPassWaitsForOldPhase(t *testing.T) {
 		}
 		follow := table.Follow // of the registry, which all tests share
 		t.Cleanup(func() { table.Follow = follow })
-		table.Follow = func(d *Datapath, pass CopyPass) error {
+		table.Follow = func(f Following) error {
 			passes++
 			wait := d.Tables.WaitForReaders
-			switch pass {
-			case firstPass:
+			switch f.Pass {
+			case FirstPass:
 				d.Tables.WaitForReaders = func() error {
 					phase, err := d.migrationPhase()
 					waited = append(waited, phase)
 					return errors.Join(err, wait())
 				}
-			case lastPass:
+			case LastPass:
 				known = len(knownPredecessors(t, d))
 				if !slices.Contains(waited, migrationDrain) {
 					t.Errorf("the last pass begins after waits in the phases %v, want one in phase %d", waited, migrationDrain)
 				}
 			}
-			return follow(d, pass)
+			return follow(f)
 		}
 	}
 	d = mustOpen(t, w.options)

@@ -8,7 +8,7 @@ import "unsafe"
 var TupleHash = tupleHash
 
 // Rank returns the rank in the owner of an eviction mark.
-func Rank(owner uint32) uint32 { return uint32(markRank(owner)) }
+func Rank(owner uint32) uint32 { return uint32(MarkRank(owner)) }
 
 // PrefilterSize is the size of the table of the prefilter.
 const PrefilterSize = unsafe.Sizeof(EdgeTCPrefilter{})

@@ -22,25 +22,33 @@ const (
 )
 
 // A FollowRule copies what programs write to the predecessor's table while they run.
-type FollowRule func(d *Datapath, pass CopyPass) error
+type FollowRule func(Following) error
+
+// A Following is a pass of a migration over the tables that programs write.
+type Following struct {
+	Pass CopyPass
+	// Old are the tables of the predecessor, New those of this agent, by the names of this version.
+	Old, New map[string]*ebpf.Map
+	Since    uint32 // RecentPass copies what was used since this second of CLOCK_MONOTONIC
+	Tick     uint32 // when the pass began (set_table/set_table.h)
+}
 
 // CopyPass is a pass of a migration.
 type CopyPass uint8
 
 const (
-	// firstPass copies everything. No program uses the new tables.
-	firstPass CopyPass = iota
-	// recentPass copies again what was used since the first pass. No program uses the new tables.
-	recentPass
-	// lastPass copies what the new tables lack, and what is newer in the old ones. Programs use both.
-	lastPass
+	// FirstPass copies everything. No program uses the new tables.
+	FirstPass CopyPass = iota
+	// RecentPass copies again what was used since the first pass. No program uses the new tables.
+	RecentPass
+	// LastPass copies what the new tables lack, and what is newer in the old ones. Programs use both.
+	LastPass
 )
 
 // follower is the state of a migration.
 type follower struct {
 	programs map[string]*ebpf.Program // attached to tc during the migration, by name
-	since    uint32                   // recentPass copies what was used since this second of CLOCK_MONOTONIC
-	tick     uint32                   // when the pass began (set_table/set_table.h)
+	since    uint32                   // Following.Since
 }
 
 func (f *follower) close() {
@@ -68,12 +76,12 @@ type migrationStep struct {
 // If an agent is killed, the next one continues from the phase that it left.
 var edgeMigration = []migrationStep{
 	{migrationDrain, (*Datapath).enterMigration},
-	{migrationCopy, follow(firstPass)},
-	{migrationCopy, follow(recentPass)},
+	{migrationCopy, follow(FirstPass)},
+	{migrationCopy, follow(RecentPass)},
 	{migrationCopy, enterPhase(migrationDrain)},
 	{migrationDone, (*Datapath).attachHooks},
 	{migrationDrain, (*Datapath).WaitForReaders},
-	{migrationDrain, follow(lastPass)},
+	{migrationDrain, follow(LastPass)},
 	{migrationDrain, enterPhase(migrationDone)},
 	{migrationDone, (*Datapath).leaveMigration},
 }
@@ -82,10 +90,10 @@ var edgeMigration = []migrationStep{
 // whether or not programs use the new tables, so if an agent is killed at any point, the next one repeats
 // everything.
 var socketMigration = []migrationStep{
-	{migrationDone, follow(lastPass)},
+	{migrationDone, follow(LastPass)},
 	{migrationDone, (*Datapath).attachHooks},
 	{migrationDone, (*Datapath).WaitForReaders},
-	{migrationDone, follow(lastPass)},
+	{migrationDone, follow(LastPass)},
 	{migrationDone, (*Datapath).leaveMigration},
 }
 
@@ -215,15 +223,15 @@ func follow(pass CopyPass) func(*Datapath) error {
 }
 
 func (d *Datapath) follow(pass CopyPass) error {
-	if pass == firstPass {
+	if pass == FirstPass {
 		d.follower.since = Now() - 1 // a flow with this second as last_seen may have been used before its entry is read
 	}
-	d.follower.tick = settable.Tick()
+	f := Following{pass, d.old.maps, d.maps, d.follower.since, settable.Tick()}
 	for _, t := range d.enabled.tables() {
 		if t.Follow == nil || d.maps[t.Name] == nil || d.old.maps[t.Name] == nil {
 			continue
 		}
-		if err := t.Follow(d, pass); err != nil {
+		if err := t.Follow(f); err != nil {
 			return fmt.Errorf("copy table %s of the earlier agent: %w", t.Name, err)
 		}
 	}
@@ -233,9 +241,9 @@ func (d *Datapath) follow(pass CopyPass) error {
 // FollowEntries is the rule of a hash table whose missing entries programs make again: a table of another
 // layout starts empty.
 func FollowEntries(name string) FollowRule {
-	return func(d *Datapath, pass CopyPass) error {
-		from, to := d.old.maps[name], d.maps[name]
-		if pass == recentPass || from.KeySize() != to.KeySize() || from.ValueSize() != to.ValueSize() {
+	return func(f Following) error {
+		from, to := f.Old[name], f.New[name]
+		if f.Pass == RecentPass || from.KeySize() != to.KeySize() || from.ValueSize() != to.ValueSize() {
 			return nil
 		}
 		var key, value []byte

@@ -10,8 +10,8 @@ import (
 	"beeline.io/beeline/internal/bpf/settable"
 )
 
-// markRank is the rank in the owner of an eviction mark.
-func markRank(owner uint32) SockSetRank {
+// MarkRank returns the rank in the owner of an eviction mark.
+func MarkRank(owner uint32) SockSetRank {
 	return SockSetRank(owner & (1<<SockSetRankSET_RANK_BITS - 1))
 }
 
@@ -20,10 +20,10 @@ func markRank(owner uint32) SockSetRank {
 var affinityRanks = []SockSetRank{SockSetRankSET_RANK_ASSURED, SockSetRankSET_RANK_UNASSURED}
 
 // followAffinity is the rule of the affinity table. It does not copy expired entries.
-func followAffinity(d *Datapath, pass CopyPass) error {
-	to := newAffinityTable(d.maps[SockMapAffinity], d.maps[SockMapTableSecret])
-	from := newAffinityTable(d.old.maps[SockMapAffinity], d.maps[SockMapTableSecret])
-	if pass == firstPass {
+func followAffinity(f Following) error {
+	to := newAffinityTable(f.New[SockMapAffinity], f.New[SockMapTableSecret])
+	from := newAffinityTable(f.Old[SockMapAffinity], f.New[SockMapTableSecret])
+	if f.Pass == FirstPass {
 		if err := to.Clear(); err != nil {
 			return err
 		}
@@ -33,14 +33,14 @@ func followAffinity(d *Datapath, pass CopyPass) error {
 		return err
 	}
 	store := sets.Set
-	if pass == lastPass {
+	if f.Pass == LastPass {
 		store = sets.Add
 	}
 	var e AffinityEntry
 	for _, rank := range affinityRanks {
 		err = errors.Join(err, settable.EachPlace(from.Maps, func(s settable.Set[AffinityEntry], place int) bool {
 			mark := s.Marks.Evictions[place]
-			if markRank(mark.Owner) == rank && !settable.Expired(mark.Expires, d.follower.tick) && from.Read(s, place, &e) {
+			if MarkRank(mark.Owner) == rank && !settable.Expired(mark.Expires, f.Tick) && from.Read(s, place, &e) {
 				store(&e, mark)
 			}
 			return true
@@ -53,14 +53,14 @@ func followAffinity(d *Datapath, pass CopyPass) error {
 // `conntrack`, so they are read in this order. A flow that is not assured may change with every packet;
 // until the last pass its packets are passed to the programs of the predecessor, and the flag CT_COPIED
 // marks its copy.
-func followConntrack(d *Datapath, pass CopyPass) (err error) {
-	assured, unreplied := NewConntrackSets(d.maps, EdgeTCMapConntrack), NewConntrackSets(d.maps, EdgeTCMapUnreplied)
-	if pass == firstPass {
+func followConntrack(f Following) (err error) {
+	assured, unreplied := NewConntrackSets(f.New, EdgeTCMapConntrack), NewConntrackSets(f.New, EdgeTCMapUnreplied)
+	if f.Pass == FirstPass {
 		if err := errors.Join(assured.Clear(), unreplied.Clear()); err != nil {
 			return err
 		}
 	}
-	c := conntrackCopy{pass: pass, tick: d.follower.tick}
+	c := conntrackCopy{Following: f}
 	if c.assured, err = assured.Open(); err != nil {
 		return err
 	}
@@ -69,19 +69,19 @@ func followConntrack(d *Datapath, pass CopyPass) (err error) {
 		return err
 	}
 	defer c.unreplied.Close()
-	switch pass {
-	case firstPass:
-		return c.copyAll(d)
-	case recentPass:
-		return c.copyRecent(d)
+	switch f.Pass {
+	case FirstPass:
+		return c.copyAll()
+	case RecentPass:
+		return c.copyRecent()
 	}
-	return c.copyRest(d)
+	return c.copyRest()
 }
 
 // copyAll is the first pass. If there is too little room it is for entries that are in use.
-func (c *conntrackCopy) copyAll(d *Datapath) error {
+func (c *conntrackCopy) copyAll() error {
 	for _, dead := range []bool{false, true} {
-		if err := d.copyConntrack(c, func(e *ConntrackSlot, mark settable.Eviction) bool { return c.isDead(mark) == dead }); err != nil {
+		if err := c.copyWhich(func(e *ConntrackSlot, mark settable.Eviction) bool { return c.isDead(mark) == dead }); err != nil {
 			return err
 		}
 	}
@@ -89,13 +89,13 @@ func (c *conntrackCopy) copyAll(d *Datapath) error {
 }
 
 // copyRecent is the second pass: entries that were used since the first.
-func (c *conntrackCopy) copyRecent(d *Datapath) error {
-	return d.copyConntrack(c, func(e *ConntrackSlot, _ settable.Eviction) bool { return e.Ct.LastSeen >= d.follower.since })
+func (c *conntrackCopy) copyRecent() error {
+	return c.copyWhich(func(e *ConntrackSlot, _ settable.Eviction) bool { return e.Ct.LastSeen >= c.Since })
 }
 
 // copyRest is the last pass: all that the new tables lack. Copies of flows that have ended are removed.
-func (c *conntrackCopy) copyRest(d *Datapath) error {
-	if err := d.copyConntrack(c, func(*ConntrackSlot, settable.Eviction) bool { return true }); err != nil {
+func (c *conntrackCopy) copyRest() error {
+	if err := c.copyWhich(func(*ConntrackSlot, settable.Eviction) bool { return true }); err != nil {
 		return err
 	}
 	return c.removeEnded()
@@ -103,16 +103,16 @@ func (c *conntrackCopy) copyRest(d *Datapath) error {
 
 // isDead reports whether an entry is closed or has expired, by its mark.
 func (c *conntrackCopy) isDead(mark settable.Eviction) bool {
-	return markRank(mark.Owner) == SockSetRankSET_RANK_CLOSED || settable.Expired(mark.Expires, c.tick)
+	return MarkRank(mark.Owner) == SockSetRankSET_RANK_CLOSED || settable.Expired(mark.Expires, c.Tick)
 }
 
-// copyConntrack copies the entries that a function takes.
-func (d *Datapath) copyConntrack(c *conntrackCopy, takes func(*ConntrackSlot, settable.Eviction) bool) error {
+// copyWhich copies the entries that a function takes.
+func (c *conntrackCopy) copyWhich(takes func(*ConntrackSlot, settable.Eviction) bool) error {
 	for _, table := range []struct {
 		name string
 		copy func(e *ConntrackSlot, mark settable.Eviction)
 	}{{EdgeTCMapUnreplied, c.unassuredFlow}, {EdgeTCMapConntrack, c.assuredFlow}} {
-		old := newConntrackSets(table.name, settable.Maps{Rows: d.old.maps[table.name], Tags: d.old.maps[conntrackTags[table.name]]}, d.maps[EdgeTCMapTableSecret])
+		old := newConntrackSets(table.name, settable.Maps{Rows: c.Old[table.name], Tags: c.Old[conntrackTags[table.name]]}, c.New[EdgeTCMapTableSecret])
 		var e ConntrackSlot
 		if err := settable.EachPlace(old.Maps, func(s settable.Set[ConntrackSlot], place int) bool {
 			if mark := s.Marks.Evictions[place]; old.Read(s, place, &e) && takes(&e, mark) {
@@ -127,19 +127,18 @@ func (d *Datapath) copyConntrack(c *conntrackCopy, takes func(*ConntrackSlot, se
 }
 
 // withConntrack is the rule of tables that followConntrack also copies.
-func withConntrack(*Datapath, CopyPass) error { return nil }
+func withConntrack(Following) error { return nil }
 
 // conntrackCopy is a pass over the conntrack tables.
 type conntrackCopy struct {
-	pass               CopyPass
-	tick               uint32 // when the pass began (set_table/set_table.h)
+	Following
 	assured, unreplied *settable.OpenTable[Tuple, ConntrackSlot]
 }
 
 const conntrackCopied = uint8(EdgeTCCtFlagCT_COPIED)
 
 func (c *conntrackCopy) unassuredFlow(e *ConntrackSlot, mark settable.Eviction) {
-	if c.pass != lastPass {
+	if c.Pass != LastPass {
 		e.Ct.Flags |= conntrackCopied
 		c.set(c.unreplied, e, mark)
 		return
@@ -156,7 +155,7 @@ func (c *conntrackCopy) unassuredFlow(e *ConntrackSlot, mark settable.Eviction) 
 }
 
 func (c *conntrackCopy) assuredFlow(e *ConntrackSlot, mark settable.Eviction) {
-	if c.pass != lastPass {
+	if c.Pass != LastPass {
 		c.set(c.assured, e, mark)
 		c.unreplied.Delete(&e.Key)
 		return
@@ -195,10 +194,10 @@ func (c *conntrackCopy) insert(table *settable.OpenTable[Tuple, ConntrackSlot], 
 	if table.Insert(e, mark) {
 		return true
 	}
-	if c.pass == firstPass || c.isDead(mark) {
+	if c.Pass == FirstPass || c.isDead(mark) {
 		return false
 	}
-	evicted, ok := table.Evict(&e.Key, mark, c.tick)
+	evicted, ok := table.Evict(&e.Key, mark, c.Tick)
 	if !ok {
 		return false
 	}

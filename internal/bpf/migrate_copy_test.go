@@ -72,7 +72,7 @@ func TestFollowConntrack(t *testing.T) {
 	half := entry(11*flows, ConntrackNew) // whose other entry is lost: its replies would be dropped
 	half.Ct.Dsr, half.Ct.LastSeen = uint8(DSRNone), 0
 	oldU.Set(half, settable.Eviction{Owner: 8})
-	must(t, d.follow(firstPass))
+	must(t, d.follow(FirstPass))
 	if _, _, found := newU.At(&half.Key); found {
 		t.Error("of a flow with NAT the old tables have the client's entry alone, unused since before the migration: the first pass copies it, want it left: its replies would be dropped")
 	}
@@ -80,7 +80,7 @@ func TestFollowConntrack(t *testing.T) {
 	for range flows {
 		step(rand.IntN(2 * flows))
 	}
-	must(t, d.follow(recentPass))
+	must(t, d.follow(RecentPass))
 	for range flows {
 		step(rand.IntN(2 * flows))
 	}
@@ -88,7 +88,7 @@ func TestFollowConntrack(t *testing.T) {
 	began := entry(10*flows, ConntrackNew)
 	newU.Insert(began, settable.Eviction{})
 	want[began.Key] = began.Ct
-	must(t, d.follow(lastPass))
+	must(t, d.follow(LastPass))
 	for _, table := range []*ConntrackSets{assured, unreplied} {
 		must(t, table.Walk(func(e *ConntrackSlot) bool {
 			if w, ok := want[e.Key]; !ok {
@@ -150,9 +150,9 @@ func TestFollowIntoFullTables(t *testing.T) {
 		begin(oldU, 1, SockSetRankSET_RANK_UNASSURED, ConntrackNew)
 	}
 	keys := map[Tuple]string{lives: "before"}
-	for _, pass := range []CopyPass{firstPass, recentPass, lastPass} {
+	for _, pass := range []CopyPass{FirstPass, RecentPass, LastPass} {
 		must(t, d.follow(pass))
-		if pass != lastPass {
+		if pass != LastPass {
 			keys[begin(oldA, 2, SockSetRankSET_RANK_TCP, ConntrackEstablished)] = "assured, after pass " + string('0'+rune(pass))
 			keys[begin(oldU, 2, SockSetRankSET_RANK_UNASSURED, ConntrackNew)] = "not assured, after pass " + string('0'+rune(pass))
 		}
@@ -171,7 +171,7 @@ func newConntrackCopy(t *testing.T) *conntrackCopy {
 	t.Helper()
 	tables, _ := newConntrack(t, EdgeTCMapConntrack, 20, 0, nil)
 	half, _ := newConntrack(t, EdgeTCMapUnreplied, 20, 0, tables.Secret)
-	c := &conntrackCopy{pass: lastPass, tick: settable.Tick()}
+	c := &conntrackCopy{Following: Following{Pass: LastPass, Tick: settable.Tick()}}
 	var err error
 	c.assured, err = tables.Open()
 	must(t, err)
@@ -187,12 +187,12 @@ func TestFlowThatHasBegunAgain(t *testing.T) {
 		c := newConntrackCopy(t)
 		e := &ConntrackSlot{Key: Tuple{Protocol: 6, SourcePort: 1}, Ct: ConntrackEntry{State: uint8(ConntrackNew), Flags: copied}}
 		e.Ct.Tag = tupleHash(&e.Key)
-		if !c.unreplied.Insert(e, settable.Eviction{Expires: c.tick + 1000}) {
+		if !c.unreplied.Insert(e, settable.Eviction{Expires: c.Tick + 1000}) {
 			t.Fatal("no room")
 		}
 		old := *e
 		old.Ct.State, old.Ct.Flags = uint8(ConntrackEstablished), 0
-		c.assuredFlow(&old, settable.Eviction{Expires: c.tick + 1000})
+		c.assuredFlow(&old, settable.Eviction{Expires: c.Tick + 1000})
 		_, _, stays := c.unreplied.At(&e.Key)
 		_, _, replaced := c.assured.At(&e.Key)
 		if own := copied == 0; stays != own || replaced == own {
@@ -217,7 +217,7 @@ func TestEvictedFlowsAreDeletedWhole(t *testing.T) {
 	}
 	own, others := entry(1, 2000, true), entry(9, 3000, true)
 	for _, e := range []*ConntrackSlot{own, others} {
-		if !c.assured.Insert(e, settable.Eviction{Expires: c.tick + 1000}) {
+		if !c.assured.Insert(e, settable.Eviction{Expires: c.Tick + 1000}) {
 			t.Fatal("no room")
 		}
 	}

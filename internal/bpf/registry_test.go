@@ -191,7 +191,7 @@ func TestAffinityIsResized(t *testing.T) {
 	d.Close()
 	o.Limits.Affinity = 4000
 	d = mustOpen(t, o)
-	must(t, d.follow(lastPass))
+	must(t, d.follow(LastPass))
 	must(t, d.attachHooks())
 	add(2)
 	d.Close()
