@@ -261,17 +261,9 @@ func (d *DryRun) Run(device, from int, frame []byte) (*Explanation, error) {
 
 // clear resets the state of the previous run.
 func (d *DryRun) clear() error {
-	cpus, err := ebpf.PossibleCPU()
-	if err != nil {
-		return err
-	}
 	for _, name := range []string{EdgeTCMapExplanations, EdgeTCMapScratch} {
 		m := d.loaded.Maps[name]
-		zeros := make([][]byte, cpus)
-		for i := range zeros {
-			zeros[i] = make([]byte, m.ValueSize())
-		}
-		if err := m.Put(uint32(0), zeros); err != nil {
+		if err := m.Put(uint32(0), zeros(m)); err != nil {
 			return fmt.Errorf("clear %s: %w", name, err)
 		}
 	}

@@ -28,33 +28,17 @@ type predecessor struct {
 // layout describes how the tables of an earlier version differ from this version's. A table that is not
 // mentioned has the same layout.
 type layout struct {
-	// names are the names of tables there, by the names of this version.
-	names map[string]string
+	// before9: tables have the names Table.Before9 there.
+	before9 bool
 	// upgrade converts copies of its tables to the layout of this version; nil: they already have it.
 	upgrade func(*Datapath) error
-}
-
-// namesBefore9 are the names of tables until version 8 of the layout.
-var namesBefore9 = map[string]string{
-	SockMapConnectedPrev:      "connected_before",
-	SockMapUdpFlowsOverflow:   "more_udp_flows",
-	SockMapBindPending:        "unnamed_ports",
-	SockMapSocketsToAbort:     "doomed",
-	EdgeTCMapPrefilters:       "doors",
-	EdgeTCMapDsrCheckReplies:  "dsr_check_answers",
-	EdgeTCMapConntrack:        "tracks",
-	EdgeTCMapConntrackTags:    "tracks_tags",
-	EdgeTCMapUnreplied:        "half_open",
-	EdgeTCMapUnrepliedTags:    "half_open_tags",
-	EdgeTCMapServiceUntracked: "service_sent",
-	EdgeTCMapServiceCollected: "service_gone",
 }
 
 // layouts are the layouts that this version migrates, by directory name. Until version 7 each set of a
 // conntrack table began with its tags: there is no table of tags.
 var layouts = map[string]layout{
-	"tables_v7":  {names: namesBefore9, upgrade: listsSince10},
-	"tables_v8":  {names: namesBefore9, upgrade: listsSince10},
+	"tables_v7":  {before9: true, upgrade: listsSince10},
+	"tables_v8":  {before9: true, upgrade: listsSince10},
 	"tables_v9":  {upgrade: listsSince10},
 	"tables_v10": {},
 }
@@ -109,23 +93,23 @@ func (o *opening) openPredecessor() error {
 		if !t.pinned() {
 			continue
 		}
-		m, err := ebpf.LoadPinnedMap(filepath.Join(p.path, p.nameOf(t.Name)), nil)
+		m, err := ebpf.LoadPinnedMap(filepath.Join(p.path, p.nameOf(t)), nil)
 		if errors.Is(err, os.ErrNotExist) {
 			continue
 		}
 		if err != nil {
-			return fmt.Errorf("open pinned table %s of %s: %w", p.nameOf(t.Name), directory, err)
+			return fmt.Errorf("open pinned table %s of %s: %w", p.nameOf(t), directory, err)
 		}
 		p.maps[t.Name] = m
 	}
 	return nil
 }
 
-func (p *predecessor) nameOf(table string) string {
-	if name := p.layout.names[table]; name != "" {
-		return name
+func (p *predecessor) nameOf(t *Table) string {
+	if p.layout.before9 && t.Before9 != "" {
+		return t.Before9
 	}
-	return table
+	return t.Name
 }
 
 func (p *predecessor) close() {
@@ -233,7 +217,7 @@ func (o *opening) makeTable(t *Table, s *ebpf.MapSpec) (*ebpf.Map, error) {
 	case inheritCopy:
 		return o.copyTable(t, s, old)
 	case inheritRefused:
-		return nil, layoutError(o.options.BPFFS, filepath.Join(filepath.Base(o.old.path), o.old.nameOf(t.Name)))
+		return nil, layoutError(o.options.BPFFS, filepath.Join(filepath.Base(o.old.path), o.old.nameOf(t)))
 	}
 	return ebpf.NewMap(s)
 }

@@ -47,6 +47,10 @@ type Table struct {
 	Init func(*ebpf.Map) error
 	// Remedy is the remedy for a full table without a limit.
 	Remedy string
+	// ByService: its keys are numbers of Services. What it has of a number is reset when a Service gets or leaves it.
+	ByService bool
+	// Before9 is its name until version 8 of the layout, if that was another.
+	Before9 string
 }
 
 // The tables of sockets and edge, except those of the XDP dispatcher, which is libxdp's protocol.
@@ -62,17 +66,17 @@ var socketTables = []Table{
 	{Name: SockMapUntrackedFrontends, Kind: ConfigTable, Fixed: 1, Copy: CopyArray},
 	{Name: SockMapReservedPorts, Kind: ConfigTable, Fixed: reservedPortLimit, Copy: CopyEntries},
 	{Name: SockMapOptedOut, Kind: ConfigTable, Fixed: optedOutLimit, Copy: CopyEntries},
-	{Name: SockMapSocketsToAbort, Kind: ConfigTable, Fixed: socketsToAbortLimit, Copy: CopyEntries},
+	{Name: SockMapSocketsToAbort, Kind: ConfigTable, Fixed: socketsToAbortLimit, Copy: CopyEntries, Before9: "doomed"},
 	{Name: SockMapTableSecret, Kind: ConfigTable, Fixed: 1, Copy: CopyArray, Init: settable.InitSecret},
 	// Disabled until it is rebuilt: a copy would not have the bits of entries that programs insert after it.
-	{Name: SockMapPrefilters, Kind: ConfigTable, Fixed: 1, Copy: StartEmpty},
+	{Name: SockMapPrefilters, Kind: ConfigTable, Fixed: 1, Copy: StartEmpty, Before9: "doors"},
 	{Name: SockMapAffinity, Kind: StateTable, Limit: &limitAffinity, Entries: affinitySets, Copy: StartEmpty, Follow: followAffinity},
 	{Name: SockMapConnected, Kind: StateTable},
 	{Name: SockMapTcpConnections, Kind: StateTable},
-	{Name: SockMapConnectedPrev, Kind: StateTable},
+	{Name: SockMapConnectedPrev, Kind: StateTable, Before9: "connected_before"},
 	{Name: SockMapUdpFlows, Kind: StateTable},
-	{Name: SockMapUdpFlowsOverflow, Kind: StateTable},
-	{Name: SockMapBindPending, Kind: StateTable},
+	{Name: SockMapUdpFlowsOverflow, Kind: StateTable, Before9: "more_udp_flows"},
+	{Name: SockMapBindPending, Kind: StateTable, Before9: "unnamed_ports"},
 	{Name: SockMapSocketCounts, Kind: CounterTable, Copy: StartEmpty},
 }
 
@@ -91,11 +95,11 @@ var edgeTables = []Table{
 	{Name: EdgeTCMapEdgeWatched, Kind: ConfigTable, Copy: StartEmpty},
 	{Name: EdgeTCMapDsrChecks, Kind: ConfigTable, Copy: StartEmpty},
 	{Name: EdgeTCMapDsrChecksOn, Kind: ConfigTable, Copy: StartEmpty},
-	{Name: EdgeTCMapDsrCheckReplies, Kind: StateTable, Copy: StartEmpty},
-	{Name: EdgeTCMapConntrack, Kind: StateTable, Limit: &limitFlows, Entries: assuredSets, Copy: StartEmpty, Follow: followConntrack},
-	{Name: EdgeTCMapConntrackTags, Kind: StateTable, Limit: &limitFlows, Entries: assuredSets, Copy: StartEmpty, Follow: withConntrack},
-	{Name: EdgeTCMapUnreplied, Kind: StateTable, Limit: &limitFlows, Entries: halfOpenSets, Copy: StartEmpty, Follow: withConntrack},
-	{Name: EdgeTCMapUnrepliedTags, Kind: StateTable, Limit: &limitFlows, Entries: halfOpenSets, Copy: StartEmpty, Follow: withConntrack},
+	{Name: EdgeTCMapDsrCheckReplies, Kind: StateTable, Copy: StartEmpty, Before9: "dsr_check_answers"},
+	{Name: EdgeTCMapConntrack, Kind: StateTable, Limit: &limitFlows, Entries: assuredSets, Copy: StartEmpty, Follow: followConntrack, Before9: "tracks"},
+	{Name: EdgeTCMapConntrackTags, Kind: StateTable, Limit: &limitFlows, Entries: assuredSets, Copy: StartEmpty, Follow: withConntrack, Before9: "tracks_tags"},
+	{Name: EdgeTCMapUnreplied, Kind: StateTable, Limit: &limitFlows, Entries: halfOpenSets, Copy: StartEmpty, Follow: withConntrack, Before9: "half_open"},
+	{Name: EdgeTCMapUnrepliedTags, Kind: StateTable, Limit: &limitFlows, Entries: halfOpenSets, Copy: StartEmpty, Follow: withConntrack, Before9: "half_open_tags"},
 	// An entry is used for milliseconds.
 	{Name: EdgeTCMapFragments, Kind: StateTable, Limit: &limitFlows, Entries: fragmentsFor, Copy: StartEmpty},
 	{Name: EdgeTCMapOuterPaths, Kind: StateTable, Copy: StartEmpty, Follow: FollowEntries(EdgeTCMapOuterPaths)},
@@ -103,10 +107,10 @@ var edgeTables = []Table{
 	{Name: EdgeTCMapEdgeCounts, Kind: CounterTable, Copy: StartEmpty},
 	{Name: EdgeTCMapBackendLosses, Kind: CounterTable, Copy: StartEmpty},
 	{Name: EdgeTCMapPolicyDrops, Kind: CounterTable, Copy: StartEmpty},
-	{Name: EdgeTCMapServiceCounts, Kind: CounterTable, Limit: &limitServices, Copy: StartEmpty},
-	{Name: EdgeTCMapServiceUntracked, Kind: CounterTable, Copy: StartEmpty},
+	{Name: EdgeTCMapServiceCounts, Kind: CounterTable, Limit: &limitServices, Copy: StartEmpty, ByService: true},
+	{Name: EdgeTCMapServiceUntracked, Kind: CounterTable, Copy: StartEmpty, Before9: "service_sent", ByService: true},
 	// Written by the agent, which reads it back: not a counter of programs.
-	{Name: EdgeTCMapServiceCollected, Kind: ConfigTable, Limit: &limitServices, Copy: CopyEntries},
+	{Name: EdgeTCMapServiceCollected, Kind: ConfigTable, Limit: &limitServices, Copy: CopyEntries, Before9: "service_gone", ByService: true},
 
 	{Name: EdgeTCMapMigration, Kind: ConfigTable, Fixed: 1, Copy: StartEmpty},
 	{Name: EdgeTCMapPredecessors, Kind: ConfigTable, Copy: StartEmpty},
@@ -123,7 +127,7 @@ var edgeTables = []Table{
 
 var socketStatsTables = []Table{
 	// Not counters that may start from zero: connections that were counted here end here.
-	{Name: SockStatsMapServiceSockets, Kind: StateTable, Copy: StartEmpty},
+	{Name: SockStatsMapServiceSockets, Kind: StateTable, Copy: StartEmpty, ByService: true},
 	{Name: SockStatsMapBackendSockets, Kind: StateTable, Copy: StartEmpty},
 	{Name: SockStatsMapSocketsUncounted, Kind: StateTable, Copy: StartEmpty},
 }

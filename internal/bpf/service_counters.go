@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 
 	"github.com/cilium/ebpf"
 )
@@ -117,23 +118,22 @@ func (c *EdgeTCServiceCounters) AddEntry(t *ConntrackEntry) {
 	}
 }
 
-// countedServices is the table of service names. It resets what edge and sockets have counted of an id when the
-// id is allocated or freed.
+// countedServices is the table of service names. It resets what programs have counted of an id when the id is
+// allocated or freed.
 type countedServices struct {
 	Hash[uint32, ServiceName]
-	counts []*ebpf.Map // hashes by id
-	sent   *ebpf.Map   // per-CPU array by id; nil without the edge
+	counts []*ebpf.Map // those with Table.ByService: hashes and per-CPU arrays
 	// unused is the first id that has no counts: no service has had it since this agent made the
 	// tables. 0: an earlier agent made them.
 	unused uint32
 }
 
-// countServices wraps the table of service names if edge or sockets count. Fresh: no service has counts yet.
+// countServices wraps the table of service names if programs count. Fresh: no service has counts yet.
 func (d *Datapath) countServices(fresh bool) {
-	s := &countedServices{Hash: d.Tables.Services, sent: d.maps[EdgeTCMapServiceUntracked]}
-	for _, name := range []string{EdgeTCMapServiceCounts, EdgeTCMapServiceCollected, SockStatsMapServiceSockets} {
-		if m := d.maps[name]; m != nil {
-			s.counts = append(s.counts, m)
+	s := &countedServices{Hash: d.Tables.Services}
+	for _, t := range d.enabled.tables() {
+		if t.ByService {
+			s.counts = append(s.counts, d.maps[t.Name])
 		}
 	}
 	if fresh {
@@ -164,15 +164,28 @@ func (s *countedServices) Delete(id uint32) error {
 
 func (s *countedServices) forget(id uint32) error {
 	for _, m := range s.counts {
-		if err := m.Delete(id); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		if err := reset(m, id); err != nil {
 			return fmt.Errorf("the counters of service %d: %w", id, err)
 		}
 	}
-	if s.sent == nil || id >= s.sent.MaxEntries() {
+	return nil
+}
+
+// reset deletes an entry, or clears it in a per-CPU array, which may be too short for it.
+func reset(m *ebpf.Map, id uint32) error {
+	if m.Type() != ebpf.PerCPUArray {
+		if err := m.Delete(id); !errors.Is(err, ebpf.ErrKeyNotExist) {
+			return err
+		}
 		return nil
 	}
-	if err := s.sent.Put(id, make([]EdgeTCServicePackets, ebpf.MustPossibleCPU())); err != nil {
-		return fmt.Errorf("the counters of service %d: %w", id, err)
+	if id >= m.MaxEntries() {
+		return nil
 	}
-	return nil
+	return m.Put(id, zeros(m))
+}
+
+// zeros is an empty value of a per-CPU table.
+func zeros(m *ebpf.Map) [][]byte {
+	return slices.Repeat([][]byte{make([]byte, m.ValueSize())}, ebpf.MustPossibleCPU())
 }
