@@ -13,7 +13,6 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/shortcut/mesh"
 	"beeline.io/beeline/internal/tables/reconcile"
@@ -141,12 +140,9 @@ func TestEdgeFlags(t *testing.T) {
 	} {
 		wantComplete(t, "--manifests /m "+args, want)
 	}
-	c := wantComplete(t, "--manifests /m --pod-networks=10.244.3.0/16 --snat-ports=2000-2999", "")
-	if len(c.Service.PodNetworks) != 1 || c.Service.PodNetworks[0].String() != "10.244.0.0/16" || c.datapathOptions().Edge.SNATPorts[0] != (bpf.PortRange{First: 2000, Last: 2999}) {
-		t.Errorf("networks %v, ports %v", c.Service.PodNetworks, c.datapathOptions().Edge)
-	}
-	if off := wantComplete(t, "--manifests /m --edge-mode=off", ""); off.datapathOptions().Edge != nil {
-		t.Errorf("an edge that is off has %v", off.datapathOptions().Edge)
+	c := wantComplete(t, "--manifests /m --pod-networks=10.244.3.0/16", "")
+	if len(c.Service.PodNetworks) != 1 || c.Service.PodNetworks[0].String() != "10.244.0.0/16" {
+		t.Errorf("networks %v", c.Service.PodNetworks)
 	}
 }
 
@@ -326,10 +322,11 @@ func TestDSRFlags(t *testing.T) {
 	} {
 		wantComplete(t, "--manifests /m "+args, want)
 	}
-	for text, want := range map[string]bool{"dsr-accept: true\n": true, "dsr-accept: false\ndsr: ipip\n": false} {
-		if c := wantComplete(t, "--manifests /m --config "+configFile(t, text), ""); c.datapathOptions().Edge.AcceptDSR != want {
-			t.Errorf("%q: the programs can decapsulate packets: %t, want %t", text, !want, want)
-		}
+	for text, want := range map[string]string{
+		"dsr-accept: true\nedge-mode: off\n":  "--dsr-accept=true has no effect with --edge-mode=off",
+		"dsr-accept: false\nedge-mode: off\n": "",
+	} {
+		wantComplete(t, "--manifests /m --config "+configFile(t, text), want)
 	}
 	path := configFile(t, "dsr: geneve\ndsr-hybrid: true\ndsr-balancers: [192.0.2.9/24, '2001:db8::/64']\n")
 	c := wantComplete(t, "--manifests /m --config "+path, "").Service

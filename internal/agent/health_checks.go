@@ -19,7 +19,7 @@ import (
 
 func (a *Agent) newProber() (*healthcheck.Prober, error) {
 	mark := uint32(bpf.AgentMark)
-	checks, err := a.datapath.DSRChecks()
+	checks, err := bpf.NewDSRChecks(a.datapath)
 	if err != nil {
 		return nil, err
 	}

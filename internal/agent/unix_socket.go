@@ -117,7 +117,10 @@ func (a *Agent) serveSocket(ctx context.Context, l net.Listener) error {
 	for path, ask := range a.components.Answers() {
 		handle(mux, path, ask)
 	}
-	watchers := newWatchers(a.datapath, a.log)
+	watchers, err := newWatchers(a.datapath, a.log)
+	if err != nil {
+		return err
+	}
 	defer watchers.close()
 	mux.HandleFunc("GET "+api.EventsPath, watchers.stream)
 	server := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second, WriteTimeout: time.Minute}

@@ -50,8 +50,9 @@ type watcher struct {
 // backlog is the maximum number of events queued for a watcher.
 const backlog = 8192
 
-func newWatchers(d *bpf.Datapath, log *slog.Logger) *watchers {
-	return &watchers{events: d.Events(), services: d.Tables.Services, reader: offline.NewEventReader(d.Tables.Services), log: log, all: map[*watcher]bool{}}
+func newWatchers(d *bpf.Datapath, log *slog.Logger) (*watchers, error) {
+	events, err := bpf.NewEvents(d)
+	return &watchers{events: events, services: d.Tables.Services, reader: offline.NewEventReader(d.Tables.Services), log: log, all: map[*watcher]bool{}}, err
 }
 
 func (w *watchers) add(f api.Filter) *watcher {

@@ -242,10 +242,9 @@ type Attachment struct {
 	Detached bool `json:"detached,omitempty"`
 }
 
-// Attachments lists the pinned links of the cgroup hooks of OwnComponents in a bpffs directory: no other component
-// has any.
-func Attachments(bpffs string) ([]Attachment, error) {
-	return cgroupAttachments(bpffs, OwnComponents().cgroupHooks())
+// Attachments lists the pinned links of the cgroup hooks of components in a bpffs directory.
+func Attachments(bpffs string, components ...*Component) ([]Attachment, error) {
+	return cgroupAttachments(bpffs, componentList(components).cgroupHooks())
 }
 
 // Attachments lists the pinned links of the components' cgroup hooks.

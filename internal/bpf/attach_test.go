@@ -19,7 +19,7 @@ func TestProgramsAreReplacedInPlace(t *testing.T) {
 		d := mustOpen(t, o)
 		defer d.Close()
 		must(t, d.Attach())
-		all, err := Attachments(o.BPFFS)
+		all, err := Attachments(o.BPFFS, o.Components...)
 		if err != nil || len(all) != d.Hooks() {
 			t.Fatalf("%d attachments of %d, %v", len(all), d.Hooks(), err)
 		}
@@ -41,7 +41,7 @@ func TestProgramsAreReplacedInPlace(t *testing.T) {
 	must(t, os.Remove(child))
 	detached := false
 	for deadline := time.Now().Add(time.Minute); !detached && time.Now().Before(deadline); time.Sleep(time.Millisecond) {
-		all, err := Attachments(o.BPFFS) // the kernel detaches asynchronously
+		all, err := Attachments(o.BPFFS, o.Components...) // the kernel detaches asynchronously
 		must(t, err)
 		detached = all[0].Detached
 	}
@@ -52,7 +52,7 @@ func TestProgramsAreReplacedInPlace(t *testing.T) {
 	if again := attach(); again[0].Detached || again[0].Cgroup != root {
 		t.Errorf("attached again: %+v", again)
 	}
-	must(t, Cleanup(o.BPFFS, nil))
+	must(t, Cleanup(o.BPFFS, nil, o.Components...))
 	wantGone(t, o.BPFFS)
 }
 
@@ -68,7 +68,7 @@ func TestOtherBeelineIsRefused(t *testing.T) {
 	}
 	wantGone(t, other.BPFFS)
 	first.Close()
-	must(t, Cleanup(o.BPFFS, nil))
+	must(t, Cleanup(o.BPFFS, nil, o.Components...))
 	if err := mustOpen(t, other).Attach(); err != nil {
 		t.Errorf("after the first is gone: %v", err)
 	}

@@ -20,12 +20,8 @@ type Options struct {
 	Limits     Limits
 	// BindProtection refuses a bind() to a served NodePort or HostPort in the host's network namespace.
 	BindProtection bool
-	// Edge configures the edge; nil: external clients are not served.
-	Edge *EdgeOptions
-	// SocketStats configures the statistics of connections at sockets; nil: none are kept.
-	SocketStats *SocketStatsOptions
-	// Components are all components, enabled or not; default: OwnComponents. A component may use the tables of
-	// those before it.
+	// Components are all components, enabled or not. A component may use the tables of those before it; all use those
+	// of Socket.
 	Components []*Component
 }
 
@@ -54,8 +50,6 @@ type Datapath struct {
 	restored   []string             // pins that RestorePins has restored and Repair has not named
 	holding    sync.Mutex           // guards held
 	held       map[string]link.Link // pinned links, by path (Hold)
-	// replacement returns an error if XDP programs cannot share a device under this kernel.
-	replacement func() error
 }
 
 // Close unlocks the directory. Attached programs stay attached. It removes copies of tables that no

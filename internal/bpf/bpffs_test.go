@@ -21,7 +21,7 @@ func TestMountsOwnBPFFS(t *testing.T) {
 		t.Fatalf("not mounted: %v", err)
 	}
 	mustOpen(t, o).Close() // a second start does not mount again
-	must(t, Cleanup(o.BPFFS, nil))
+	must(t, Cleanup(o.BPFFS, nil, o.Components...))
 	wantGone(t, o.BPFFS)
 	for path, reason := range map[string]string{"relative/path": "absolute", "/sys/fs/bpf/with.dot": "dots"} {
 		if err := pinfs.Prepare(path, nil); err == nil || !strings.Contains(err.Error(), reason) {

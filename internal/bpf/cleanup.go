@@ -14,17 +14,13 @@ import (
 	"beeline.io/beeline/internal/bpf/pinfs"
 )
 
-// Cleanup detaches all programs of components (none: OwnComponents) and removes the pins, their directory
-// if it is empty then, and the mounts that Open made. It removes only what has one of Beeline's names. It
+// Cleanup detaches all programs of components and removes the pins, their directory if it is empty then, and the mounts that Open made. It removes only what has one of Beeline's names. It
 // does nothing if the directory does not exist.
 //
 // detached, if it is not nil, is called when all programs are detached and the tables are still pinned.
 //
 // Errors: *pinfs.LockedError while an agent is running.
 func Cleanup(bpffs string, detached func(), components ...*Component) error {
-	if len(components) == 0 {
-		components = OwnComponents()
-	}
 	if _, err := os.Stat(bpffs); errors.Is(err, os.ErrNotExist) {
 		return unmountOwnCgroup()
 	}

@@ -22,7 +22,7 @@ func TestCleanupTouchesNothingElse(t *testing.T) {
 	foreign := filepath.Join(o.BPFFS, "links", "foreign")
 	pinMap(t, foreign, 4)
 	d.Close()
-	must(t, Cleanup(o.BPFFS, nil))
+	must(t, Cleanup(o.BPFFS, nil, o.Components...))
 	for _, path := range []string{mine, foreign} {
 		if _, err := os.Stat(path); err != nil {
 			t.Errorf("%s is gone: %v", path, err)

@@ -55,25 +55,25 @@ func (e *ConnectExplainConnectExplanation) ConnectedTo() netip.AddrPort {
 // changing them. other reports that the attached programs are of another version. The error is
 // os.ErrNotExist if they are not attached.
 func ExplainConnect(bpffs string, call ConnectCall) (e *ConnectExplanation, other bool, err error) {
-	attached, err := attachedToCgroup(bpffs, Socket().CgroupHooks)
+	attached, err := Attachments(bpffs, Socket())
 	if err != nil {
 		return nil, false, err
 	}
-	i := slices.IndexFunc(attached, func(a AttachedProgram) bool { return a.At == connectHook })
+	i := slices.IndexFunc(attached, func(a Attachment) bool { return a.Hook == connectHook })
 	if i < 0 {
 		return nil, false, fmt.Errorf("under %s no program is attached to %s: set --pins to the agent's; if it is, no agent has run yet: %w",
 			bpffs, connectHook, os.ErrNotExist)
 	}
-	e, err = runConnect(bpffs, attached[i].ID, call)
+	e, err = runConnect(bpffs, ebpf.ProgramID(attached[i].ProgramID), call)
 	if err != nil {
 		return nil, false, fmt.Errorf("explain connect() in a dry run: %w", err)
 	}
-	hook := dryProgram{program: SockProgBeelineConnect4, object: LoadSock}
+	hook := DryProgram{Program: SockProgBeelineConnect4, Object: LoadSock, Components: []*Component{Socket()}}
 	defer hook.Close()
-	if err := hook.load(bpffs, attached[i].ID); err != nil {
+	if err := hook.Load(bpffs, ebpf.ProgramID(attached[i].ProgramID)); err != nil {
 		return nil, false, fmt.Errorf("load the program of %s for a comparison: %w", connectHook, err)
 	}
-	other, err = hook.differs(attached[i].ID)
+	other, err = hook.Differs(ebpf.ProgramID(attached[i].ProgramID))
 	return e, other, err
 }
 
@@ -81,17 +81,17 @@ func ExplainConnect(bpffs string, call ConnectCall) (e *ConnectExplanation, othe
 const connectHook = "connect4"
 
 func runConnect(bpffs string, attached ebpf.ProgramID, call ConnectCall) (*ConnectExplanation, error) {
-	d := dryProgram{program: ConnectExplainProgBeelineExplain, object: LoadConnectExplain}
+	d := DryProgram{Program: ConnectExplainProgBeelineExplain, Object: LoadConnectExplain, Components: []*Component{Socket()}}
 	defer d.Close()
-	if err := d.load(bpffs, attached); err != nil {
+	if err := d.Load(bpffs, attached); err != nil {
 		return nil, err
 	}
-	calls, question := d.loaded.Maps[ConnectExplainMapConnectExplained], call.question()
+	calls, question := d.Loaded.Maps[ConnectExplainMapConnectExplained], call.question()
 	if err := calls.Put(uint32(0), &question); err != nil {
 		return nil, err
 	}
 	// The kernel does not run tc programs on less than an Ethernet header.
-	if _, err := d.loaded.Programs[d.program].Run(&ebpf.RunOptions{Data: make([]byte, 14)}); err != nil {
+	if _, err := d.Loaded.Programs[d.Program].Run(&ebpf.RunOptions{Data: make([]byte, 14)}); err != nil {
 		return nil, fmt.Errorf("run the program: %w", err)
 	}
 	e := &ConnectExplanation{}

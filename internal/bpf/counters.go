@@ -24,15 +24,15 @@ func PinnedCounters[T any](bpffs, table, what string) ([]T, error) {
 		return nil, fmt.Errorf("open %s under %s: %w", what, bpffs, err)
 	}
 	defer m.Close()
-	perCPU, err := countersIn[T](m)
+	perCPU, err := CountersIn[T](m)
 	if err != nil && !errors.Is(err, ErrOtherCounters) {
 		return nil, fmt.Errorf("read %s: %w", what, err)
 	}
 	return perCPU, err
 }
 
-// countersIn reads the counters of each CPU.
-func countersIn[T any](m *ebpf.Map) (perCPU []T, err error) {
+// CountersIn reads the counters of each CPU.
+func CountersIn[T any](m *ebpf.Map) (perCPU []T, err error) {
 	var row T
 	if uintptr(m.ValueSize()) != unsafe.Sizeof(row) {
 		return nil, ErrOtherCounters

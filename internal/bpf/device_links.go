@@ -27,8 +27,8 @@ type DeviceHook struct {
 	ProgramAt func(device int) string
 }
 
-// programAt returns the name of the program for a device.
-func (h *DeviceHook) programAt(device int) string {
+// ProgramFor returns the name of the program for a device.
+func (h *DeviceHook) ProgramFor(device int) string {
 	if h.ProgramAt != nil {
 		if name := h.ProgramAt(device); name != "" {
 			return name
@@ -48,7 +48,7 @@ func hookNames(hooks []DeviceHook) (names []string) {
 func (c *Component) deviceLinks(bpffs string) (all []Link, err error) {
 	links, err := PinnedLinks(bpffs, c.Name)
 	for _, l := range links {
-		if c.hook(l.Hook) == nil {
+		if c.Hook(l.Hook) == nil {
 			continue
 		}
 		l.Detached = !DeviceTarget{Index: l.Device()}.has(l.info)
@@ -61,8 +61,8 @@ func (c *Component) deviceLinks(bpffs string) (all []Link, err error) {
 // Device returns the index of the device of a link of a DeviceHook.
 func (l *Link) Device() int { return int(l.Owner) }
 
-// hook returns a DeviceHook by its name, nil if there is none.
-func (c *Component) hook(name string) *DeviceHook {
+// Hook returns a DeviceHook by its name, nil if there is none.
+func (c *Component) Hook(name string) *DeviceHook {
 	for i := range c.DeviceHooks {
 		if c.DeviceHooks[i].Name == name {
 			return &c.DeviceHooks[i]
@@ -79,8 +79,8 @@ func (c *Component) sortLinks(all []Link) {
 	})
 }
 
-// deviceAttachments lists the links and filters of the component's hooks, in the order of devices and of attachment.
-func (c *Component) deviceAttachments(bpffs string) ([]Link, error) {
+// DeviceAttachments lists the links and filters of the component's hooks, in the order of devices and of attachment.
+func (c *Component) DeviceAttachments(bpffs string) ([]Link, error) {
 	if len(c.DeviceHooks) == 0 {
 		return nil, nil
 	}
@@ -118,7 +118,7 @@ func (d *Datapath) SetDevices(component string, devices ...int) error {
 	d.noteDevices(component, slices.DeleteFunc(slices.Clone(devices), func(device int) bool {
 		return !slices.Contains(d.devicesOf(component), device)
 	}))
-	links, err := c.deviceAttachments(d.options.BPFFS)
+	links, err := c.DeviceAttachments(d.options.BPFFS)
 	if err != nil {
 		return err
 	}
@@ -130,7 +130,7 @@ func (d *Datapath) SetDevices(component string, devices ...int) error {
 			return err
 		}
 	}
-	if err := removeLinks(slices.DeleteFunc(links, func(l Link) bool { return slices.Contains(devices, l.Device()) })); err != nil {
+	if err := RemoveLinks(slices.DeleteFunc(links, func(l Link) bool { return slices.Contains(devices, l.Device()) })); err != nil {
 		return err
 	}
 	d.noteDevices(component, devices)
@@ -155,7 +155,7 @@ func (d *Datapath) devicesOf(component string) []int {
 func (d *Datapath) isAttached(c *Component, links []Link, device int) bool {
 	for _, h := range c.DeviceHooks {
 		if !slices.ContainsFunc(links, func(l Link) bool {
-			return l.Device() == device && l.Hook == h.Name && !l.Detached && d.isProgram(l.Program, h.programAt(device))
+			return l.Device() == device && l.Hook == h.Name && !l.Detached && d.isProgram(l.Program, h.ProgramFor(device))
 		}) {
 			return false
 		}
@@ -190,23 +190,23 @@ func (d *Datapath) loadedProgram(c *Component, name string) (*ebpf.Program, erro
 	if err != nil {
 		return nil, err
 	}
-	err = d.loadPrograms(objects)
+	err = d.LoadPrograms(objects...)
 	return d.Program(name), err
 }
 
 // attachToDevice attaches all hooks of a component to a device, or replaces the programs there.
 func (d *Datapath) attachToDevice(c *Component, device int) error {
 	for _, h := range c.DeviceHooks {
-		if err := d.attachHook(c, &h, DeviceTarget{Index: device}); err != nil {
+		if err := d.AttachHook(c, &h, DeviceTarget{Index: device}); err != nil {
 			return fmt.Errorf("attach %s of component %s to device %d: %w", h.Name, c.Name, device, err)
 		}
 	}
 	return nil
 }
 
-// attachHook attaches a program to a device, or replaces the one there.
-func (d *Datapath) attachHook(c *Component, h *DeviceHook, to DeviceTarget) error {
-	program, err := d.loadedProgram(c, h.programAt(to.Index))
+// AttachHook attaches a program to a device, or replaces the one there.
+func (d *Datapath) AttachHook(c *Component, h *DeviceHook, to DeviceTarget) error {
+	program, err := d.loadedProgram(c, h.ProgramFor(to.Index))
 	if err != nil {
 		return err
 	}
@@ -233,7 +233,7 @@ func (d *Datapath) anchor(h *DeviceHook, device int) link.Anchor {
 // replaceAtDevices replaces the programs of an earlier agent at devices. It removes links to devices that
 // are gone.
 func (d *Datapath) replaceAtDevices(c *Component) error {
-	links, err := c.deviceAttachments(d.options.BPFFS)
+	links, err := c.DeviceAttachments(d.options.BPFFS)
 	if err != nil {
 		return err
 	}
@@ -252,11 +252,11 @@ func (d *Datapath) replaceLink(c *Component, l *Link) error {
 	if l.Detached {
 		return l.Remove()
 	}
-	h := c.hook(l.Hook)
+	h := c.Hook(l.Hook)
 	if l.filter == nil {
-		return d.attachHook(c, h, DeviceTarget{Index: l.Device()})
+		return d.AttachHook(c, h, DeviceTarget{Index: l.Device()})
 	}
-	program, err := d.loadedProgram(c, h.programAt(l.Device()))
+	program, err := d.loadedProgram(c, h.ProgramFor(l.Device()))
 	if err != nil {
 		return err
 	}
@@ -270,7 +270,7 @@ func (d *Datapath) repairDevices() (repaired []string, err error) {
 		if len(devices) == 0 {
 			continue
 		}
-		links, err := c.deviceAttachments(d.options.BPFFS)
+		links, err := c.DeviceAttachments(d.options.BPFFS)
 		if err != nil {
 			return repaired, err
 		}
@@ -295,15 +295,15 @@ func (d *Datapath) repairDevices() (repaired []string, err error) {
 
 // detachFromDevices detaches the component's programs from all devices.
 func (c *Component) detachFromDevices(bpffs string) error {
-	links, err := c.deviceAttachments(bpffs)
+	links, err := c.DeviceAttachments(bpffs)
 	if err != nil {
 		return err
 	}
-	return removeLinks(links)
+	return RemoveLinks(links)
 }
 
-// removeLinks detaches programs from devices, in reverse order of attachment.
-func removeLinks(links []Link) error {
+// RemoveLinks detaches programs from devices, in reverse order of attachment.
+func RemoveLinks(links []Link) error {
 	for _, l := range slices.Backward(links) {
 		if err := l.Remove(); err != nil {
 			return fmt.Errorf("detach %s from device %d: %w", l.Hook, l.Device(), err)
@@ -318,7 +318,7 @@ func (d *Datapath) Devices(component string) (all []int, err error) {
 	if err != nil {
 		return nil, err
 	}
-	links, err := c.deviceAttachments(d.options.BPFFS)
+	links, err := c.DeviceAttachments(d.options.BPFFS)
 	if err != nil {
 		return nil, err
 	}

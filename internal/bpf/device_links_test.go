@@ -77,13 +77,12 @@ func (w *edgeWorld) hasTCX() (has bool) {
 // detached. A device that is not named any more has none, and neither does a disabled component.
 func TestDeviceHooks(t *testing.T) {
 	w := newEdgeWorld(t)
-	w.options.Edge = nil
 	hooks := []DeviceHook{{Name: "xdp", Program: "pass_xdp", Attach: ebpf.AttachXDP}}
 	if w.hasTCX() {
 		hooks = []DeviceHook{{Name: "egress", Program: "pass_egress", Attach: ebpf.AttachTCXEgress}, {Name: "ingress", Program: "pass_ingress", Attach: ebpf.AttachTCXIngress}, hooks[0]}
 	}
 	c := passing(hooks...)
-	w.options.Components = append(OwnComponents(), c)
+	w.options.Components = append(components(nil), c)
 	var names []string
 	for _, h := range hooks {
 		names = append(names, fmt.Sprint(w.device, " ", h.Name))
@@ -147,7 +146,7 @@ func TestDeviceHooks(t *testing.T) {
 
 	disabled := passing(hooks...)
 	disabled.Objects = func(*Datapath) ([]*ebpf.CollectionSpec, error) { return nil, nil }
-	w.options.Components = append(OwnComponents(), disabled)
+	w.options.Components = append(components(nil), disabled)
 	d = mustOpen(t, w.options)
 	w.do(d.Attach)
 	w.wantLinks("disabled", c, "")
@@ -167,10 +166,9 @@ func TestFormerComponents(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newEdgeWorld(t)
-			w.options.Edge = nil
 			earlier := passing(DeviceHook{Name: "ingress", Program: "pass_ingress", Attach: ebpf.AttachTCXIngress}, DeviceHook{Name: "egress", Program: "pass_egress", Attach: ebpf.AttachTCXEgress})
 			earlier.Name, earlier.FilterPriority = "former", 193
-			w.options.Components = append(OwnComponents(), earlier)
+			w.options.Components = append(components(nil), earlier)
 			d := mustOpen(t, w.options)
 			w.do(func() error { return d.SetDevices("former", w.device) })
 			if attached, text := w.links(earlier); len(attached) != len(earlier.DeviceHooks) && w.hasTCX() {
@@ -179,7 +177,7 @@ func TestFormerComponents(t *testing.T) {
 			d.Close()
 			later := passing(earlier.DeviceHooks...)
 			later.Former, later.FilterPriority = earlier.Name, earlier.FilterPriority
-			w.options.Components = append(OwnComponents(), later)
+			w.options.Components = append(components(nil), later)
 			detach(w)
 			w.wantLinks(name, earlier, "")
 			if n := w.clsacts(); n != 0 {
@@ -193,9 +191,8 @@ func TestFormerComponents(t *testing.T) {
 // filter, which counts as attached and is detached like a link.
 func TestDeviceHookAsFilter(t *testing.T) {
 	w := newEdgeWorld(t)
-	w.options.Edge = nil
 	c := passing(DeviceHook{Name: "ingress", Program: "pass_ingress", Attach: ebpf.AttachTCXIngress})
-	w.options.Components = append(OwnComponents(), c)
+	w.options.Components = append(components(nil), c)
 	d := mustOpen(t, w.options)
 	w.do(func() error {
 		if w.hasTCX() {

@@ -29,14 +29,14 @@ type DSRChecks struct {
 	running int
 }
 
-// DSRChecks returns the table of checks, without those of an earlier agent; nil if there is no edge.
-func (d *Datapath) DSRChecks() (*DSRChecks, error) {
-	if d.options.Edge == nil {
+// NewDSRChecks returns the table of checks, without those of an earlier agent; nil if there is no edge.
+func NewDSRChecks(d *Datapath) (*DSRChecks, error) {
+	if d.Map(EdgeTCMapDsrChecks) == nil {
 		return nil, nil
 	}
 	c := &DSRChecks{
-		checks: hashOf[uint64, EdgeTCDsrCheck](d.maps, EdgeTCMapDsrChecks),
-		on:     d.maps[EdgeTCMapDsrChecksOn],
+		checks: NewHash[uint64, EdgeTCDsrCheck](Declared(edgeTables, EdgeTCMapDsrChecks), d.Map(EdgeTCMapDsrChecks)),
+		on:     d.Map(EdgeTCMapDsrChecksOn),
 	}
 	left, err := c.checks.All()
 	for cookie := range left {

@@ -88,9 +88,6 @@ type EdgeOptions struct {
 	ICMPRate *uint32
 	// Timeouts of conntrack entries; nil: the programs' defaults.
 	Timeouts *ConntrackTimeouts
-	// Dispatcher puts a device's XDP program into a dispatcher of libxdp's protocol even if it is the
-	// only one, so that others can join.
-	Dispatcher bool
 	// AcceptDSR accepts packets that balancers have encapsulated for backends of this node (table
 	// Balancers), as far as UntrackedEnds.Accepted allows.
 	AcceptDSR bool
@@ -124,15 +121,34 @@ func CheckSNATPorts(ranges []PortRange) error {
 	return nil
 }
 
+// EdgeKernel is the datapath with the edge's tables and programs.
+type EdgeKernel struct {
+	*Datapath
+	// dispatcher: a device's XDP program is put into a dispatcher of libxdp's protocol even if it is the only one, so that
+	// others can join.
+	dispatcher bool
+	// replacement returns an error if XDP programs cannot share a device under this kernel.
+	replacement func() error
+}
+
+// NewEdgeKernel returns a datapath with the edge. dispatcher puts XDP programs into dispatchers that they are alone in.
+func NewEdgeKernel(d *Datapath, dispatcher bool) EdgeKernel {
+	return EdgeKernel{d, dispatcher, HaveReplacement}
+}
+
+func edgeTable[K comparable, V any](d EdgeKernel, name string) Hash[K, V] {
+	return NewHash[K, V](Declared(edgeTables, name), d.Map(name))
+}
+
 // EdgeDevices returns the table of devices by their index.
-func (d *Datapath) EdgeDevices() Hash[uint32, EdgeDevice] {
-	return hashOf[uint32, EdgeDevice](d.maps, EdgeTCMapEdgeDevices)
+func (d EdgeKernel) EdgeDevices() Hash[uint32, EdgeDevice] {
+	return edgeTable[uint32, EdgeDevice](d, EdgeTCMapEdgeDevices)
 }
 
 // NextHops returns a table with, per device and network (the longest prefix wins), 1 if the device is one of several
 // next hops.
-func (d *Datapath) NextHops() Hash[NextHopKey, uint32] {
-	return hashOf[NextHopKey, uint32](d.maps, EdgeTCMapNextHops)
+func (d EdgeKernel) NextHops() Hash[NextHopKey, uint32] {
+	return edgeTable[NextHopKey, uint32](d, EdgeTCMapNextHops)
 }
 
 // NextHopKeyOf returns the key of a device and an IPv4 network.
@@ -143,13 +159,13 @@ func NextHopKeyOf(device int, network netip.Prefix) NextHopKey {
 }
 
 // SetXFRMPolicies has the programs ask for XFRM policies.
-func (d *Datapath) SetXFRMPolicies(p XFRMPolicies) error {
+func (d EdgeKernel) SetXFRMPolicies(p XFRMPolicies) error {
 	none := uint32(0)
 	if p.Count == 0 {
 		none = 1
 	}
 	for name, value := range map[string]any{EdgeTCMapXfrmPolicies: p, EdgeTCMapXfrmNone: none} {
-		if err := d.maps[name].Put(uint32(0), value); err != nil {
+		if err := d.Map(name).Put(uint32(0), value); err != nil {
 			return fmt.Errorf("write table %s: %w", name, err)
 		}
 	}
@@ -157,21 +173,16 @@ func (d *Datapath) SetXFRMPolicies(p XFRMPolicies) error {
 }
 
 // Routings returns the table whose entry 0 tells what route look-ups need.
-func (d *Datapath) Routings() Hash[uint32, Routing] {
-	return hashOf[uint32, Routing](d.maps, EdgeTCMapRoutings)
+func (d EdgeKernel) Routings() Hash[uint32, Routing] {
+	return edgeTable[uint32, Routing](d, EdgeTCMapRoutings)
 }
 
 // RouteMTUs returns the table of the MTUs that routes have.
-func (d *Datapath) RouteMTUs() Hash[RouteKey, uint32] {
-	return hashOf[RouteKey, uint32](d.maps, EdgeTCMapRouteMtus)
+func (d EdgeKernel) RouteMTUs() Hash[RouteKey, uint32] {
+	return edgeTable[RouteKey, uint32](d, EdgeTCMapRouteMtus)
 }
 
 // RouteEncaps returns the table of routes with an outer header.
-func (d *Datapath) RouteEncaps() Hash[NetworkKey, RouteEncap] {
-	return hashOf[NetworkKey, RouteEncap](d.maps, EdgeTCMapRouteEncaps)
-}
-
-// Balancers returns the table of networks whose encapsulated packets are for backends of this node.
-func (d *Datapath) Balancers() Hash[NetworkKey, Balancer] {
-	return hashOf[NetworkKey, Balancer](d.maps, EdgeTCMapBalancers)
+func (d EdgeKernel) RouteEncaps() Hash[NetworkKey, RouteEncap] {
+	return edgeTable[NetworkKey, RouteEncap](d, EdgeTCMapRouteEncaps)
 }

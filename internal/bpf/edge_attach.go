@@ -42,7 +42,7 @@ func atL3(program string) func(int) string {
 }
 
 // declared returns the declaration of a hook.
-func (h EdgeHook) declared() *DeviceHook { return Edge().hook(string(h)) }
+func (h EdgeHook) declared() *DeviceHook { return edgeAt().Hook(string(h)) }
 
 // XDPMode is where an XDP program runs.
 type XDPMode string
@@ -70,10 +70,13 @@ type EdgeAttachment struct {
 // edgeName is the prefix of the names of the edge's pinned links.
 const edgeName = "edge"
 
+// edgeAt is the edge as far as it does not depend on options: where it is attached.
+func edgeAt() *Component { return Edge(func() *EdgeOptions { return nil }) }
+
 // EdgeAttachments lists what is attached to devices of this network namespace, by the pinned links of a
 // bpffs directory, as filters or in dispatchers, in the order of devices and attachment.
 func EdgeAttachments(bpffs string) ([]EdgeAttachment, error) {
-	links, err := Edge().deviceAttachments(bpffs)
+	links, err := edgeAt().DeviceAttachments(bpffs)
 	if err != nil {
 		return nil, err
 	}
@@ -86,21 +89,26 @@ func EdgeAttachments(bpffs string) ([]EdgeAttachment, error) {
 			Device: l.Device(), Hook: EdgeHook(l.Hook), ProgramID: uint32(l.Program), LinkID: uint32(l.ID), Detached: l.Detached,
 		})
 	}
-	order := hookNames(edgeHooks)
+	order := func(h EdgeHook) int {
+		return slices.IndexFunc(edgeHooks, func(d DeviceHook) bool { return d.Name == string(h) })
+	}
 	slices.SortStableFunc(all, func(a, b EdgeAttachment) int {
-		return cmp.Or(cmp.Compare(a.Device, b.Device), cmp.Compare(slices.Index(order, string(a.Hook)), slices.Index(order, string(b.Hook))))
+		return cmp.Or(cmp.Compare(a.Device, b.Device), cmp.Compare(order(a.Hook), order(b.Hook)))
 	})
 	return all, nil
 }
 
 // AttachEdgeTC attaches the edge to a device's tc hooks, or replaces the programs
 // of an earlier agent there.
-func (d *Datapath) AttachEdgeTC(device int) error {
+func (d EdgeKernel) AttachEdgeTC(device int) error {
 	for _, hook := range []EdgeHook{EdgeEgress, EdgeIngress} {
-		if err := d.refuseForeignEdge(device, hook); err != nil {
+		if id, err := d.ForeignAt(edgeAt(), hook.declared(), device); err != nil {
 			return err
+		} else if id != 0 {
+			return fmt.Errorf("another Beeline serves the device already (program %d): stop it and run `beeline cleanup` with its --pins, "+
+				"or leave the device out with --devices, or disable the edge with --edge-mode=off", id)
 		}
-		if err := d.attachHook(Edge(), hook.declared(), DeviceTarget{Index: device}); err != nil {
+		if err := d.AttachHook(edgeAt(), hook.declared(), DeviceTarget{Index: device}); err != nil {
 			return fmt.Errorf("attach to tc %s: %w", hook, err)
 		}
 	}
@@ -108,21 +116,21 @@ func (d *Datapath) AttachEdgeTC(device int) error {
 }
 
 // DetachEdge detaches hooks of the edge from a device; all, if none is named. The device may be gone.
-func (d *Datapath) DetachEdge(device int, hooks ...EdgeHook) error {
+func (d EdgeKernel) DetachEdge(device int, hooks ...EdgeHook) error {
 	other := func(at int, hook EdgeHook) bool {
 		return at != device || len(hooks) > 0 && !slices.Contains(hooks, hook)
 	}
-	if err := leave(d.options.BPFFS, func(a EdgeAttachment) bool { return !other(a.Device, a.Hook) }); err != nil {
+	if err := leave(d.BPFFS(), func(a EdgeAttachment) bool { return !other(a.Device, a.Hook) }); err != nil {
 		return err
 	}
-	links, err := Edge().deviceAttachments(d.options.BPFFS)
+	links, err := edgeAt().DeviceAttachments(d.BPFFS())
 	if err != nil {
 		return err
 	}
-	return removeLinks(slices.DeleteFunc(links, func(l Link) bool { return other(l.Device(), EdgeHook(l.Hook)) }))
+	return RemoveLinks(slices.DeleteFunc(links, func(l Link) bool { return other(l.Device(), EdgeHook(l.Hook)) }))
 }
 
 // EdgeAttachments lists what is attached to devices.
-func (d *Datapath) EdgeAttachments() ([]EdgeAttachment, error) {
-	return EdgeAttachments(d.options.BPFFS)
+func (d EdgeKernel) EdgeAttachments() ([]EdgeAttachment, error) {
+	return EdgeAttachments(d.BPFFS())
 }

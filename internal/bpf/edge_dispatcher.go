@@ -29,7 +29,7 @@ func slotName(bpffs string) string {
 // joinDispatcher makes the device's dispatcher run the edge's current program in place of an earlier
 // agent's; it makes a dispatcher if the device has no XDP program. `mode` is nl.XDP_ATTACHED_DRV or the
 // like.
-func (d *Datapath) joinDispatcher(device int, mode uint32) ([]xdpdispatch.ChainProgram, error) {
+func (d EdgeKernel) joinDispatcher(device int, mode uint32) ([]xdpdispatch.ChainProgram, error) {
 	if err := d.canShare(); err != nil {
 		return nil, err
 	}
@@ -37,7 +37,7 @@ func (d *Datapath) joinDispatcher(device int, mode uint32) ([]xdpdispatch.ChainP
 }
 
 // canShare returns an error if the kernel does not support dispatchers.
-func (d *Datapath) canShare() error {
+func (d EdgeKernel) canShare() error {
 	if err := d.replacement(); err != nil {
 		return fmt.Errorf("XDP programs cannot share a device on this kernel, which does not support or allow programs that replace functions (%v): remove --edge-xdp-dispatcher if it is set", err)
 	}
@@ -56,7 +56,7 @@ func (e *ExclusiveXDPError) Unwrap() error { return e.reason }
 
 // makeDispatcher makes a dispatcher with the edge at a device that has none. The edge's own link must be
 // detached for that; it stays, or is restored, if a dispatcher is not possible.
-func (d *Datapath) makeDispatcher(device int, mode uint32, alone func() error) (chain []xdpdispatch.ChainProgram, err error) {
+func (d EdgeKernel) makeDispatcher(device int, mode uint32, alone func() error) (chain []xdpdispatch.ChainProgram, err error) {
 	if err = d.canShare(); err == nil {
 		if err = d.DetachEdge(device, EdgeXDP); err != nil {
 			return nil, err
@@ -74,17 +74,17 @@ func (d *Datapath) makeDispatcher(device int, mode uint32, alone func() error) (
 
 // loadSlot loads the edge's program so that it can replace a function: this one, and equivalent ones in
 // other dispatchers.
-func (d *Datapath) loadSlot(target *ebpf.Program, function string) (*ebpf.Program, error) {
+func (d EdgeKernel) loadSlot(target *ebpf.Program, function string) (*ebpf.Program, error) {
 	spec, err := LoadXDPSlot()
 	if err != nil {
 		return nil, err
 	}
 	p := spec.Programs[XDPSlotProgBeelineEdge]
 	main := *btf.FuncMetadata(&p.Instructions[0]) // tools show its name as the program's
-	main.Name = slotName(d.options.BPFFS)
+	main.Name = slotName(d.BPFFS())
 	p.Instructions[0] = btf.WithFuncMetadata(p.Instructions[0], &main)
-	p.Name, p.Type, p.AttachType, p.AttachTarget, p.AttachTo = slotName(d.options.BPFFS), ebpf.Extension, ebpf.AttachNone, target, function
-	if err := d.loadPrograms([]*ebpf.CollectionSpec{spec}); err != nil {
+	p.Name, p.Type, p.AttachType, p.AttachTarget, p.AttachTo = slotName(d.BPFFS()), ebpf.Extension, ebpf.AttachNone, target, function
+	if err := d.LoadPrograms(spec); err != nil {
 		return nil, err
 	}
 	return d.Program(XDPSlotProgBeelineEdge), nil
@@ -99,8 +99,8 @@ func inDispatchers(bpffs string) *xdpdispatch.Client {
 }
 
 // joinEdge is joinDispatcher for a kernel that supports it.
-func (d *Datapath) joinEdge(device int, mode uint32) ([]xdpdispatch.ChainProgram, error) {
-	c := inDispatchers(d.options.BPFFS)
+func (d EdgeKernel) joinEdge(device int, mode uint32) ([]xdpdispatch.ChainProgram, error) {
+	c := inDispatchers(d.BPFFS())
 	c.Program = func() *ebpf.Program { return d.Program(XDPSlotProgBeelineEdge) }
 	c.Load = d.loadSlot
 	return c.Join(device, mode)
@@ -126,11 +126,12 @@ func attachedInDispatchers(bpffs string) (all []AttachedProgram, err error) {
 }
 
 // replaceInDispatchers replaces the programs of an earlier agent.
-func (d *Datapath) replaceInDispatchers() error {
-	if err := inDispatchers(d.options.BPFFS).Recover(); err != nil {
+func replaceInDispatchers(datapath *Datapath) error {
+	d := NewEdgeKernel(datapath, false)
+	if err := inDispatchers(d.BPFFS()).Recover(); err != nil {
 		return err
 	}
-	attached, err := dispatcherAttachments(d.options.BPFFS)
+	attached, err := dispatcherAttachments(d.BPFFS())
 	if err != nil {
 		return err
 	}

@@ -23,13 +23,13 @@ func TestDispatcherThatCannotBe(t *testing.T) {
 			w := newEdgeWorld(t)
 			var before EdgeAttachment
 			if had {
-				d := mustOpen(t, w.options)
+				d := w.open()
 				w.do(func() error { return attachXDP(d, w.device, XDPNative) })
 				before = w.attached()[0]
 				d.Close()
 			}
-			w.options.Edge.Dispatcher = true
-			d := mustOpen(t, w.options)
+			w.dispatcher = true
+			d := w.open()
 			d.replacement = func() error { return ebpf.ErrNotSupported }
 			w.do(func() error {
 				alone := (*ExclusiveXDPError)(nil)
@@ -55,7 +55,7 @@ func TestInterruptedChange(t *testing.T) {
 	for _, attached := range []bool{false, true} {
 		w := newEdgeWorld(t)
 		t.Setenv("LIBXDP_BPFFS", w.node.BPFFS)
-		d := mustOpen(t, w.options)
+		d := w.open()
 		p := anyProgram(t, ebpf.XDP)
 		name := fmt.Sprintf("dispatch-%d-%d", w.device, idOf(t, p))
 		change, places := filepath.Join(w.options.BPFFS, "programs", name), filepath.Join(w.node.BPFFS, "xdp", name)
@@ -84,7 +84,7 @@ func TestInterruptedChange(t *testing.T) {
 		want("the next start")
 		d.Close()
 		interrupted()
-		w.do(func() error { return Cleanup(w.options.BPFFS, nil) })
+		w.do(func() error { return Cleanup(w.options.BPFFS, nil, w.options.Components...) })
 		want("cleanup")
 	}
 }

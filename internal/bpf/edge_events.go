@@ -24,18 +24,20 @@ type EdgeEvent = EdgeTCEdgeEvent
 // Events are the edge's events. They can have one reader at a time.
 type Events struct{ ring, watched, counts *ebpf.Map }
 
-// Events returns the events of this datapath; nil if there is no edge.
-func (d *Datapath) Events() *Events {
-	if d.options.Edge == nil {
-		return nil
+// NewEvents returns the events of a datapath, and undoes the watch of an agent that was killed during it; nil if there
+// is no edge.
+func NewEvents(d *Datapath) (*Events, error) {
+	e := &Events{d.Map(EdgeTCMapEdgeEvents), d.Map(EdgeTCMapEdgeWatched), d.Map(EdgeTCMapEdgeCounts)}
+	if e.ring == nil {
+		return nil, nil
 	}
-	return &Events{d.maps[EdgeTCMapEdgeEvents], d.maps[EdgeTCMapEdgeWatched], d.maps[EdgeTCMapEdgeCounts]}
+	return e, e.watch(0)
 }
 
 // OpenEvents opens the pinned events of a directory without a running agent, and locks out other readers
 // until the returned function is called.
 func OpenEvents(bpffs string) (*Events, func(), error) {
-	dir, err := os.Open(filepath.Join(bpffs, tablesDirectory))
+	dir, err := os.Open(filepath.Dir(TablePath(bpffs, EdgeTCMapEdgeEvents)))
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, nil, fmt.Errorf("nothing is pinned under %s: set --pins to the agent's; if it is, no agent has run yet", bpffs)
 	}
@@ -66,9 +68,6 @@ func OpenEvents(bpffs string) (*Events, func(), error) {
 	}
 	return e, closeAll, nil
 }
-
-// unwatch undoes the watch of an agent that was killed during it.
-func (e *Events) unwatch() error { return e.watch(0) }
 
 func (e *Events) watch(on uint32) error {
 	if err := e.watched.Put(uint32(0), on); err != nil {
@@ -136,7 +135,7 @@ func eventOf(sample []byte) *EdgeEvent {
 
 // lost returns how many events have been lost so far.
 func (e *Events) lost() (n uint64, err error) {
-	perCPU, err := countersIn[EdgeTCEdgeCounters](e.counts)
+	perCPU, err := CountersIn[EdgeTCEdgeCounters](e.counts)
 	if err != nil {
 		return 0, fmt.Errorf("read table %s: %w", EdgeTCMapEdgeCounts, err)
 	}

@@ -16,8 +16,8 @@ import (
 // one with another --max-flows. So are, in any case, the programs for devices without MAC addresses.
 func TestLatePrograms(t *testing.T) {
 	w := newEdgeWorld(t)
-	w.options.Edge.LateXDP = true
-	d := mustOpen(t, w.options)
+	w.edge.LateXDP = true
+	d := w.open()
 	if d.Program(EdgeXDPProgBeelineEdgeXdp) != nil {
 		t.Error("it is loaded before any device needs it")
 	}
@@ -44,7 +44,7 @@ func TestLatePrograms(t *testing.T) {
 	before := w.attached()
 	d.Close()
 	w.options.Limits.Flows = 20000
-	d = mustOpen(t, w.options)
+	d = w.open()
 	w.do(d.Attach)
 	w.want(hooks)
 	for i, a := range w.attached() {

@@ -24,19 +24,18 @@ import (
 
 // edgeWorld is a node with a datapath that has an edge.
 type edgeWorld struct {
-	t       *testing.T
-	node    *lab.Host
-	options Options
-	device  int // eth0
+	t          *testing.T
+	node       *lab.Host
+	options    Options
+	edge       *EdgeOptions
+	dispatcher bool
+	device     int // eth0
 }
 
 func newEdgeWorld(t *testing.T) *edgeWorld {
 	t.Helper()
-	w := &edgeWorld{t: t, node: lab.New(t).Nodes()[0]}
-	w.options = Options{
-		BPFFS: w.node.BPFFS + "/beeline", CgroupRoot: w.node.CgroupRoot,
-		Edge: &EdgeOptions{SNATPorts: []PortRange{{1024, 29999}, {61000, 65535}}},
-	}
+	w := &edgeWorld{t: t, node: lab.New(t).Nodes()[0], edge: &EdgeOptions{SNATPorts: []PortRange{{1024, 29999}, {61000, 65535}}}}
+	w.options = Options{BPFFS: w.node.BPFFS + "/beeline", CgroupRoot: w.node.CgroupRoot, Components: components(w.edge)}
 	w.do(func() error {
 		link, err := netlink.LinkByName("eth0")
 		if err == nil {
@@ -45,6 +44,12 @@ func newEdgeWorld(t *testing.T) *edgeWorld {
 		return err
 	})
 	return w
+}
+
+// open opens the datapath.
+func (w *edgeWorld) open() EdgeKernel {
+	w.t.Helper()
+	return NewEdgeKernel(mustOpen(w.t, w.options), w.dispatcher)
 }
 
 // do runs a function in the node's network namespace.
@@ -82,7 +87,7 @@ func (w *edgeWorld) want(want string) {
 // an agent without an edge removes all of them, and so does cleanup.
 func TestEdgeIsReplacedInPlace(t *testing.T) {
 	w := newEdgeWorld(t)
-	d := mustOpen(t, w.options)
+	d := w.open()
 	w.do(func() error { return errors.Join(d.AttachEdgeTC(w.device), attachXDP(d, w.device, XDPNative)) })
 	hooks := fmt.Sprintf("%[1]d egress, %[1]d ingress, %[1]d xdp", w.device)
 	w.want(hooks)
@@ -92,7 +97,7 @@ func TestEdgeIsReplacedInPlace(t *testing.T) {
 		t.Errorf("attached twice: %v, then %v", before, again)
 	}
 	d.Close()
-	d = mustOpen(t, w.options)
+	d = w.open()
 	w.do(d.Attach)
 	for i, a := range w.attached() {
 		if a.LinkID != before[i].LinkID || a.ProgramID == before[i].ProgramID {
@@ -101,16 +106,16 @@ func TestEdgeIsReplacedInPlace(t *testing.T) {
 	}
 	d.Close()
 	off := w.options
-	off.Edge = nil
-	d = mustOpen(t, off)
-	w.do(d.Attach)
+	off.Components = components(nil)
+	without := mustOpen(t, off)
+	w.do(without.Attach)
 	w.want("")
 	wantGone(t, TablePath(w.options.BPFFS, EdgeTCMapConntrack))
-	d.Close()
-	d = mustOpen(t, w.options)
+	without.Close()
+	d = w.open()
 	w.do(func() error { return errors.Join(d.AttachEdgeTC(w.device), d.Attach()) })
 	d.Close()
-	w.do(func() error { return Cleanup(w.options.BPFFS, nil) })
+	w.do(func() error { return Cleanup(w.options.BPFFS, nil, w.options.Components...) })
 	w.want("")
 	wantGone(t, w.options.BPFFS)
 }
@@ -125,7 +130,7 @@ func newVeth() *netlink.Veth {
 // The links of a device that was deleted are reported as detached, and are removed.
 func TestEdgeOfDeviceThatIsGone(t *testing.T) {
 	w := newEdgeWorld(t)
-	d := mustOpen(t, w.options)
+	d := w.open()
 	w.do(func() error { return errors.Join(netlink.LinkAdd(newVeth()), d.AttachEdgeTC(100)) })
 	w.want("100 egress, 100 ingress")
 	w.do(func() error { return netlink.LinkDel(newVeth()) })
@@ -141,7 +146,7 @@ func TestEdgeOfDeviceThatIsGone(t *testing.T) {
 // for a device whose driver has no XDP says so.
 func TestOtherXDPProgram(t *testing.T) {
 	w := newEdgeWorld(t)
-	d := mustOpen(t, w.options)
+	d := w.open()
 	other := anyProgram(t, ebpf.XDP)
 	for mode, flags := range map[string]int{"native": nl.XDP_FLAGS_DRV_MODE, "generic": nl.XDP_FLAGS_SKB_MODE} {
 		w.do(func() error {
@@ -169,7 +174,7 @@ func TestOtherXDPProgram(t *testing.T) {
 // When the mode changes between generic and native XDP, the other one is detached first.
 func TestXDPModeChanges(t *testing.T) {
 	w := newEdgeWorld(t)
-	d := mustOpen(t, w.options)
+	d := w.open()
 	for _, mode := range []XDPMode{XDPGeneric, XDPNative, XDPGeneric} {
 		w.do(func() error { return attachXDP(d, w.device, mode) })
 		want := map[XDPMode]uint32{XDPNative: nl.XDP_ATTACHED_DRV, XDPGeneric: nl.XDP_ATTACHED_SKB}[mode]
@@ -186,7 +191,7 @@ func TestXDPModeChanges(t *testing.T) {
 }
 
 // attachXDP attaches the edge to a device without another XDP program.
-func attachXDP(d *Datapath, device int, mode XDPMode) error {
+func attachXDP(d EdgeKernel, device int, mode XDPMode) error {
 	_, err := d.AttachEdgeXDP(device, mode)
 	return err
 }
@@ -218,7 +223,7 @@ func idOf(t *testing.T, p *ebpf.Program) uint32 {
 func TestEdgeTablesAreResized(t *testing.T) {
 	w := newEdgeWorld(t)
 	w.options.Limits.Flows = 1024
-	d := mustOpen(t, w.options)
+	d := w.open()
 	key := Tuple{Protocol: 6, SourcePort: 1}
 	track := ConntrackEntry{Xlate: Tuple{Protocol: 6, SourcePort: 2}, Packets: 3}
 	track.Tag = tupleHash(&key)
@@ -232,7 +237,7 @@ func TestEdgeTablesAreResized(t *testing.T) {
 	w.do(d.Attach)
 	d.Close()
 	w.options.Limits.Flows = 4096
-	d = mustOpen(t, w.options)
+	d = w.open()
 	w.do(d.Attach)
 	pinned := map[string]*ebpf.Map{}
 	for _, name := range ConntrackTableNames() {
@@ -263,11 +268,10 @@ func TestEdgeTablesAreResized(t *testing.T) {
 func TestLastPassWaitsForOldPhase(t *testing.T) {
 	w := newEdgeWorld(t)
 	w.options.Limits.Flows = 1024
-	d := mustOpen(t, w.options)
+	d := w.open()
 	w.do(func() error { return errors.Join(d.AttachEdgeTC(w.device), d.Attach()) })
 	d.Close()
 	w.options.Limits.Flows = 4096
-	w.options.Components = OwnComponents()
 	var waited []migrationPhase // the phase at each wait since the first pass
 	passes, known := 0, 0
 	for _, table := range componentList(w.options.Components).tables() {
@@ -295,7 +299,7 @@ func TestLastPassWaitsForOldPhase(t *testing.T) {
 			return follow(f)
 		}
 	}
-	d = mustOpen(t, w.options)
+	d = w.open()
 	w.do(d.Attach)
 	if passes != 3 {
 		t.Errorf("conntrack was copied in %d passes, want 3", passes)
@@ -306,7 +310,7 @@ func TestLastPassWaitsForOldPhase(t *testing.T) {
 }
 
 // knownPredecessors returns the hooks at which packets are passed to a program of the predecessor.
-func knownPredecessors(t *testing.T, d *Datapath) (hooks []uint32) {
+func knownPredecessors(t *testing.T, d EdgeKernel) (hooks []uint32) {
 	t.Helper()
 	for _, hook := range migrationHooks {
 		var id uint32
@@ -324,7 +328,7 @@ func knownPredecessors(t *testing.T, d *Datapath) (hooks []uint32) {
 // and the next agent restarts the counters.
 func TestCountersOfAnotherVersion(t *testing.T) {
 	w := newEdgeWorld(t)
-	d := mustOpen(t, w.options)
+	d := w.open()
 	w.do(func() error { return errors.Join(d.AttachEdgeTC(w.device), d.Attach()) })
 	d.Close()
 	path := TablePath(w.options.BPFFS, EdgeTCMapEdgeCounts)
@@ -346,7 +350,7 @@ func TestCountersOfAnotherVersion(t *testing.T) {
 		}
 		return err
 	})
-	d = mustOpen(t, w.options)
+	d = w.open()
 	w.do(d.Attach)
 	if c, err := ReadEdgeCounters(w.options.BPFFS); err != nil || len(c) == 0 {
 		t.Errorf("with another agent: counters %v, %v", c, err)

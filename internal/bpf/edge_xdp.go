@@ -27,7 +27,7 @@ func XDPModeOf(device int) XDPMode {
 // returns the dispatcher's programs in the order in which they run. Errors: *OtherXDPError;
 // ebpf.ErrNotSupported if the driver has no native XDP; *ExclusiveXDPError if it is attached, but by itself
 // instead of in a dispatcher.
-func (d *Datapath) AttachEdgeXDP(device int, mode XDPMode) (chain []xdpdispatch.ChainProgram, err error) {
+func (d EdgeKernel) AttachEdgeXDP(device int, mode XDPMode) (chain []xdpdispatch.ChainProgram, err error) {
 	flags, attached := link.XDPDriverMode, uint32(nl.XDP_ATTACHED_DRV)
 	if mode == XDPGeneric {
 		flags, attached = link.XDPGenericMode, nl.XDP_ATTACHED_SKB
@@ -38,13 +38,13 @@ func (d *Datapath) AttachEdgeXDP(device int, mode XDPMode) (chain []xdpdispatch.
 		}
 	}
 	alone := func() error {
-		return d.attachHook(Edge(), EdgeXDP.declared(), DeviceTarget{Index: device, XDP: flags})
+		return d.AttachHook(edgeAt(), EdgeXDP.declared(), DeviceTarget{Index: device, XDP: flags})
 	}
 	shared := xdpdispatch.Has(device)
 	switch {
 	case shared:
 		chain, err = d.joinDispatcher(device, attached)
-	case d.options.Edge.Dispatcher:
+	case d.dispatcher:
 		chain, err = d.makeDispatcher(device, attached, alone)
 	default:
 		err = alone()

@@ -49,17 +49,17 @@ var featureProbes = []featureProbe{
 	{Feature{Name: "return values of socket hooks", Since: "5.18", Required: true, Cost: "connect() to a Service without endpoints cannot return ECONNREFUSED"},
 		socketHelper(asm.FnSetRetval)},
 	{Feature{Name: "kernel BTF (CONFIG_DEBUG_INFO_BTF)", Since: "5.2", Cost: "no bind protection, and none of the following"},
-		kernelTold(kernelTypes)},
+		kernelTold(KernelTypes)},
 	{Feature{Name: "socket iterators", Since: "5.9", Cost: "UDP sockets stay connected to removed backends"},
 		kernelTold(socketIterator)},
 	{Feature{Name: "bpf_sock_destroy", Since: "6.5", Cost: "sockets of removed backends are closed by netlink, which is slower"},
 		kernelTold(sockDestroy)},
 	{Feature{Name: "programs that replace functions (freplace)", Since: "5.10", Cost: "XDP programs cannot share a device: tc serves devices that have another one"},
-		haveReplacement},
+		HaveReplacement},
 }
 
-// haveReplacement probes what a dispatcher needs. Some kernels have it, but do not allow it.
-func haveReplacement() error {
+// HaveReplacement probes what a dispatcher needs. Some kernels have it, but do not allow it.
+func HaveReplacement() error {
 	err := features.HaveProgramType(ebpf.Extension)
 	if errors.Is(err, unix.EPERM) {
 		return ebpf.ErrNotSupported
@@ -113,7 +113,7 @@ func HaveSockDestroy() bool { return kernelHas()[sockDestroy] }
 
 // Features that the kernel's BTF shows.
 const (
-	kernelTypes    = "types"
+	KernelTypes    = "types"
 	socketIterator = "bpf_iter_udp"
 	sockDestroy    = "bpf_sock_destroy"
 	// These are in the BTF of the module nf_conntrack, unless that is part of the kernel.
@@ -139,7 +139,7 @@ var kernelHas = sync.OnceValue(func() map[string]bool {
 		return found
 	}
 	kernelBTF.Store(cache)
-	found[kernelTypes] = true
+	found[KernelTypes] = true
 	modules, err := cache.Modules()
 	found[withoutModules] = err == nil && len(modules) == 0
 	for _, name := range []string{socketIterator, sockDestroy} {

@@ -3,8 +3,6 @@
 package bpf
 
 import (
-	"fmt"
-
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/btf"
@@ -31,29 +29,6 @@ func KernelEntries() uint8 {
 	return 1
 }
 
-// OwnEntryMark is the mark of the entries in the kernel's conntrack that programs add for flows of the edge.
-const OwnEntryMark = 0xbee11e00
-
-// SetKernelRoom lets programs add entries to the kernel's conntrack until a time, in seconds of CLOCK_MONOTONIC; 0: not
-// now.
-func (d *Datapath) SetKernelRoom(until uint32) error {
-	if err := d.maps[EdgeTCMapKernelRoom].Put(uint32(0), until); err != nil {
-		return fmt.Errorf("write table %s: %w", EdgeTCMapKernelRoom, err)
-	}
-	return nil
-}
-
-// NoKernelFlows returns why the edge cannot ask the kernel's conntrack; empty: it can.
-func NoKernelFlows() string {
-	if KernelConntrack() == 1 {
-		return ""
-	}
-	if !kernelHas()[kernelTypes] {
-		return "this kernel has no BTF (CONFIG_DEBUG_INFO_BTF)"
-	}
-	return "the kernel's BTF lacks bpf_skb_ct_lookup (Linux 5.18, module nf_conntrack with CONFIG_DEBUG_INFO_BTF_MODULES)"
-}
-
 // loadConntrack makes the kernel load the module nf_conntrack, if it is one: programs can call its functions only if
 // it is loaded before them, and rules that need it may come later. A request to conntrack does that, also from a
 // container: the kernel runs the host's modprobe.
@@ -69,7 +44,7 @@ func loadConntrack() {
 // fitBTF makes an object loadable on a kernel without BTF: it removes the relocations of accesses to the kernel's
 // structures. They are in branches that the constants exclude.
 func fitBTF(spec *ebpf.CollectionSpec) {
-	if !kernelHas()[kernelTypes] {
+	if !kernelHas()[KernelTypes] {
 		removeRelocations(spec)
 	}
 }

@@ -141,9 +141,12 @@ func halfOpenSets(flows uint32) uint32 { return conntrackSets(max(flows/2, minHa
 // 5,000 such datagrams per second.
 func fragmentsFor(flows uint32) uint32 { return max(flows/8, minFragments) }
 
-// LimitFlag returns the name of the flag that sizes a table, "" if there is none.
+// ownTable returns the declaration of a table of the socket shortcut, nil if there is none.
+func ownTable(name string) *Table { return componentList{Socket()}.table(name) }
+
+// LimitFlag returns the name of the flag that sizes a table of Socket, "" if there is none.
 func LimitFlag(table string) string {
-	if t := OwnComponents().table(table); t != nil && t.Limit != nil {
+	if t := ownTable(table); t != nil && t.Limit != nil {
 		return t.Limit.Flag
 	}
 	return ""
@@ -161,7 +164,7 @@ func (e *FullError) Error() string {
 	s := fmt.Sprintf("table %s is full at %d entries", e.Table, e.Limit)
 	t := e.declared
 	if t == nil {
-		t = OwnComponents().table(e.Table)
+		t = ownTable(e.Table)
 	}
 	switch {
 	case t == nil:

@@ -19,7 +19,7 @@ import (
 // the start.
 func TestMemoryOfTheDefaultLimits(t *testing.T) {
 	o := options(t)
-	o.Edge = &EdgeOptions{SNATPorts: []PortRange{{First: 2000, Last: 2999}}, LateXDP: true}
+	o.Components = components(&EdgeOptions{SNATPorts: []PortRange{{First: 2000, Last: 2999}}, LateXDP: true})
 	o.Limits = DefaultLimits
 	o.Limits.Flows = flowsFor(1 << 40)
 	d := mustOpen(t, o)

@@ -103,11 +103,11 @@ func (o *opening) loadEarly() error {
 			specs = append(specs, object.spec)
 		}
 	}
-	return o.loadPrograms(specs)
+	return o.LoadPrograms(specs...)
 }
 
-// loadPrograms loads the programs of objects, for d.program.
-func (d *Datapath) loadPrograms(specs []*ebpf.CollectionSpec) error {
+// LoadPrograms loads the programs of objects, for Program.
+func (d *Datapath) LoadPrograms(specs ...*ebpf.CollectionSpec) error {
 	loaded, err := d.loadObjects(specs)
 	d.loading.Lock()
 	defer d.loading.Unlock()

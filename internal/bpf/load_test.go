@@ -22,7 +22,7 @@ func TestSecondAgentIsRefused(t *testing.T) {
 	if _, err := Open(o); !errors.As(err, &locked) || locked.PID != os.Getpid() {
 		t.Errorf("second agent: %v", err)
 	}
-	if err := Cleanup(o.BPFFS, nil); !errors.As(err, &locked) {
+	if err := Cleanup(o.BPFFS, nil, o.Components...); !errors.As(err, &locked) {
 		t.Errorf("cleanup while an agent runs: %v", err)
 	}
 	d.Close()
@@ -39,7 +39,7 @@ func TestOtherLayoutIsRefused(t *testing.T) {
 	if _, err := Open(o); err == nil || !strings.Contains(err.Error(), "beeline cleanup") {
 		t.Errorf("error %v", err)
 	}
-	must(t, Cleanup(o.BPFFS, nil))
+	must(t, Cleanup(o.BPFFS, nil, o.Components...))
 	mustOpen(t, o)
 }
 

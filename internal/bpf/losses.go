@@ -17,12 +17,12 @@ const (
 
 // BackendLosses returns the counters of packets that the edge dropped on their way to a backend on another node. They
 // grow for as long as the kernel keeps an entry, which is gone when others needed its place.
-func (d *Datapath) BackendLosses() Hash[BackendLossKey, BackendLoss] {
-	return hashOf[BackendLossKey, BackendLoss](d.maps, EdgeTCMapBackendLosses)
+func (d EdgeKernel) BackendLosses() Hash[BackendLossKey, BackendLoss] {
+	return edgeTable[BackendLossKey, BackendLoss](d, EdgeTCMapBackendLosses)
 }
 
 // PolicyDrops returns how many packets of clients outside each frontend has dropped because of traffic policy Local.
 // They grow for as long as the kernel keeps an entry.
-func (d *Datapath) PolicyDrops() Hash[FrontendKey, uint64] {
-	return hashOf[FrontendKey, uint64](d.maps, EdgeTCMapPolicyDrops)
+func (d EdgeKernel) PolicyDrops() Hash[FrontendKey, uint64] {
+	return edgeTable[FrontendKey, uint64](d, EdgeTCMapPolicyDrops)
 }

@@ -5,7 +5,6 @@ package bpf
 import (
 	"errors"
 	"fmt"
-	"slices"
 
 	"github.com/cilium/ebpf"
 
@@ -64,7 +63,28 @@ type migrationStep struct {
 	do    func(*Datapath) error
 }
 
-// edgeMigration are the steps with an edge:
+// A Handover is how programs at devices, which change entries with each packet, pass packets to those of an earlier
+// agent until its tables are migrated. At most one component has one.
+type Handover struct {
+	// Phase is the table with the phase of the migration.
+	Phase string
+	// Object reads the programs that are attached during the migration, in place of those with the same names.
+	Object func() (*ebpf.CollectionSpec, error)
+	// Enter makes the attached programs of the earlier agent known to them, and Leave forgets those.
+	Enter, Leave func(*Datapath) error
+}
+
+// handover returns the Handover of the enabled components; nil: there is none.
+func (d *Datapath) handover() *Handover {
+	for _, c := range d.enabled {
+		if c.Handover != nil {
+			return c.Handover
+		}
+	}
+	return nil
+}
+
+// handoverMigration are the steps with a Handover:
 //
 //   - Programs that pass all packets to the predecessor's replace these at all devices. Nothing uses the new tables,
 //     which are filled.
@@ -74,7 +94,7 @@ type migrationStep struct {
 //   - The plain programs replace those of the first step, and the old tables are removed.
 //
 // If an agent is killed, the next one continues from the phase that it left.
-var edgeMigration = []migrationStep{
+var handoverMigration = []migrationStep{
 	{migrationDrain, (*Datapath).enterMigration},
 	{migrationCopy, follow(FirstPass)},
 	{migrationCopy, follow(RecentPass)},
@@ -86,10 +106,10 @@ var edgeMigration = []migrationStep{
 	{migrationDone, (*Datapath).leaveMigration},
 }
 
-// socketMigration are the steps if there is no edge, or not any more. It has no phases: the last pass is correct
+// plainMigration are the steps if there is no Handover, or not any more. It has no phases: the last pass is correct
 // whether or not programs use the new tables, so if an agent is killed at any point, the next one repeats
 // everything.
-var socketMigration = []migrationStep{
+var plainMigration = []migrationStep{
 	{migrationDone, follow(LastPass)},
 	{migrationDone, (*Datapath).attachHooks},
 	{migrationDone, (*Datapath).WaitForReaders},
@@ -100,13 +120,13 @@ var socketMigration = []migrationStep{
 // migrate replaces the programs of the predecessor by those of this agent, whose tables have another layout
 // or size.
 func (d *Datapath) migrate() error {
-	steps, phase := socketMigration, migrationDone
-	if d.options.Edge != nil {
+	steps, phase := plainMigration, migrationDone
+	if d.handover() != nil {
 		var err error
 		if phase, err = d.migrationPhase(); err != nil {
 			return err
 		}
-		steps = edgeMigration
+		steps = handoverMigration
 	}
 	for _, s := range steps {
 		if phase > s.until {
@@ -120,83 +140,40 @@ func (d *Datapath) migrate() error {
 }
 
 func (d *Datapath) migrationPhase() (phase migrationPhase, err error) {
-	err = d.maps[EdgeTCMapMigration].Lookup(uint32(0), &phase)
+	err = d.maps[d.handover().Phase].Lookup(uint32(0), &phase)
 	return phase, err
 }
 
 // enterPhase returns the step that changes the phase.
 func enterPhase(phase migrationPhase) func(*Datapath) error {
-	return func(d *Datapath) error { return d.maps[EdgeTCMapMigration].Put(uint32(0), phase) }
+	return func(d *Datapath) error { return d.maps[d.handover().Phase].Put(uint32(0), phase) }
 }
 
 // enterMigration attaches the programs that pass packets to the predecessor's.
 func (d *Datapath) enterMigration() error {
-	spec, err := LoadEdgeMigrate()
+	spec, err := d.handover().Object()
 	if err != nil {
 		return err
 	}
 	if d.follower.programs, err = d.loadObjects([]*ebpf.CollectionSpec{spec}); err != nil {
 		return err
 	}
-	all, err := EdgeAttachments(d.options.BPFFS)
-	if err != nil {
+	if err := d.handover().Enter(d); err != nil {
 		return err
-	}
-	for _, a := range all {
-		if err := d.notePredecessor(a); err != nil {
-			return fmt.Errorf("the program at %s of device %d: %w", a.Hook, a.Device, err)
-		}
 	}
 	return d.replaceAtAllDevices()
 }
 
-// migrationHooks are the places in the table of predecessors, by the name of the program that makes the tail
-// call.
-var migrationHooks = map[string]uint32{
-	EdgeTCProgBeelineEdgeIngress: uint32(EdgeTCMigrationHookMIGRATION_INGRESS),
-	EdgeTCProgBeelineEdgeEgress:  uint32(EdgeTCMigrationHookMIGRATION_EGRESS),
-	EdgeL3ProgBeelineL3Ingress:   uint32(EdgeTCMigrationHookMIGRATION_L3INGRESS),
-	EdgeL3ProgBeelineL3Egress:    uint32(EdgeTCMigrationHookMIGRATION_L3EGRESS),
-}
-
-// notePredecessor makes an attached program known to those that replace it, if it uses the predecessor's
-// tables. All programs of a hook are equivalent at devices
-// of a kind.
-func (d *Datapath) notePredecessor(a EdgeAttachment) error {
-	hook, tc := migrationHooks[a.Hook.declared().programAt(a.Device)]
-	if !tc || a.Detached {
+// Predecessor returns a table of the earlier agent whose tables are migrated; nil: there is none.
+func (d *Datapath) Predecessor(table string) *ebpf.Map {
+	if d.old == nil {
 		return nil
 	}
-	program, err := ebpf.NewProgramFromID(ebpf.ProgramID(a.ProgramID))
-	if err != nil {
-		return err
-	}
-	defer program.Close()
-	uses, err := d.usesOld(program)
-	if err != nil || !uses {
-		return err
-	}
-	return d.maps[EdgeTCMapPredecessors].Put(hook, program)
+	return d.old.maps[table]
 }
 
-// usesOld reports whether a program uses the predecessor's conntrack table.
-func (d *Datapath) usesOld(program *ebpf.Program) (bool, error) {
-	table := d.old.maps[EdgeTCMapConntrack]
-	if table == nil {
-		return false, nil
-	}
-	of, err := table.Info()
-	if err != nil {
-		return false, err
-	}
-	info, err := program.Info()
-	if err != nil {
-		return false, err
-	}
-	id, _ := of.ID()
-	used, _ := info.MapIDs()
-	return slices.Contains(used, id), nil
-}
+// HasPredecessor reports whether the tables of an earlier agent are to be migrated.
+func (d *Datapath) HasPredecessor() bool { return d.old != nil }
 
 // leaveMigration attaches the plain programs and removes the old tables.
 func (d *Datapath) leaveMigration() error {
@@ -204,11 +181,9 @@ func (d *Datapath) leaveMigration() error {
 	if err := d.replaceAtAllDevices(); err != nil {
 		return err
 	}
-	if predecessors := d.maps[EdgeTCMapPredecessors]; predecessors != nil {
-		for _, hook := range migrationHooks {
-			if err := predecessors.Delete(hook); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-				return fmt.Errorf("remove the earlier agent's programs from the table of predecessors: %w", err)
-			}
+	if h := d.handover(); h != nil {
+		if err := h.Leave(d); err != nil {
+			return err
 		}
 	}
 	d.old.close()

@@ -27,7 +27,7 @@ func TestFollowConntrack(t *testing.T) {
 			EdgeTCMapUnreplied: u.Rows, EdgeTCMapUnrepliedTags: u.Tags, EdgeTCMapTableSecret: oldAssured.Secret,
 		}
 	}
-	d := &Datapath{enabled: componentList{Edge()}, maps: tables(assured, unreplied), old: &predecessor{maps: tables(oldAssured, oldUnreplied)}}
+	d := &Datapath{enabled: componentList{edgeAt()}, maps: tables(assured, unreplied), old: &predecessor{maps: tables(oldAssured, oldUnreplied)}}
 	oldA, err := oldAssured.Open()
 	must(t, err)
 	oldU, err := oldUnreplied.Open()
@@ -135,7 +135,7 @@ func TestFollowIntoFullTables(t *testing.T) {
 			EdgeTCMapUnreplied: u.Rows, EdgeTCMapUnrepliedTags: u.Tags, EdgeTCMapTableSecret: oldAssured.Secret,
 		}
 	}
-	d := &Datapath{enabled: componentList{Edge()}, maps: tablesOf(assured, unreplied), old: &predecessor{maps: tablesOf(oldAssured, oldUnreplied)}}
+	d := &Datapath{enabled: componentList{edgeAt()}, maps: tablesOf(assured, unreplied), old: &predecessor{maps: tablesOf(oldAssured, oldUnreplied)}}
 	port := uint16(0)
 	begin := func(table *settable.OpenTable[Tuple, ConntrackSlot], service uint32, rank SockSetRank, state ConntrackState) (key Tuple) {
 		port++

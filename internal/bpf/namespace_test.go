@@ -14,7 +14,7 @@ import (
 // command there detects the wrong namespace.
 func TestOtherNamespaceIsRefused(t *testing.T) {
 	node := lab.New(t).Nodes()[0]
-	o := Options{BPFFS: filepath.Join(node.BPFFS, "beeline"), CgroupRoot: node.CgroupRoot, BindProtection: true}
+	o := Options{BPFFS: filepath.Join(node.BPFFS, "beeline"), CgroupRoot: node.CgroupRoot, BindProtection: true, Components: components(nil)}
 	d := mustOpen(t, o)
 	must(t, d.Attach())
 	d.Close()
@@ -34,7 +34,7 @@ func TestOtherNamespaceIsRefused(t *testing.T) {
 		return nil
 	}))
 	mustOpen(t, o).Close() // the right one does not refuse its own pins
-	must(t, Cleanup(o.BPFFS, nil))
+	must(t, Cleanup(o.BPFFS, nil, o.Components...))
 	wantGone(t, o.BPFFS)
 	must(t, node.Do(func() error {
 		d, err := Open(o)

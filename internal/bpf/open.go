@@ -121,11 +121,8 @@ var openSteps = []step{
 // if the kernel refuses a program.
 func Open(options Options) (*Datapath, error) {
 	options.Limits = options.Limits.WithDefaults()
-	if len(options.Components) == 0 {
-		options.Components = OwnComponents()
-	}
 	o := &opening{Datapath: &Datapath{
-		options: options, components: options.Components, atDevices: map[string][]int{}, replacement: haveReplacement,
+		options: options, components: options.Components, atDevices: map[string][]int{},
 		maps: map[string]*ebpf.Map{}, programs: map[string]*ebpf.Program{}, Unavailable: map[string]string{},
 	}}
 	for i, s := range openSteps {
@@ -149,7 +146,7 @@ func (o *opening) prepareKernel() error {
 		return fmt.Errorf("lift the limit of locked memory: %w", err)
 	}
 	for _, c := range o.components {
-		if c.Conntrack != nil && c.Conntrack(o.Datapath) {
+		if c.Conntrack != nil && c.Conntrack() {
 			loadConntrack()
 		}
 	}
@@ -205,13 +202,10 @@ func (o *opening) wrapTables() (err error) {
 	if o.Tables.Prefilter, err = MapPrefilter(o.maps[SockMapPrefilters], o.Tables.WaitForReaders); err != nil {
 		return err
 	}
-	o.Tables.Prefilter.pods = o.options.Edge != nil
-	if o.options.Edge != nil {
-		o.Tables.Balancers = o.Balancers()
+	if m := o.maps[EdgeTCMapBalancers]; m != nil { // there is an edge
+		o.Tables.Prefilter.pods = true
+		o.Tables.Balancers = NewHash[NetworkKey, Balancer](o.components.table(EdgeTCMapBalancers), m)
 	}
 	o.countServices(o.start == startFresh)
-	if events := o.Events(); events != nil {
-		return events.unwatch()
-	}
 	return nil
 }

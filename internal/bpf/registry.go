@@ -53,7 +53,6 @@ type Table struct {
 	Before9 string
 }
 
-// The tables of sockets and edge, except those of the XDP dispatcher, which is libxdp's protocol.
 var socketTables = []Table{
 	{Name: SockMapFrontends, Kind: ConfigTable, Limit: &limitFrontends, Copy: CopyEntries},
 	{Name: SockMapFrontendRows, Kind: ConfigTable, Limit: &limitFrontends, Entries: rowsFor, Copy: CopyArray},
@@ -78,58 +77,7 @@ var socketTables = []Table{
 	{Name: SockMapUdpFlowsOverflow, Kind: StateTable, Before9: "more_udp_flows"},
 	{Name: SockMapBindPending, Kind: StateTable, Before9: "unnamed_ports"},
 	{Name: SockMapSocketCounts, Kind: CounterTable, Copy: StartEmpty},
-}
-
-var edgeTables = []Table{
-	{Name: EdgeTCMapEdgeDevices, Kind: ConfigTable, Fixed: edgeDeviceLimit, Copy: CopyEntries},
-	{Name: EdgeTCMapNextHops, Kind: ConfigTable, Fixed: nextHopLimit, Copy: CopyEntries, Remedy: "set rp_filter to 2: IPv4 has too many routes with several next hops"},
-	{Name: EdgeTCMapXfrmPolicies, Kind: ConfigTable, Fixed: 1, Copy: CopyEntries},
-	{Name: EdgeTCMapXfrmNone, Kind: ConfigTable, Copy: StartEmpty},
-	{Name: EdgeTCMapRoutings, Kind: ConfigTable, Fixed: 1, Copy: StartEmpty},
-	{Name: EdgeTCMapRouteMtus, Kind: ConfigTable, Fixed: routeLimit, Copy: CopyEntries},
-	{Name: EdgeTCMapRouteEncaps, Kind: ConfigTable, Fixed: routeLimit, Copy: CopyEntries},
-	{Name: EdgeTCMapBalancers, Kind: ConfigTable, Fixed: networkLimit, Copy: CopyEntries,
-		Remedy: "set --dsr-balancers to the nodes' networks, which cover the addresses inside"},
-	{Name: EdgeTCMapKernelRoom, Kind: ConfigTable, Copy: StartEmpty},
-	// An agent that starts clears the next three: Events.unwatch the first, Datapath.DSRChecks the others.
-	{Name: EdgeTCMapEdgeWatched, Kind: ConfigTable, Copy: StartEmpty},
-	{Name: EdgeTCMapDsrChecks, Kind: ConfigTable, Copy: StartEmpty},
-	{Name: EdgeTCMapDsrChecksOn, Kind: ConfigTable, Copy: StartEmpty},
-	{Name: EdgeTCMapDsrCheckReplies, Kind: StateTable, Copy: StartEmpty, Before9: "dsr_check_answers"},
-	{Name: EdgeTCMapConntrack, Kind: StateTable, Limit: &limitFlows, Entries: assuredSets, Copy: StartEmpty, Follow: followConntrack, Before9: "tracks"},
-	{Name: EdgeTCMapConntrackTags, Kind: StateTable, Limit: &limitFlows, Entries: assuredSets, Copy: StartEmpty, Follow: withConntrack, Before9: "tracks_tags"},
-	{Name: EdgeTCMapUnreplied, Kind: StateTable, Limit: &limitFlows, Entries: halfOpenSets, Copy: StartEmpty, Follow: withConntrack, Before9: "half_open"},
-	{Name: EdgeTCMapUnrepliedTags, Kind: StateTable, Limit: &limitFlows, Entries: halfOpenSets, Copy: StartEmpty, Follow: withConntrack, Before9: "half_open_tags"},
-	// An entry is used for milliseconds.
-	{Name: EdgeTCMapFragments, Kind: StateTable, Limit: &limitFlows, Entries: fragmentsFor, Copy: StartEmpty},
-	{Name: EdgeTCMapOuterPaths, Kind: StateTable, Copy: StartEmpty, Follow: FollowEntries(EdgeTCMapOuterPaths)},
-	{Name: EdgeTCMapEdgeEvents, Kind: StateTable, Copy: StartEmpty},
-	{Name: EdgeTCMapEdgeCounts, Kind: CounterTable, Copy: StartEmpty},
-	{Name: EdgeTCMapBackendLosses, Kind: CounterTable, Copy: StartEmpty},
-	{Name: EdgeTCMapPolicyDrops, Kind: CounterTable, Copy: StartEmpty},
-	{Name: EdgeTCMapServiceCounts, Kind: CounterTable, Limit: &limitServices, Copy: StartEmpty, ByService: true},
-	{Name: EdgeTCMapServiceUntracked, Kind: CounterTable, Copy: StartEmpty, Before9: "service_sent", ByService: true},
-	// Written by the agent, which reads it back: not a counter of programs.
-	{Name: EdgeTCMapServiceCollected, Kind: ConfigTable, Limit: &limitServices, Copy: CopyEntries, Before9: "service_gone", ByService: true},
-
-	{Name: EdgeTCMapMigration, Kind: ConfigTable, Fixed: 1, Copy: StartEmpty},
-	{Name: EdgeTCMapPredecessors, Kind: ConfigTable, Copy: StartEmpty},
-
-	{Name: EdgeTCMapScratch, Kind: ScratchTable},
-	{Name: EdgeTCMapReplyBuffers, Kind: ScratchTable},
-	{Name: EdgeTCMapQuotes, Kind: ScratchTable},
-	{Name: EdgeTCMapExplanations, Kind: ScratchTable},
 	{Name: ConnectExplainMapConnectExplained, Kind: ScratchTable},
-	{Name: EdgeTCMapFibCache, Kind: ScratchTable},
-	{Name: EdgeTCMapFrontendCache, Kind: ScratchTable},
-	{Name: EdgeTCMapIcmpBuckets, Kind: ScratchTable},
-}
-
-var socketStatsTables = []Table{
-	// Not counters that may start from zero: connections that were counted here end here.
-	{Name: SockStatsMapServiceSockets, Kind: StateTable, Copy: StartEmpty, ByService: true},
-	{Name: SockStatsMapBackendSockets, Kind: StateTable, Copy: StartEmpty},
-	{Name: SockStatsMapSocketsUncounted, Kind: StateTable, Copy: StartEmpty},
 }
 
 // pinned reports whether the map is shared by objects and outlives the agent.

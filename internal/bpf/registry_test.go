@@ -17,9 +17,9 @@ import (
 // TestRegistryIsConsistent: each pinned table is in the first object of its component, which makes it, and
 // has a copy rule that its type allows.
 func TestRegistryIsConsistent(t *testing.T) {
-	must(t, OwnComponents().check())
+	must(t, componentList(components(nil)).check())
 	position := map[string]int{}
-	for component, load := range map[*Component]func() (*ebpf.CollectionSpec, error){Socket(): LoadSock, Edge(): LoadEdgeTC} {
+	for component, load := range map[*Component]func() (*ebpf.CollectionSpec, error){Socket(): LoadSock, edgeAt(): LoadEdgeTC} {
 		spec, err := load()
 		must(t, err)
 		for i, table := range component.Tables {
@@ -60,7 +60,7 @@ func TestComponentsThatCollide(t *testing.T) {
 		if !strings.Contains(want, "Objects") {
 			added.Objects = func(*Datapath) ([]*ebpf.CollectionSpec, error) { return nil, nil }
 		}
-		if _, err := Open(Options{BPFFS: "/nowhere", Components: append(OwnComponents(), &added)}); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := Open(Options{BPFFS: "/nowhere", Components: append(components(nil), &added)}); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %q", err, want)
 		}
 	}
@@ -72,20 +72,20 @@ func TestUndeclaredIsRefused(t *testing.T) {
 	spec, err := LoadSockGC()
 	must(t, err)
 	spec.Maps["unknown_map"] = &ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 4, MaxEntries: 1}
-	if err := d.loadPrograms([]*ebpf.CollectionSpec{spec}); err == nil || !strings.Contains(err.Error(), "unknown_map of the BPF object is not declared") {
+	if err := d.LoadPrograms(spec); err == nil || !strings.Contains(err.Error(), "unknown_map of the BPF object is not declared") {
 		t.Errorf("an undeclared map: %v", err)
 	}
 	if spec, err = LoadSockGC(); err != nil {
 		t.Fatal(err)
 	}
 	spec.Variables["unknown_constant"] = &ebpf.VariableSpec{Name: "unknown_constant", SectionName: ".rodata", Value: []byte{0}}
-	if err := d.loadPrograms([]*ebpf.CollectionSpec{spec}); err == nil || !strings.Contains(err.Error(), "unknown_constant of the BPF object is not declared") {
+	if err := d.LoadPrograms(spec); err == nil || !strings.Contains(err.Error(), "unknown_constant of the BPF object is not declared") {
 		t.Errorf("an undeclared constant: %v", err)
 	}
 	if spec, err = LoadEdgeXDP(); err != nil {
 		t.Fatal(err)
 	}
-	if err := d.loadPrograms([]*ebpf.CollectionSpec{spec}); err == nil || !strings.Contains(err.Error(), "enable component edge") {
+	if err := d.LoadPrograms(spec); err == nil || !strings.Contains(err.Error(), "enable component edge") {
 		t.Errorf("an object of the edge without the edge's tables: %v", err)
 	}
 }
@@ -94,7 +94,7 @@ func TestUndeclaredIsRefused(t *testing.T) {
 // fragments and counters start empty.
 func TestCopyRules(t *testing.T) {
 	o := options(t)
-	o.Edge = &EdgeOptions{SNATPorts: []PortRange{{First: 2000, Last: 2999}}, LateXDP: true}
+	o.Components = components(&EdgeOptions{SNATPorts: []PortRange{{First: 2000, Last: 2999}}, LateXDP: true})
 	mustOpen(t, o).Close()
 	tests := map[string]bool{ // whether the entry stays
 		EdgeTCMapEdgeDevices: true, EdgeTCMapServiceCollected: true, EdgeTCMapBalancers: true,
@@ -144,7 +144,7 @@ func pinHalf(t *testing.T, path string) (key []byte) {
 // TestConntrackIsResized: another --max-flows copies the entries of assured flows together with their tags.
 func TestConntrackIsResized(t *testing.T) {
 	o := options(t)
-	o.Edge = &EdgeOptions{SNATPorts: []PortRange{{First: 2000, Last: 2999}}, LateXDP: true}
+	o.Components = components(&EdgeOptions{SNATPorts: []PortRange{{First: 2000, Last: 2999}}, LateXDP: true})
 	o.Limits.Flows = 1000
 	d := mustOpen(t, o)
 	table := NewConntrackSets(d.maps, EdgeTCMapConntrack)
@@ -212,7 +212,7 @@ func TestAffinityIsResized(t *testing.T) {
 // TestFlagsOfASize: an error names the flags for tables whose size was being changed: with those values all tables have
 // the size that they had with the original ones.
 func TestFlagsOfASize(t *testing.T) {
-	all := componentList{Socket(), Edge()}.tables()
+	all := componentList{Socket(), edgeAt()}.tables()
 	for _, flows := range []uint32{minFlows, 1000, 4097, 16384, 65535, 131073, 262144, 999983, 3000001} {
 		for _, affinity := range []uint32{1, 1000, 65536, 70001} {
 			given := Limits{Flows: flows, Affinity: affinity}

@@ -24,7 +24,7 @@ func TestRepairsWhatIsTakenAway(t *testing.T) {
 	if repaired, err := d.Repair(); len(repaired) != 2 || err != nil {
 		t.Errorf("repaired %v, %v", repaired, err)
 	}
-	if all, err := Attachments(o.BPFFS); len(all) != d.Hooks() || err != nil {
+	if all, err := Attachments(o.BPFFS, o.Components...); len(all) != d.Hooks() || err != nil {
 		t.Errorf("attached: %+v, %v", all, err)
 	}
 	for _, lost := range []string{filepath.Join(o.BPFFS, "links"), o.BPFFS} {
@@ -32,7 +32,7 @@ func TestRepairsWhatIsTakenAway(t *testing.T) {
 		if repaired, err := d.Repair(); len(repaired) == 0 || err != nil {
 			t.Errorf("%s was removed: repaired %v, %v", lost, repaired, err)
 		}
-		if all, err := Attachments(o.BPFFS); len(all) != d.Hooks() || err != nil || all[0].Detached {
+		if all, err := Attachments(o.BPFFS, o.Components...); len(all) != d.Hooks() || err != nil || all[0].Detached {
 			t.Errorf("%s was removed, and this is attached: %+v, %v", lost, all, err)
 		}
 		if running, _ := AgentRunning(o.BPFFS); !running {

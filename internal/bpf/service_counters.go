@@ -182,10 +182,10 @@ func reset(m *ebpf.Map, id uint32) error {
 	if id >= m.MaxEntries() {
 		return nil
 	}
-	return m.Put(id, zeros(m))
+	return m.Put(id, Zeros(m))
 }
 
-// zeros is an empty value of a per-CPU table.
-func zeros(m *ebpf.Map) [][]byte {
+// Zeros is an empty value of a per-CPU table.
+func Zeros(m *ebpf.Map) [][]byte {
 	return slices.Repeat([][]byte{make([]byte, m.ValueSize())}, ebpf.MustPossibleCPU())
 }

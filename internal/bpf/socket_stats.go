@@ -19,6 +19,42 @@ type SocketStatsOptions struct {
 	PerBackend bool
 }
 
+// SocketStatsComponent is the name of the statistics of connections at sockets.
+const SocketStatsComponent = "socket_stats"
+
+// SocketStats is the statistics of connections at sockets, enabled if there are options.
+func SocketStats(options func() *SocketStatsOptions) *Component {
+	return &Component{
+		Name: SocketStatsComponent, Tables: socketStatsTables, CgroupHooks: socketStatsHooks,
+		Objects: func(*Datapath) ([]*ebpf.CollectionSpec, error) { return socketStatsObjects(options()) },
+		Constants: map[string]ConstantValue{
+			SockStatsVarStatsPerBackend: func(*Datapath) (any, error) { return flag(options().PerBackend), nil },
+		},
+	}
+}
+
+var socketStatsHooks = []CgroupHook{{"sock_stats", SockStatsProgBeelineSockStats, ebpf.AttachCGroupSockOps, nil}}
+
+// socketStatsObjects returns the object of the statistics. It needs the kernel's BTF.
+func socketStatsObjects(options *SocketStatsOptions) ([]*ebpf.CollectionSpec, error) {
+	if options == nil {
+		return nil, nil
+	}
+	if !KernelHas(KernelTypes) {
+		return nil, Unavailable("connections at sockets are not counted, because this kernel has no BTF (CONFIG_DEBUG_INFO_BTF): " +
+			"use another kernel, or --socket-stats=false if that is acceptable")
+	}
+	stats, err := LoadSockStats()
+	return []*ebpf.CollectionSpec{stats}, err
+}
+
+var socketStatsTables = []Table{
+	// Not counters that may start from zero: connections that were counted here end here.
+	{Name: SockStatsMapServiceSockets, Kind: StateTable, Copy: StartEmpty, ByService: true},
+	{Name: SockStatsMapBackendSockets, Kind: StateTable, Copy: StartEmpty},
+	{Name: SockStatsMapSocketsUncounted, Kind: StateTable, Copy: StartEmpty},
+}
+
 // ConnectionStats are the TCP connections of sockets to a Service or backend. All numbers only grow.
 type ConnectionStats = SockStatsSocketStats
 
@@ -118,7 +154,7 @@ func ReadSocketStats(bpffs string) (*AllConnectionStats, error) {
 		return nil, fmt.Errorf("read table %s: %w", SockStatsMapSocketsUncounted, err)
 	}
 	var err error
-	if all.Services, err = (hashOf[uint32, ConnectionStats](maps, SockStatsMapServiceSockets)).All(); err != nil {
+	if all.Services, err = services(maps[SockStatsMapServiceSockets]).All(); err != nil {
 		return nil, err
 	}
 	backends, err := socketBackends(maps[SockStatsMapBackendSockets]).All()
@@ -128,31 +164,35 @@ func ReadSocketStats(bpffs string) (*AllConnectionStats, error) {
 	all.Backends = make(map[SocketBackend]ConnectionStats, len(backends))
 	for key, stats := range backends {
 		if all.Services[key.Service].Birth == key.ServiceBirth {
-			all.Backends[key.backend()] = stats
+			all.Backends[backendOf(&key)] = stats
 		}
 	}
 	return all, nil
 }
 
-func (k *SockStatsBackendSocketsKey) backend() SocketBackend {
+func backendOf(k *SockStatsBackendSocketsKey) SocketBackend {
 	address := Address{Bytes: k.Address.Bytes}
 	return SocketBackend{k.Service, netip.AddrPortFrom(address.Addr(), NetworkOrder(k.Port))}
 }
 
-func socketBackends(m *ebpf.Map) kernelHash[SockStatsBackendSocketsKey, ConnectionStats] {
-	return kernelHash[SockStatsBackendSocketsKey, ConnectionStats]{name: SockStatsMapBackendSockets, m: m}
+func socketBackends(m *ebpf.Map) Hash[SockStatsBackendSocketsKey, ConnectionStats] {
+	return NewHash[SockStatsBackendSocketsKey, ConnectionStats](Declared(socketStatsTables, SockStatsMapBackendSockets), m)
+}
+
+func services(m *ebpf.Map) Hash[uint32, ConnectionStats] {
+	return NewHash[uint32, ConnectionStats](Declared(socketStatsTables, SockStatsMapServiceSockets), m)
 }
 
 // UncountedSockets returns AllConnectionStats.Uncounted.
-func (d *Datapath) UncountedSockets() (n uint64, err error) {
-	err = d.maps[SockStatsMapSocketsUncounted].Lookup(uint32(0), &n)
+func UncountedSockets(d *Datapath) (n uint64, err error) {
+	err = d.Map(SockStatsMapSocketsUncounted).Lookup(uint32(0), &n)
 	return n, err
 }
 
 // DeleteSocketBackends deletes the statistics of backends without connections that are gone: `exists` returns false
 // for them, or their Service was deleted. A deleted backend that is chosen again starts from zero.
-func (d *Datapath) DeleteSocketBackends(exists func(netip.AddrPort) bool) error {
-	m := d.maps[SockStatsMapBackendSockets]
+func DeleteSocketBackends(d *Datapath, exists func(netip.AddrPort) bool) error {
+	m := d.Map(SockStatsMapBackendSockets)
 	if m == nil {
 		return nil
 	}
@@ -161,17 +201,17 @@ func (d *Datapath) DeleteSocketBackends(exists func(netip.AddrPort) bool) error 
 	if err != nil || len(backends) == 0 {
 		return err
 	}
-	services, err := (hashOf[uint32, ConnectionStats](d.maps, SockStatsMapServiceSockets)).All()
+	owners, err := services(d.Map(SockStatsMapServiceSockets)).All()
 	if err != nil {
 		return err
 	}
 	for key, stats := range backends {
-		ownerGone := services[key.Service].Birth != key.ServiceBirth
-		if !ownerGone && (stats.Open()+stats.Connecting() > 0 || exists(key.backend().Address)) {
+		ownerGone := owners[key.Service].Birth != key.ServiceBirth
+		if !ownerGone && (stats.Open()+stats.Connecting() > 0 || exists(backendOf(&key).Address)) {
 			continue
 		}
 		if err := table.Delete(key); err != nil {
-			return fmt.Errorf("delete the statistics of backend %v: %w", key.backend().Address, err)
+			return fmt.Errorf("delete the statistics of backend %v: %w", backendOf(&key).Address, err)
 		}
 	}
 	return nil

@@ -15,7 +15,7 @@ import (
 // TestBackendStatisticsAreDeleted: only of backends that are gone and have no connections, or whose Service is gone.
 func TestBackendStatisticsAreDeleted(t *testing.T) {
 	o := options(t)
-	o.SocketStats = &SocketStatsOptions{PerBackend: true}
+	o.Components = []*Component{Socket(), SocketStats(func() *SocketStatsOptions { return &SocketStatsOptions{PerBackend: true} })}
 	d := mustOpen(t, o)
 	const birth = 7
 	must(t, d.maps[SockStatsMapServiceSockets].Put(uint32(1), ConnectionStats{Birth: birth}))
@@ -32,7 +32,7 @@ func TestBackendStatisticsAreDeleted(t *testing.T) {
 	add(1, birth, 4, connecting)
 	add(1, birth-1, 1, open) // of an earlier Service with the ID
 	add(2, birth, 1, open)   // of no Service
-	must(t, d.DeleteSocketBackends(func(b netip.AddrPort) bool { return b == backend(1) }))
+	must(t, DeleteSocketBackends(d, func(b netip.AddrPort) bool { return b == backend(1) }))
 	left, err := socketBackends(d.maps[SockStatsMapBackendSockets]).All()
 	must(t, err)
 	stats, err := ReadSocketStats(o.BPFFS)
@@ -46,7 +46,8 @@ func TestBackendStatisticsAreDeleted(t *testing.T) {
 // BenchmarkReadSocketStats reads the statistics of 10,000 Services.
 func BenchmarkReadSocketStats(b *testing.B) {
 	node := lab.New(b).Nodes()[0]
-	o := Options{BPFFS: filepath.Join(node.BPFFS, "beeline"), CgroupRoot: node.CgroupRoot, SocketStats: &SocketStatsOptions{}}
+	o := Options{BPFFS: filepath.Join(node.BPFFS, "beeline"), CgroupRoot: node.CgroupRoot,
+		Components: []*Component{Socket(), SocketStats(func() *SocketStatsOptions { return &SocketStatsOptions{} })}}
 	d, err := Open(o)
 	must(b, err)
 	defer d.Close()

@@ -68,7 +68,7 @@ type Tables struct {
 type kernelHash[K comparable, V any] struct {
 	name string
 	m    *ebpf.Map
-	// declared is nil for a table of the engine.
+	// declared is nil for a table of Socket.
 	declared *Table
 }
 

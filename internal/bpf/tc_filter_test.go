@@ -18,7 +18,7 @@ func TestFilters(t *testing.T) {
 	w := newEdgeWorld(t)
 	attach := func(p *ebpf.Program) {
 		w.do(func() error {
-			return errors.Join(Edge().AttachFilter(w.options.BPFFS, w.device, ebpf.AttachTCXEgress, p), Edge().AttachFilter(w.options.BPFFS, w.device, ebpf.AttachTCXIngress, p))
+			return errors.Join(edgeAt().AttachFilter(w.options.BPFFS, w.device, ebpf.AttachTCXEgress, p), edgeAt().AttachFilter(w.options.BPFFS, w.device, ebpf.AttachTCXIngress, p))
 		})
 	}
 	hooks := fmt.Sprintf("%[1]d egress, %[1]d ingress", w.device)
@@ -37,15 +37,15 @@ func TestFilters(t *testing.T) {
 		Fd:          anyProgram(t, ebpf.SchedCLS).FD(), Name: "other", DirectAction: true,
 	}
 	w.do(func() error { return netlink.FilterAdd(foreign) })
-	w.do(func() error { return Edge().detachAll(w.options.BPFFS + "_other") })
+	w.do(func() error { return edgeAt().detachAll(w.options.BPFFS + "_other") })
 	w.want(hooks)
-	w.do(func() error { return Edge().detachAll(w.options.BPFFS) })
+	w.do(func() error { return edgeAt().detachAll(w.options.BPFFS) })
 	w.want("")
 	if n := w.clsacts(); n != 1 {
 		t.Fatalf("%d qdiscs, and another program's filter was there", n)
 	}
 	attach(anyProgram(t, ebpf.SchedCLS))
-	w.do(func() error { return errors.Join(netlink.FilterDel(foreign), Edge().detachAll(w.options.BPFFS)) })
+	w.do(func() error { return errors.Join(netlink.FilterDel(foreign), edgeAt().detachAll(w.options.BPFFS)) })
 	if n := w.clsacts(); n != 0 {
 		t.Errorf("%d qdiscs are left", n)
 	}

@@ -40,7 +40,7 @@ func ReadStatusWith(bpffs, version string, tables *api.Tables, count edge.FlowCo
 	s := &api.Status{Version: version, BPFFS: bpffs, Features: bpf.Features(), Counts: countsOf(tables)}
 	s.Running, s.PID = bpf.AgentRunning(bpffs)
 	var attachments, counters error
-	s.Attachments, attachments = bpf.Attachments(bpffs)
+	s.Attachments, attachments = bpf.Attachments(bpffs, bpf.Socket(), bpf.SocketStats(nil))
 	s.Counters, counters = bpf.ReadCounters(bpffs)
 	var edgeErr error
 	s.Edge, edgeErr = edge.ReadStatus(bpffs, count)

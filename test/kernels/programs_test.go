@@ -42,22 +42,24 @@ func TestMain(m *testing.M) {
 func bpffsOf(node *lab.Host) string { return filepath.Join(node.BPFFS, "beeline") }
 
 // openOn loads everything that an agent on a node loads. The node may have the tables of an earlier agent.
-func openOn(t *testing.T, node *lab.Host, limits bpf.Limits) (*bpf.Datapath, *mesh.Datapath) {
+func openOn(t *testing.T, node *lab.Host, limits bpf.Limits) (bpf.EdgeKernel, *mesh.Datapath) {
 	t.Helper()
 	enabled := func() bool { return true }
+	options := func() *bpf.EdgeOptions {
+		return &bpf.EdgeOptions{SNATPorts: []bpf.PortRange{{First: 1024, Last: 29999}, {First: 61000, Last: 65535}}, AcceptDSR: true}
+	}
+	statistics := func() *bpf.SocketStatsOptions { return &bpf.SocketStatsOptions{PerBackend: true} }
 	sidecars := &mesh.Datapath{Options: &mesh.Options{OutboundPort: 15001, InboundPort: 15006, Sockmap: true}}
 	d, err := bpf.Open(bpf.Options{
 		BPFFS: bpffsOf(node), CgroupRoot: node.CgroupRoot, BindProtection: true, Limits: limits,
-		Edge:        &bpf.EdgeOptions{SNATPorts: []bpf.PortRange{{First: 1024, Last: 29999}, {First: 61000, Last: 65535}}, AcceptDSR: true},
-		SocketStats: &bpf.SocketStatsOptions{PerBackend: true},
-		Components:  append(bpf.OwnComponents(), pod.Programs(enabled), pod.NetkitPrograms(), pod.L3Programs(), offload.Programs(enabled), sidecars.Component()),
+		Components: []*bpf.Component{bpf.Socket(), bpf.Edge(options), bpf.SocketStats(statistics), pod.Programs(enabled), pod.NetkitPrograms(), pod.L3Programs(), offload.Programs(enabled), sidecars.Component()},
 	})
 	if refused := (*ebpf.VerifierError)(nil); errors.As(err, &refused) {
 		t.Fatalf("%v\n%-60v", err, refused)
 	}
 	must(t, err)
 	t.Cleanup(d.Close)
-	return d, sidecars
+	return bpf.NewEdgeKernel(d, false), sidecars
 }
 
 // must ends the test if a step fails that is not under test.
@@ -79,7 +81,7 @@ func TestProgramsLoad(t *testing.T) {
 		must(t, d.AttachEdgeTC(device)) // loads the programs for such devices
 		must(t, d.SetDevices(pod.L3ComponentName, device))
 		attachMesh(t, sidecars, node.Pods()[0]) // loads the program for namespaces
-		wantLoaded(t, d, sidecars, bpffs)
+		wantLoaded(t, d.Datapath, sidecars, bpffs)
 		must(t, d.SetDevices(pod.L3ComponentName))
 		must(t, d.DetachEdge(device))
 		must(t, d.Attach())
@@ -178,7 +180,7 @@ func wantVerified(t *testing.T, spec *ebpf.CollectionSpec) {
 
 // migrate attaches the edge of a datapath to a device, by links or by filters, and opens another one with other
 // limits: the programs that are attached meanwhile may call those of the earlier one.
-func migrate(t *testing.T, node *lab.Host, d *bpf.Datapath, device int) {
+func migrate(t *testing.T, node *lab.Host, d bpf.EdgeKernel, device int) {
 	t.Helper()
 	must(t, d.AttachEdgeTC(device))
 	d.Close()
@@ -266,12 +268,13 @@ func TestSharedDevice(t *testing.T) {
 	node := lab.New(t).Nodes()[0]
 	t.Setenv("LIBXDP_BPFFS", node.BPFFS)
 	bpffs := filepath.Join(node.BPFFS, "beeline")
-	d, err := bpf.Open(bpf.Options{
-		BPFFS: bpffs, CgroupRoot: node.CgroupRoot,
-		Edge: &bpf.EdgeOptions{SNATPorts: []bpf.PortRange{{First: 1024, Last: 29999}}, Dispatcher: true},
-	})
+	options := func() *bpf.EdgeOptions {
+		return &bpf.EdgeOptions{SNATPorts: []bpf.PortRange{{First: 1024, Last: 29999}}}
+	}
+	datapath, err := bpf.Open(bpf.Options{BPFFS: bpffs, CgroupRoot: node.CgroupRoot, Components: []*bpf.Component{bpf.Socket(), bpf.Edge(options)}})
 	must(t, err)
-	t.Cleanup(d.Close)
+	t.Cleanup(datapath.Close)
+	d := bpf.NewEdgeKernel(datapath, true)
 	must(t, node.Do(func() error {
 		device, err := netlink.LinkByName("eth0")
 		must(t, err)

@@ -18,6 +18,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"beeline.io/beeline/internal/agent"
 	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/test/lab"
@@ -328,7 +329,7 @@ func TestCleanupTakesEffectAtOnce(t *testing.T) {
 	for range 5 {
 		w.start()
 		w.must(w.agent().Kill())
-		w.must(bpf.Cleanup(w.agent().BPFFS(), nil))
+		w.must(bpf.Cleanup(w.agent().BPFFS(), nil, agent.Components().BPF()...))
 		w.wantNothingLeft(t, w.agent())
 	}
 }

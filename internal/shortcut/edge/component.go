@@ -18,10 +18,10 @@ import (
 // New returns the edge. It is enabled unless --edge-mode=off.
 func New() *component.Component {
 	c := &config{}
-	programs := bpf.Edge()
+	programs := bpf.Edge(c.datapathOptions)
 	return &component.Component{
 		Name: programs.Name, BPF: programs,
-		AddFlags: c.addFlags, Complete: c.complete, Check: c.check, Effective: c.effective, Options: c.options, New: c.run,
+		AddFlags: c.addFlags, Complete: c.complete, Check: c.check, Effective: c.effective, New: c.run,
 		Cleanup: removeOwnEntries,
 	}
 }
@@ -40,13 +40,13 @@ func (c *config) check() condition.List {
 	return CheckPatterns(c.edge.Devices)
 }
 
-// options enables the datapath's edge.
-func (c *config) options(o *bpf.Options) {
+// datapathOptions are the options of the edge in the datapath; nil: it is disabled.
+func (c *config) datapathOptions() *bpf.EdgeOptions {
 	if c.off() {
-		return
+		return nil
 	}
-	o.Edge = &bpf.EdgeOptions{
-		SNATPorts: c.ports, Timeouts: c.timeouts.Datapath(), ICMPRate: &c.icmpRate, Dispatcher: c.dispatcher,
+	return &bpf.EdgeOptions{
+		SNATPorts: c.ports, Timeouts: c.timeouts.Datapath(), ICMPRate: &c.icmpRate,
 		AcceptDSR: c.dsrAccept != acceptNever, LateXDP: !MayEnterXDP(c.edge),
 	}
 }
@@ -81,12 +81,13 @@ func (c *config) run(env component.Env) (*component.Instance, error) {
 	config.Destinations, config.SNATPorts, config.Log = env.Syncer, c.ports, env.Log
 	counters := func() (map[string]uint64, error) { return bpf.ReadEdgeCounters(env.BPFFS) }
 	config.Counters = counters
+	datapath := bpf.NewEdgeKernel(env.Datapath, c.dispatcher)
 	tables := conntrack.TablesOf(env.Datapath.ConntrackMaps())
 	r.traffic = &traffic{
 		counters: func() (map[uint32]bpf.ServiceCounters, error) { return bpf.ReadServiceCounters(env.BPFFS) },
-		names:    env.Datapath.Tables.Services.All, drops: env.Datapath.PolicyDrops().All, backends: c.metricsBackends,
+		names:    env.Datapath.Tables.Services.All, drops: datapath.PolicyDrops().All, backends: c.metricsBackends,
 	}
-	r.edge = newEdge(env.Datapath, tables, config)
+	r.edge = newEdge(datapath, tables, config)
 	r.conntrack = conntrack.NewCollector(tables, env.Datapath.WaitForReaders, conntrack.Config{
 		Timeouts: c.timeouts, Serves: env.Serves, Log: env.Log,
 		Counters:   counters,

@@ -3,6 +3,7 @@
 package edge
 
 import (
+	"slices"
 	"strings"
 	"testing"
 
@@ -24,7 +25,7 @@ func TestAcceptsTunnels(t *testing.T) {
 		var c config
 		fs := pflag.NewFlagSet("agent", pflag.ContinueOnError)
 		c.addFlags(fs)
-		if err := fs.Parse(strings.Fields(args)); err != nil {
+		if err := fs.Parse(strings.Fields("--snat-ports=2000-2999 " + args)); err != nil {
 			t.Fatal(err)
 		}
 		var services service.Config
@@ -34,12 +35,15 @@ func TestAcceptsTunnels(t *testing.T) {
 		if got := c.acceptsTunnels(); got != want {
 			t.Errorf("%s: packets of balancers are decapsulated because of %q, want %q", args, got, want)
 		}
-		var o bpf.Options
-		if c.options(&o); services.Edge != (o.Edge != nil) || services.Edge == strings.Contains(args, "mode=off") {
-			t.Errorf("%s: Services expect an edge: %t, the datapath has one: %t", args, services.Edge, o.Edge != nil)
+		o := c.datapathOptions()
+		if services.Edge != (o != nil) || services.Edge == strings.Contains(args, "mode=off") {
+			t.Errorf("%s: Services expect an edge: %t, the datapath has one: %t", args, services.Edge, o != nil)
 		}
-		if never := strings.Contains(args, "accept=false") || strings.Contains(args, "accept=off"); never && o.Edge.AcceptDSR {
+		if never := strings.Contains(args, "accept=false") || strings.Contains(args, "accept=off"); never && o.AcceptDSR {
 			t.Errorf("%s: the programs can decapsulate packets", args)
+		}
+		if o != nil && !slices.Equal(o.SNATPorts, []bpf.PortRange{{First: 2000, Last: 2999}}) {
+			t.Errorf("%s: the programs have the SNAT ports %v", args, o.SNATPorts)
 		}
 	}
 }

@@ -29,7 +29,7 @@ type config struct {
 	mode         string
 	snatPorts    []string
 	icmpRate     uint32
-	dispatcher   bool // bpf.EdgeOptions.Dispatcher
+	dispatcher   bool // bpf.NewEdgeKernel
 	podNetworks  []string
 	dsr          string
 	dsrHybrid    bool

@@ -44,7 +44,7 @@ func (r *running) renewKernelRoom(ctx context.Context) error {
 		if room.is() {
 			until = kernelclock.CoarseSeconds() + kernelRoomLasts
 		}
-		if err := r.env.Datapath.SetKernelRoom(until); err != nil {
+		if err := bpf.NewEdgeKernel(r.env.Datapath, r.dispatcher).SetKernelRoom(until); err != nil {
 			return err
 		}
 		select {

@@ -56,7 +56,7 @@ const filterPriority = 192
 func Programs(enabled func() bool) *bpf.Component {
 	return &bpf.Component{
 		Name: ComponentName, Former: formerName, Tables: declaredTables, Constants: constants, DeviceHooks: hooks,
-		FilterPriority: filterPriority, Conntrack: func(*bpf.Datapath) bool { return enabled() },
+		FilterPriority: filterPriority, Conntrack: enabled,
 		Objects: func(*bpf.Datapath) ([]*ebpf.CollectionSpec, error) {
 			if !enabled() {
 				return nil, nil

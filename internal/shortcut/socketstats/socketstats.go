@@ -29,8 +29,8 @@ type config struct {
 // New returns the statistics. They are enabled unless --socket-stats=false.
 func New() *component.Component {
 	c := &config{}
-	programs := bpf.SocketStats()
-	return &component.Component{Name: programs.Name, BPF: programs, AddFlags: c.addFlags, Complete: c.complete, Options: c.options, New: c.run}
+	programs := bpf.SocketStats(c.datapathOptions)
+	return &component.Component{Name: programs.Name, BPF: programs, AddFlags: c.addFlags, Complete: c.complete, New: c.run}
 }
 
 func (c *config) addFlags(fs *pflag.FlagSet) {
@@ -45,10 +45,12 @@ func (c *config) complete(*service.Config) error {
 	return nil
 }
 
-func (c *config) options(o *bpf.Options) {
-	if c.enabled {
-		o.SocketStats = &bpf.SocketStatsOptions{PerBackend: c.perBackend}
+// datapathOptions are the options of the statistics in the datapath; nil: they are disabled.
+func (c *config) datapathOptions() *bpf.SocketStatsOptions {
+	if !c.enabled {
+		return nil
 	}
+	return &bpf.SocketStatsOptions{PerBackend: c.perBackend}
 }
 
 // running are the running statistics.
@@ -80,14 +82,14 @@ func (r *running) audit() ([]string, error) {
 		}
 		return all, err
 	})
-	return nil, r.env.Datapath.DeleteSocketBackends(func(backend netip.AddrPort) bool {
+	return nil, bpf.DeleteSocketBackends(r.env.Datapath, func(backend netip.AddrPort) bool {
 		all, err := existing()
 		return err != nil || all[backend]
 	})
 }
 
 func (r *running) conditions() condition.List {
-	uncounted, err := r.env.Datapath.UncountedSockets()
+	uncounted, err := bpf.UncountedSockets(r.env.Datapath)
 	if err != nil || uncounted == 0 {
 		return nil
 	}
