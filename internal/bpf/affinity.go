@@ -3,6 +3,7 @@
 package bpf
 
 import (
+	"errors"
 	"sync/atomic"
 	"unsafe"
 
@@ -78,4 +79,43 @@ func (a *affinityTable) Live() (live uint32, err error) {
 		return true
 	})
 	return live, err
+}
+
+// MarkRank returns the rank in the owner of an eviction mark.
+func MarkRank(owner uint32) SockSetRank {
+	return SockSetRank(owner & (1<<SockSetRankSET_RANK_BITS - 1))
+}
+
+// affinityRanks are the ranks of affinity entries, in the order in which they are copied, in case not all
+// fit: clients that have come again precede others.
+var affinityRanks = []SockSetRank{SockSetRankSET_RANK_ASSURED, SockSetRankSET_RANK_UNASSURED}
+
+// followAffinity is the rule of the affinity table. It does not copy expired entries.
+func followAffinity(f Following) error {
+	to := newAffinityTable(f.New[SockMapAffinity], f.New[SockMapTableSecret])
+	from := newAffinityTable(f.Old[SockMapAffinity], f.New[SockMapTableSecret])
+	if f.Pass == FirstPass {
+		if err := to.Clear(); err != nil {
+			return err
+		}
+	}
+	sets, err := to.Open()
+	if err != nil {
+		return err
+	}
+	store := sets.Set
+	if f.Pass == LastPass {
+		store = sets.Add
+	}
+	var e AffinityEntry
+	for _, rank := range affinityRanks {
+		err = errors.Join(err, settable.EachPlace(from.Maps, func(s settable.Set[AffinityEntry], place int) bool {
+			mark := s.Marks.Evictions[place]
+			if MarkRank(mark.Owner) == rank && !settable.Expired(mark.Expires, f.Tick) && from.Read(s, place, &e) {
+				store(&e, mark)
+			}
+			return true
+		}))
+	}
+	return errors.Join(err, sets.Close())
 }

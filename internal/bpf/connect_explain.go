@@ -41,13 +41,13 @@ const (
 	ConnectMasqueraded   = ConnectExplainConnectReasonCONNECT_MASQUERADED
 )
 
-// FrontendKey returns the key of the frontend that was found; zero: none.
-func (e *ConnectExplainConnectExplanation) FrontendKey() FrontendKey {
+// FrontendOf returns the key of the frontend that was found; zero: none.
+func FrontendOf(e *ConnectExplanation) FrontendKey {
 	return FrontendKey{Address: Address(e.Frontend.Address), Port: e.Frontend.Port, Protocol: e.Frontend.Protocol}
 }
 
 // ConnectedTo returns the destination after the rewrite.
-func (e *ConnectExplainConnectExplanation) ConnectedTo() netip.AddrPort {
+func ConnectedTo(e *ConnectExplanation) netip.AddrPort {
 	return netip.AddrPortFrom(Address(e.Destination).Addr(), NetworkOrder(e.Port))
 }
 

@@ -44,19 +44,14 @@ func newConntrackSets(name string, m settable.Maps, secret *ebpf.Map) *Conntrack
 	return &ConntrackSets{
 		Maps: m, Secret: secret, Spills: name == EdgeTCMapConntrack,
 		Key:   func(e *ConntrackSlot) *Tuple { return &e.Key },
-		Tag:   func(key *Tuple, _ uint64) uint32 { return settable.Tag(tupleHash(key)) },
-		Whole: func(e *ConntrackSlot) bool { return e.Ct.Tag == tupleHash(&e.Key) },
+		Tag:   func(key *Tuple, _ uint64) uint32 { return settable.Tag(TupleHash(key)) },
+		Whole: func(e *ConntrackSlot) bool { return e.Ct.Tag == TupleHash(&e.Key) },
 		TagOf: func(e *ConntrackSlot) *uint32 { return &e.Ct.Tag },
 	}
 }
 
-// conntrackSets returns how many sets hold the given number of entries.
-func conntrackSets(entries uint32) uint32 {
-	return max((entries+uint32(settable.Places)-1)/uint32(settable.Places), 1)
-}
-
-// tupleHash returns the hash of bpf/packet/tuple.h. The tag of an entry is the hash of its key.
-func tupleHash(t *Tuple) uint32 {
+// TupleHash returns the hash of bpf/packet/tuple.h. The tag of an entry is the hash of its key.
+func TupleHash(t *Tuple) uint32 {
 	words := (*[unsafe.Sizeof(Tuple{}) / 8]uint64)(unsafe.Pointer(t))
 	hash := words[0]*0x9e3779b97f4a7c15 ^ words[1]*0xd6e8feb86659fd93 ^ words[2]*0xc2b2ae3d27d4eb4f ^
 		words[3]*0xff51afd7ed558ccd ^ words[4]*0xa0761d6478bd642f

@@ -38,7 +38,7 @@ func newConntrack(t testing.TB, name string, sets, entries uint32, secret *ebpf.
 	must(t, err)
 	for n := range entries {
 		key := Tuple{SourcePort: uint16(n), DestinationPort: uint16(n >> 16), Protocol: 6}
-		if open.Insert(&EdgeTCCtSlot{Key: key, Ct: ConntrackEntry{LastSeen: n, Tag: tupleHash(&key)}}, settable.Eviction{Expires: n}) {
+		if open.Insert(&EdgeTCCtSlot{Key: key, Ct: ConntrackEntry{LastSeen: n, Tag: TupleHash(&key)}}, settable.Eviction{Expires: n}) {
 			all[key] = n
 		}
 	}

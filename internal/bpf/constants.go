@@ -42,6 +42,14 @@ var socketConstants = map[string]ConstantValue{
 	SockGCVarAnyBackend:    ObjectValue, // sockgc sets it where no agent runs
 }
 
+// Flag is the value of a constant of type bool.
+func Flag(on bool) uint8 {
+	if on {
+		return 1
+	}
+	return 0
+}
+
 // setConstants sets the constants of an object. An undeclared constant is an error: nothing would set its
 // value.
 func (d *Datapath) setConstants(spec *ebpf.CollectionSpec) error {

@@ -7,9 +7,12 @@ import (
 	"fmt"
 	"os"
 	"reflect"
+	"strings"
+	"sync"
 	"unsafe"
 
 	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/btf"
 )
 
 // PinnedCounters reads the counters of each CPU in a pinned table; nil if there is none. Errors call them what.
@@ -75,3 +78,29 @@ func Sum[T any](perCPU []T) *T {
 	}
 	return sum
 }
+
+// EnumNames reads the names of the first n values of an enum from the BTF of an object, once: in lower case without
+// a prefix.
+func EnumNames(load func() (*ebpf.CollectionSpec, error), enum, prefix string, n int) func() ([]string, error) {
+	return sync.OnceValues(func() ([]string, error) {
+		spec, err := load()
+		if err != nil {
+			return nil, err
+		}
+		var found *btf.Enum
+		if err := spec.Types.TypeByName(enum, &found); err != nil {
+			return nil, err
+		}
+		names := make([]string, n)
+		for _, v := range found.Values {
+			if v.Value < uint64(n) {
+				names[v.Value] = strings.ToLower(strings.TrimPrefix(v.Name, prefix))
+			}
+		}
+		return names, nil
+	})
+}
+
+// ErrOtherCounters means that counters and events are of another version of Beeline, whose reasons have
+// other numbers.
+var ErrOtherCounters = errors.New("the attached programs belong to another version of Beeline, with other reasons: start this version's agent, or use that version's command")

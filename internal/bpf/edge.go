@@ -4,11 +4,8 @@ package bpf
 
 import (
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"net/netip"
-	"strconv"
-	"strings"
 
 	"github.com/cilium/ebpf"
 )
@@ -51,34 +48,6 @@ const (
 	SourcesAllRouted = uint8(EdgeTCSourceValidationSOURCES_ALL_ROUTED)
 )
 
-// Balancer is the owner of an address in the table Balancers.
-type Balancer = EdgeTCBalancer
-
-// The values of a Balancer.
-const (
-	IsBalancer = EdgeTCBalancerBALANCER
-	IsOwn      = EdgeTCBalancerBALANCER_OWN
-)
-
-// PortRange is a range of ports, both ends included.
-type PortRange struct{ First, Last uint16 }
-
-// ParsePortRange parses a port, or the first and the last of a range with a hyphen between them.
-func ParsePortRange(text string) (r PortRange, err error) {
-	first, last, isRange := strings.Cut(strings.TrimSpace(text), "-")
-	if !isRange {
-		last = first
-	}
-	f, err := strconv.ParseUint(first, 10, 16)
-	l, err2 := strconv.ParseUint(last, 10, 16)
-	return PortRange{First: uint16(f), Last: uint16(l)}, errors.Join(err, err2)
-}
-
-func (r PortRange) String() string { return fmt.Sprintf("%d-%d", r.First, r.Last) }
-
-// Overlaps reports whether the ranges have a common port.
-func (r PortRange) Overlaps(o PortRange) bool { return r.First <= o.Last && o.First <= r.Last }
-
 // EdgeOptions configure the edge.
 type EdgeOptions struct {
 	// SNATPorts are one or two ranges of SNAT ports.
@@ -102,23 +71,6 @@ func lateEdgeObject(program string) (*ebpf.CollectionSpec, error) {
 		return LoadEdgeXDP()
 	}
 	return LoadEdgeL3()
-}
-
-// CheckSNATPorts refuses ranges that the programs cannot use: more than two, empty ones, and overlapping
-// ones.
-func CheckSNATPorts(ranges []PortRange) error {
-	if len(ranges) == 0 || len(ranges) > 2 {
-		return fmt.Errorf("%d ranges: give one or two", len(ranges))
-	}
-	for _, r := range ranges {
-		if r.First == 0 || r.First > r.Last {
-			return fmt.Errorf("range %s: must go from a port above 0 to the same or a higher one", r)
-		}
-	}
-	if len(ranges) == 2 && ranges[0].Overlaps(ranges[1]) {
-		return fmt.Errorf("ranges %s and %s overlap", ranges[0], ranges[1])
-	}
-	return nil
 }
 
 // EdgeKernel is the datapath with the edge's tables and programs.

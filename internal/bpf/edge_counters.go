@@ -2,41 +2,11 @@
 
 package bpf
 
-import (
-	"errors"
-	"fmt"
-	"strings"
-	"sync"
-
-	"github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/btf"
-)
+import "fmt"
 
 // ReasonNames returns the names of enum edge_reason by value, in lower case without their prefix, such as
 // "drop_no_port". They are in the BTF of the programs.
 var ReasonNames = EnumNames(LoadEdgeTC, "edge_reason", "EDGE_", int(EdgeTCEdgeReasonEDGE_REASONS))
-
-// EnumNames reads the names of the first n values of an enum from the BTF of an object, once: in lower case without
-// a prefix.
-func EnumNames(load func() (*ebpf.CollectionSpec, error), enum, prefix string, n int) func() ([]string, error) {
-	return sync.OnceValues(func() ([]string, error) {
-		spec, err := load()
-		if err != nil {
-			return nil, err
-		}
-		var found *btf.Enum
-		if err := spec.Types.TypeByName(enum, &found); err != nil {
-			return nil, err
-		}
-		names := make([]string, n)
-		for _, v := range found.Values {
-			if v.Value < uint64(n) {
-				names[v.Value] = strings.ToLower(strings.TrimPrefix(v.Name, prefix))
-			}
-		}
-		return names, nil
-	})
-}
 
 // ReasonName returns the name of a value of enum edge_reason, as in ReasonNames.
 func ReasonName(reason uint8) string {
@@ -65,7 +35,3 @@ func ReadEdgeCounters(bpffs string) (map[string]uint64, error) {
 	}
 	return sum, nil
 }
-
-// ErrOtherCounters means that counters and events are of another version of Beeline, whose reasons have
-// other numbers.
-var ErrOtherCounters = errors.New("the attached programs belong to another version of Beeline, with other reasons: start this version's agent, or use that version's command")

@@ -4,7 +4,6 @@ package bpf
 
 import (
 	"fmt"
-	"net/netip"
 	"os"
 	"slices"
 
@@ -16,13 +15,10 @@ import (
 // Explanation is the result of a dry run.
 type Explanation = EdgeTCExplanation
 
-// Key returns the key of the frontend that was found; zero: none.
-func (e *EdgeTCExplanation) Key() FrontendKey {
+// KeyOf returns the key of the frontend that was found; zero: none.
+func KeyOf(e *Explanation) FrontendKey {
 	return FrontendKey{Address: Address(e.Frontend.Address), Port: e.Frontend.Port, Protocol: e.Frontend.Protocol}
 }
-
-// Next returns the address of the next hop.
-func (e *EdgeTCExplanation) Next() netip.Addr { return Address(e.NextHop).Addr() }
 
 // A DryRun runs a program of the edge on synthetic packets.
 type DryRun struct {

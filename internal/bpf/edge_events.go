@@ -146,4 +146,4 @@ func (e *Events) lost() (n uint64, err error) {
 }
 
 // Age returns how long ago an event was.
-func (e *EdgeTCEdgeEvent) Age() time.Duration { return time.Duration(kernelclock.Now() - e.Time) }
+func Age(e *EdgeEvent) time.Duration { return time.Duration(kernelclock.Now() - e.Time) }

@@ -226,7 +226,7 @@ func TestEdgeTablesAreResized(t *testing.T) {
 	d := w.open()
 	key := Tuple{Protocol: 6, SourcePort: 1}
 	track := ConntrackEntry{Xlate: Tuple{Protocol: 6, SourcePort: 2}, Packets: 3}
-	track.Tag = tupleHash(&key)
+	track.Tag = TupleHash(&key)
 	table := NewConntrackSets(d.maps, EdgeTCMapConntrack)
 	sets, err := table.Open()
 	must(t, err)

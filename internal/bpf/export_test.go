@@ -4,9 +4,6 @@ package bpf
 
 import "unsafe"
 
-// Functions that bpf/ has, too, for comparison.
-var TupleHash = tupleHash
-
 // Rank returns the rank in the owner of an eviction mark.
 func Rank(owner uint32) uint32 { return uint32(MarkRank(owner)) }
 

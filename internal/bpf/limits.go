@@ -41,13 +41,13 @@ var (
 		In: func(l *Limits) *uint32 { return &l.Backends }, min: 1}
 	limitSlots = Limit{Flag: "max-slots", Usage: "maximum number of members of all backend sets together, counted by weight",
 		In: func(l *Limits) *uint32 { return &l.Slots }, min: 1}
-	limitServices = Limit{Flag: "max-services", Usage: "maximum number of service ports in the tables",
+	LimitServices = Limit{Flag: "max-services", Usage: "maximum number of service ports in the tables",
 		In: func(l *Limits) *uint32 { return &l.Services }, min: 1}
 	limitSourceRanges = Limit{Flag: "max-source-ranges", Usage: "maximum number of loadBalancerSourceRanges in the tables",
 		In: func(l *Limits) *uint32 { return &l.SourceRanges }, min: 1}
 	limitAffinity = Limit{Flag: "max-affinity", Usage: "maximum number of session affinity entries; entries of clients that came only once are evicted first",
 		In: func(l *Limits) *uint32 { return &l.Affinity }, min: 1}
-	limitFlows = Limit{Flag: "max-flows", Usage: "maximum number of conntrack entries of clients' flows, two for each flow; where there is no room, entries of the Service that has most are evicted",
+	LimitFlows = Limit{Flag: "max-flows", Usage: "maximum number of conntrack entries of clients' flows, two for each flow; where there is no room, entries of the Service that has most are evicted",
 		DefaultText: "by the machine's memory",
 		In:          func(l *Limits) *uint32 { return &l.Flows }, min: minFlows, why: "; a flow has two, and with fewer entries flows evict each other"}
 	// LimitOffloadFlows is exported for flow offload.
@@ -56,7 +56,7 @@ var (
 )
 
 // AllLimits are the limits with a flag.
-var AllLimits = []Limit{limitFrontends, limitBackends, limitSlots, limitServices, limitSourceRanges, limitAffinity, limitFlows, LimitOffloadFlows}
+var AllLimits = []Limit{limitFrontends, limitBackends, limitSlots, LimitServices, limitSourceRanges, limitAffinity, LimitFlows, LimitOffloadFlows}
 
 // DefaultLimits suit a large cluster: 45 MiB of kernel memory, and what is needed on use. Slots hold 126
 // Maglev tables of the default size, of 16,640 slots each: 40 ports of both families, and as many tables
@@ -74,14 +74,10 @@ var DefaultLimits = Limits{
 
 // Sizes without a flag. An entry costs 16 bytes, and about 80 on use.
 const (
-	networkLimit        = 32768 // ServiceCIDRs, and the podCIDRs of all Nodes; and balancers
+	NetworkLimit        = 32768 // ServiceCIDRs, and the podCIDRs of all Nodes; and balancers
 	reservedPortLimit   = 32768 // all NodePorts, of each protocol and family
 	optedOutLimit       = 4096
 	socketsToAbortLimit = 8192
-	edgeDeviceLimit     = 4096
-	nextHopLimit        = 32768 // networks of routes with several next hops, for each of their devices
-	routeLimit          = 65536 // with an MTU of their own, or an outer header
-	minFragments        = 8192
 )
 
 const (
@@ -122,24 +118,6 @@ func rowsFor(frontends uint32) uint32 { return frontends + frontends/8 + 64 }
 
 // backendRows returns the number of rows for backends. Backend 0 is never used.
 func backendRows(backends uint32) uint32 { return backends + 1 }
-
-// assuredSets returns the number of sets for entries of assured flows. They have places for twice as many
-// entries: sets fill at random, and while they are half full on average, hardly one in a million entries
-// finds no place.
-func assuredSets(flows uint32) uint32 { return conntrackSets(2 * flows) }
-
-// minHalfOpen is the minimum number of entries for flows that are not assured: with two for each flow,
-// those that a flood of 300,000 flows per second begins in 100 ms.
-const minHalfOpen = 65536
-
-// halfOpenSets returns the number of sets for entries of flows that are not assured.
-func halfOpenSets(flows uint32) uint32 { return conntrackSets(max(flows/2, minHalfOpen)) }
-
-// fragmentsFor returns the number of fragmented datagrams that are tracked: one for eight conntrack
-// entries. An entry is needed from the first fragment of a datagram to its last one, mostly for some
-// milliseconds. If some are lost it stays until it is evicted: 32,768 entries last for 6 seconds at
-// 5,000 such datagrams per second.
-func fragmentsFor(flows uint32) uint32 { return max(flows/8, minFragments) }
 
 // ownTable returns the declaration of a table of the socket shortcut, nil if there is none.
 func ownTable(name string) *Table { return componentList{Socket()}.table(name) }

@@ -37,7 +37,7 @@ func TestFollowConntrack(t *testing.T) {
 	seen := Now() + 1 // one for all: to assured entries the last pass brings their state alone
 	entry := func(n int, state ConntrackState) *ConntrackSlot {
 		e := &ConntrackSlot{Key: Tuple{Protocol: 17, SourcePort: uint16(n), DestinationPort: uint16(n >> 16)}}
-		e.Ct = ConntrackEntry{Tag: tupleHash(&e.Key), State: uint8(state), LastSeen: seen, Packets: uint64(n), Dsr: uint8(DSRIPIP)} // one-sided
+		e.Ct = ConntrackEntry{Tag: TupleHash(&e.Key), State: uint8(state), LastSeen: seen, Packets: uint64(n), Dsr: uint8(DSRIPIP)} // one-sided
 		return e
 	}
 	const isAssured, isUnreplied, isGone = 1, 2, 3
@@ -140,7 +140,7 @@ func TestFollowIntoFullTables(t *testing.T) {
 	begin := func(table *settable.OpenTable[Tuple, ConntrackSlot], service uint32, rank SockSetRank, state ConntrackState) (key Tuple) {
 		port++
 		e := &ConntrackSlot{Key: Tuple{Protocol: 6, SourcePort: port}}
-		e.Ct = ConntrackEntry{Tag: tupleHash(&e.Key), State: uint8(state), LastSeen: Now() + 1, Dsr: uint8(DSRIPIP)} // one-sided
+		e.Ct = ConntrackEntry{Tag: TupleHash(&e.Key), State: uint8(state), LastSeen: Now() + 1, Dsr: uint8(DSRIPIP)} // one-sided
 		table.Set(e, settable.Eviction{Expires: settable.Tick() + 1<<20, Owner: service<<SockSetRankSET_RANK_BITS | uint32(rank)})
 		return e.Key
 	}
@@ -186,7 +186,7 @@ func TestFlowThatHasBegunAgain(t *testing.T) {
 	for name, copied := range map[string]uint8{"a flow of the new programs": 0, "a copy": conntrackCopied} {
 		c := newConntrackCopy(t)
 		e := &ConntrackSlot{Key: Tuple{Protocol: 6, SourcePort: 1}, Ct: ConntrackEntry{State: uint8(ConntrackNew), Flags: copied}}
-		e.Ct.Tag = tupleHash(&e.Key)
+		e.Ct.Tag = TupleHash(&e.Key)
 		if !c.unreplied.Insert(e, settable.Eviction{Expires: c.Tick + 1000}) {
 			t.Fatal("no room")
 		}
@@ -212,7 +212,7 @@ func TestEvictedFlowsAreDeletedWhole(t *testing.T) {
 		if reply {
 			e = &ConntrackSlot{Key: seen, Ct: ConntrackEntry{Xlate: asked.Reverse()}}
 		}
-		e.Ct.Tag = tupleHash(&e.Key)
+		e.Ct.Tag = TupleHash(&e.Key)
 		return e
 	}
 	own, others := entry(1, 2000, true), entry(9, 3000, true)

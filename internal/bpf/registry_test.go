@@ -151,7 +151,7 @@ func TestConntrackIsResized(t *testing.T) {
 	sets, err := table.Open()
 	must(t, err)
 	key := Tuple{SourcePort: 1, Protocol: 6}
-	if !sets.Insert(&EdgeTCCtSlot{Key: key, Ct: ConntrackEntry{Tag: tupleHash(&key)}}, settable.Eviction{}) {
+	if !sets.Insert(&EdgeTCCtSlot{Key: key, Ct: ConntrackEntry{Tag: TupleHash(&key)}}, settable.Eviction{}) {
 		t.Fatal("an empty table has no room")
 	}
 	must(t, sets.Close())

@@ -5,10 +5,8 @@ package bpf
 import (
 	"errors"
 	"fmt"
-	"math"
 	"net/netip"
 	"os"
-	"time"
 
 	"github.com/cilium/ebpf"
 )
@@ -28,7 +26,7 @@ func SocketStats(options func() *SocketStatsOptions) *Component {
 		Name: SocketStatsComponent, Tables: socketStatsTables, CgroupHooks: socketStatsHooks,
 		Objects: func(*Datapath) ([]*ebpf.CollectionSpec, error) { return socketStatsObjects(options()) },
 		Constants: map[string]ConstantValue{
-			SockStatsVarStatsPerBackend: func(*Datapath) (any, error) { return flag(options().PerBackend), nil },
+			SockStatsVarStatsPerBackend: func(*Datapath) (any, error) { return Flag(options().PerBackend), nil },
 		},
 	}
 }
@@ -55,70 +53,6 @@ var socketStatsTables = []Table{
 	{Name: SockStatsMapSocketsUncounted, Kind: StateTable, Copy: StartEmpty},
 }
 
-// ConnectionStats are the TCP connections of sockets to a Service or backend. All numbers only grow.
-type ConnectionStats = SockStatsSocketStats
-
-// Open returns the number of connections that are established.
-func (s *SockStatsSocketStats) Open() uint64 { return s.Established - min(s.Closed, s.Established) }
-
-// Connecting returns the number of connections whose handshake is not complete.
-func (s *SockStatsSocketStats) Connecting() uint64 {
-	return s.Started - min(s.Established+s.Failed, s.Started)
-}
-
-// Handshakes returns the number of handshakes in Rtt.
-func (s *SockStatsSocketStats) Handshakes() (sum uint64) {
-	for _, n := range s.Rtt {
-		sum += n
-	}
-	return sum
-}
-
-// Add adds the counters of others.
-func (s *SockStatsSocketStats) Add(o *ConnectionStats) {
-	s.Closed += o.Closed
-	s.Failed += o.Failed
-	s.Established += o.Established
-	s.Started += o.Started
-	s.SentBytes += o.SentBytes
-	s.ReceivedBytes += o.ReceivedBytes
-	s.Retransmits += o.Retransmits
-	s.RttSum += o.RttSum
-	for i, n := range o.Rtt {
-		s.Rtt[i] += n
-	}
-}
-
-// RTTQuantile returns the time that a share q of the handshakes took at most: the upper bound of the bucket with the
-// quantile, at most a quarter too high. Of a quantile in the last bucket, which is open, it returns the lower bound.
-// It returns 0 if there were no handshakes.
-func (s *SockStatsSocketStats) RTTQuantile(q float64) time.Duration {
-	rank, sum := uint64(math.Ceil(q*float64(s.Handshakes()))), uint64(0)
-	if rank == 0 {
-		return 0
-	}
-	for i, n := range s.Rtt {
-		if sum += n; sum >= rank {
-			return RTTBound(min(i, RTTBuckets-2))
-		}
-	}
-	return 0
-}
-
-// RTTBuckets is the number of buckets of ConnectionStats.Rtt, and RTTParts of those in an octave.
-const (
-	RTTBuckets = int(SockStatsRttHistogramRTT_BUCKETS)
-	RTTParts   = int(SockStatsRttHistogramRTT_PARTS)
-)
-
-// RTTBound returns the upper bound of a bucket of ConnectionStats.Rtt, which is the lower bound of the next one. A
-// bucket excludes its upper bound. The last bucket has none: it has all longer times.
-func RTTBound(bucket int) time.Duration {
-	octave, part := bucket/RTTParts, bucket%RTTParts
-	width := time.Microsecond << (int(SockStatsRttHistogramRTT_FIRST_OCTAVE) + octave) / time.Duration(RTTParts)
-	return width * time.Duration(RTTParts+part+1)
-}
-
 // A SocketBackend is a backend of a service ID.
 type SocketBackend struct {
 	Service uint32
@@ -138,7 +72,11 @@ type AllConnectionStats struct {
 // about 4096 rows.
 func ReadSocketStats(bpffs string) (*AllConnectionStats, error) {
 	maps := map[string]*ebpf.Map{}
-	defer func() { closeMaps(maps) }()
+	defer func() {
+		for _, m := range maps {
+			m.Close()
+		}
+	}()
 	for _, name := range []string{SockStatsMapServiceSockets, SockStatsMapBackendSockets, SockStatsMapSocketsUncounted} {
 		m, err := ebpf.LoadPinnedMap(TablePath(bpffs, name), nil)
 		if errors.Is(err, os.ErrNotExist) && len(maps) == 0 {

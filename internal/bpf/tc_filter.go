@@ -16,10 +16,8 @@ import (
 )
 
 // Where the kernel has no links for tc (before Linux 6.6) the programs are filters of the qdisc clsact, identified
-// by their priority, handle and name. The edge precedes the other components. Two components at one device have
-// different priorities.
+// by their priority, handle and name. Two components at one device have different priorities.
 const (
-	edgeFilterPriority      = 190
 	componentFilterPriority = 191
 	filterHandle            = 0xbee
 )

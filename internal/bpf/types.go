@@ -99,6 +99,15 @@ const (
 	OwnerPod     = 1
 )
 
+// Balancer is the owner of an address in the table Balancers.
+type Balancer = EdgeTCBalancer
+
+// The values of a Balancer.
+const (
+	IsBalancer = EdgeTCBalancerBALANCER
+	IsOwn      = EdgeTCBalancerBALANCER_OWN
+)
+
 // AddressFrom maps an address of either family into 16 bytes.
 func AddressFrom(a netip.Addr) Address { return Address{Bytes: a.As16()} }
 

@@ -25,7 +25,7 @@ func ParseSNATPorts(texts []string) ([]bpf.PortRange, error) {
 		}
 		all = append(all, r)
 	}
-	return all, bpf.CheckSNATPorts(all)
+	return all, checkRanges(all)
 }
 
 // LocalPorts returns the ports of the node's own connections (ip(7), ip_local_port_range).
@@ -67,6 +67,23 @@ func FreeSNATPorts(local bpf.PortRange) []bpf.PortRange {
 	free = free[:min(len(free), 2)]
 	slices.SortFunc(free, func(a, b bpf.PortRange) int { return int(a.First) - int(b.First) })
 	return free
+}
+
+// checkRanges refuses ranges that the programs cannot use: more than two, empty ones, and overlapping
+// ones.
+func checkRanges(ranges []bpf.PortRange) error {
+	if len(ranges) == 0 || len(ranges) > 2 {
+		return fmt.Errorf("%d ranges: give one or two", len(ranges))
+	}
+	for _, r := range ranges {
+		if r.First == 0 || r.First > r.Last {
+			return fmt.Errorf("range %s: must go from a port above 0 to the same or a higher one", r)
+		}
+	}
+	if len(ranges) == 2 && ranges[0].Overlaps(ranges[1]) {
+		return fmt.Errorf("ranges %s and %s overlap", ranges[0], ranges[1])
+	}
+	return nil
 }
 
 // CheckSNATPorts returns an error if the node's own connections or NodePorts use ports of the ranges.

@@ -69,7 +69,7 @@ const (
 func (r *EventReader) Event(e *bpf.EdgeEvent) *api.Event {
 	reason := bpf.ReasonName(e.Reason)
 	event := &api.Event{
-		Time: time.Now().Add(-e.Age()), Entry: "tc", Reason: reason, Why: api.Reasons[reason],
+		Time: time.Now().Add(-bpf.Age(e)), Entry: "tc", Reason: reason, Why: api.Reasons[reason],
 		Protocol: service.Protocol(e.Packet.Protocol), Client: e.Packet.From(), Address: e.Packet.To(), Length: e.Length,
 	}
 	if e.Xdp != 0 {

@@ -219,7 +219,7 @@ func wantExplained(t *testing.T, bpffs string) {
 			t.Fatalf("%v\n%-60v", err, refused)
 		}
 		must(t, err)
-		if other || bpf.ConnectReason(e.Reason) != bpf.ConnectNoFrontend || bpf.Verdict(e.Verdict) != bpf.Pass || e.ConnectedTo().String() != to {
+		if other || bpf.ConnectReason(e.Reason) != bpf.ConnectNoFrontend || bpf.Verdict(e.Verdict) != bpf.Pass || bpf.ConnectedTo(e).String() != to {
 			t.Errorf("to %s: %+v, another version: %v", to, e, other)
 		}
 	}

@@ -46,7 +46,7 @@ func (x *explainer) connected(e *bpf.ConnectExplanation) error {
 	a.Class = class.String()
 	var f *api.Frontend
 	var d api.Decision
-	if key := e.FrontendKey(); key != (bpf.FrontendKey{}) {
+	if key := bpf.FrontendOf(e); key != (bpf.FrontendKey{}) {
 		var s *api.Service
 		if s, f = x.frontend(key); f == nil {
 			return fmt.Errorf("the Service at %s changed meanwhile: try again", x.question.Destination)
@@ -112,7 +112,7 @@ func (x *explainer) chosen(e *bpf.ConnectExplanation, f *api.Frontend, d api.Dec
 	for _, m := range d.Backends {
 		if m.ID == e.Backend {
 			a.Backend = &m
-			a.Rewritten = &Ends{a.Original.Source, e.ConnectedTo(), a.Original.Protocol}
+			a.Rewritten = &Ends{a.Original.Source, bpf.ConnectedTo(e), a.Original.Protocol}
 		}
 	}
 }

@@ -175,7 +175,7 @@ func (x *explainer) explained(e *bpf.Explanation) error {
 	a.Why, a.Verdict = api.Reasons[a.Reason], verdictOf(a.Reason)
 	class := service.SourceClass(e.Class)
 	var d api.Decision
-	s, f := x.frontend(e.Key())
+	s, f := x.frontend(bpf.KeyOf(e))
 	if f != nil {
 		d = x.setFrontend(s, f, class)
 	}
@@ -198,7 +198,7 @@ func (x *explainer) explained(e *bpf.Explanation) error {
 	a.Backend.Local = local
 	a.Encapsulated = encapsulation(e)
 	if !local && e.Device != 0 {
-		a.Out = &Hop{Device: deviceName(e.Device), NextHop: e.Next()}
+		a.Out = &Hop{Device: deviceName(e.Device), NextHop: bpf.Address(e.NextHop).Addr()}
 		if e.Mac != [6]uint8{} {
 			a.Out.MAC = net.HardwareAddr(e.Mac[:]).String()
 		}

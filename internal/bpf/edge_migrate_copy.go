@@ -10,45 +10,6 @@ import (
 	"beeline.io/beeline/internal/bpf/settable"
 )
 
-// MarkRank returns the rank in the owner of an eviction mark.
-func MarkRank(owner uint32) SockSetRank {
-	return SockSetRank(owner & (1<<SockSetRankSET_RANK_BITS - 1))
-}
-
-// affinityRanks are the ranks of affinity entries, in the order in which they are copied, in case not all
-// fit: clients that have come again precede others.
-var affinityRanks = []SockSetRank{SockSetRankSET_RANK_ASSURED, SockSetRankSET_RANK_UNASSURED}
-
-// followAffinity is the rule of the affinity table. It does not copy expired entries.
-func followAffinity(f Following) error {
-	to := newAffinityTable(f.New[SockMapAffinity], f.New[SockMapTableSecret])
-	from := newAffinityTable(f.Old[SockMapAffinity], f.New[SockMapTableSecret])
-	if f.Pass == FirstPass {
-		if err := to.Clear(); err != nil {
-			return err
-		}
-	}
-	sets, err := to.Open()
-	if err != nil {
-		return err
-	}
-	store := sets.Set
-	if f.Pass == LastPass {
-		store = sets.Add
-	}
-	var e AffinityEntry
-	for _, rank := range affinityRanks {
-		err = errors.Join(err, settable.EachPlace(from.Maps, func(s settable.Set[AffinityEntry], place int) bool {
-			mark := s.Marks.Evictions[place]
-			if MarkRank(mark.Owner) == rank && !settable.Expired(mark.Expires, f.Tick) && from.Read(s, place, &e) {
-				store(&e, mark)
-			}
-			return true
-		}))
-	}
-	return errors.Join(err, sets.Close())
-}
-
 // followConntrack is the rule of both conntrack tables. In the old ones flows move from `unreplied` to
 // `conntrack`, so they are read in this order. A flow that is not assured may change with every packet;
 // until the last pass its packets are passed to the programs of the predecessor, and the flag CT_COPIED
@@ -112,7 +73,8 @@ func (c *conntrackCopy) copyWhich(takes func(*ConntrackSlot, settable.Eviction) 
 		name string
 		copy func(e *ConntrackSlot, mark settable.Eviction)
 	}{{EdgeTCMapUnreplied, c.unassuredFlow}, {EdgeTCMapConntrack, c.assuredFlow}} {
-		old := newConntrackSets(table.name, settable.Maps{Rows: c.Old[table.name], Tags: c.Old[conntrackTags[table.name]]}, c.New[EdgeTCMapTableSecret])
+		old := NewConntrackSets(c.Old, table.name)
+		old.Secret = c.assured.Secret
 		var e ConntrackSlot
 		if err := settable.EachPlace(old.Maps, func(s settable.Set[ConntrackSlot], place int) bool {
 			if mark := s.Marks.Evictions[place]; old.Read(s, place, &e) && takes(&e, mark) {
