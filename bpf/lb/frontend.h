@@ -116,5 +116,5 @@ static __always_inline struct frontend *frontend_of(const struct destination *d,
 		return frontend;
 	address_from_v4(&key.address, bpf_htonl(INADDR_LOOPBACK));
 	frontend = frontend_lookup(&key);
-	return frontend && !(frontend->flags & FRONTEND_ONE_ADDRESS) ? frontend : 0;
+	return frontend && !(frontend->flags & FRONTEND_LOOPBACK_EXACT) ? frontend : 0;
 }

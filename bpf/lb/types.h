@@ -127,7 +127,7 @@ enum frontend_flag {
 	/* Shifted left by the source class. Only the agent reads it, for its reports: programs
 	 * masquerade if the backend is on another node. */
 	FRONTEND_MASQUERADE = 1,
-	FRONTEND_ONE_ADDRESS = 8,  /* matches 127.0.0.1 only, instead of 127.0.0.0/8 */
+	FRONTEND_LOOPBACK_EXACT = 8, /* matches 127.0.0.1 only, instead of 127.0.0.0/8 */
 	FRONTEND_OWN_ADDRESS = 16, /* the address is this node's, and `source_set` is not 0 */
 	FRONTEND_MAGLEV = 32,	   /* the sets of `decisions` are Maglev tables */
 	/* Packets of clients outside the cluster go to backends on other nodes without a conntrack

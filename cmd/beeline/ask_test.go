@@ -93,13 +93,15 @@ func TestAgentWithoutAnswer(t *testing.T) {
 	if len(commands) < 8 {
 		t.Fatalf("only %q ask an agent", commands)
 	}
+	earlier := http.NewServeMux()
+	earlier.HandleFunc("/v1/", func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "{}") })
 	for _, test := range []struct {
 		name, want string
 		socket     string
 	}{
 		{"no agent", `no agent answers on .*: start one, give its socket|no agent answers on .*: start one, or give its socket`, filepath.Join(t.TempDir(), "none")},
 		{"hangs", `does not answer: (read the pinned tables with --pins|look without the agent|.*restart it)`, listening(t, func(net.Listener) {})},
-		{"knows no path", `another version .*or restart it with this one|set --(mesh|offload)-.* of the agent.*earlier version: restart it`, listening(t, answering(http.StatusNotFound, "404 page not found\n"))},
+		{"another schema", `another version .*or restart it with this one|set --(mesh|offload)-.* of the agent.*earlier version: restart it`, listening(t, func(l net.Listener) { http.Serve(l, earlier) })},
 		{"fails", `the agent cannot answer: the tables are gone`, listening(t, answering(http.StatusInternalServerError, "the tables are gone"))},
 		{"answers otherwise", `is no agent: give the agent's socket with --agent-socket`, listening(t, answering(http.StatusOK, "<html>"))},
 		{"speaks otherwise", `is no agent: give the agent's socket with --agent-socket`, listening(t, each(func(c net.Conn) { io.WriteString(c, "220 mail ready\r\n"); c.Read(make([]byte, 4096)) }))},

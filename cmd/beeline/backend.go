@@ -77,7 +77,7 @@ func backendTable(w io.Writer, backends []listedBackend, v *view) {
 			connections = fmt.Sprint(b.Draining.Connections)
 		}
 		if wide {
-			row = append(row, cmp.Or(b.Node, "-"), connections)
+			row = append(row, cmp.Or(b.NodeAddress, "-"), connections)
 		}
 		t.row(row)
 	}
@@ -89,8 +89,8 @@ func onThisNode(b api.Member) string {
 	switch {
 	case b.Local:
 		return ", on this node"
-	case b.Node != "":
-		return ", on the node " + b.Node
+	case b.NodeAddress != "":
+		return ", on the node " + b.NodeAddress
 	}
 	return ""
 }

@@ -50,7 +50,7 @@ have only warnings. docs/operate/conditions.md explains each condition.`,
 
 func checkText(w io.Writer, c *agent.Checked) {
 	conditionsText(w, headline(c.Conditions), c.Conditions, len(c.Conditions))
-	if !c.Manifests {
+	if !c.FromManifests {
 		fmt.Fprintf(w, "The configuration is valid. Services come from %s, which was not contacted.\n", c.Source)
 		return
 	}

@@ -61,7 +61,7 @@ func wideCells(s *api.Service, f api.Frontend, counted map[string]bool) []string
 	}
 	cells := []string{cmp.Or(f.Port, "-"), cmp.Or(string(s.Algorithm), "-"), affinity, cmp.Or(string(f.DSR), "-")}
 	port := f.Port + "/" + f.Protocol.String()
-	if counted[port] || f.Kind == service.ClusterIPOther || f.Kind == service.Echo {
+	if counted[port] || f.Kind == service.ClusterIPOtherPorts || f.Kind == service.Echo {
 		return append(cells, "-", "-", "-", "-", "-", "-", "-", "-")
 	}
 	counted[port] = true
@@ -69,9 +69,9 @@ func wideCells(s *api.Service, f api.Frontend, counted map[string]bool) []string
 }
 
 func edgeCells(s *api.Service, f api.Frontend) []string {
-	for _, c := range s.Counters {
+	for _, c := range s.EdgeCounters {
 		if c.Port == f.Port && c.Protocol == f.Protocol {
-			return []string{fmt.Sprint(c.Flows), fmt.Sprint(c.Refused), fmt.Sprint(c.Dropped), trafficText(c.Sent), trafficText(c.Received)}
+			return []string{fmt.Sprint(c.NewFlows), fmt.Sprint(c.RefusedPackets), fmt.Sprint(c.DroppedPackets), trafficText(c.FromClients), trafficText(c.ToClients)}
 		}
 	}
 	return []string{"-", "-", "-", "-", "-"}
@@ -92,8 +92,8 @@ func connectionsText(c *api.Connections) string {
 	if c.Connecting > 0 {
 		text += fmt.Sprintf(", %d connecting", c.Connecting)
 	}
-	if c.RTT99 > 0 {
-		text += fmt.Sprintf("; handshake p50 %s, p99 %s", seconds(c.RTT50), seconds(c.RTT99))
+	if c.HandshakeP99Seconds > 0 {
+		text += fmt.Sprintf("; handshake p50 %s, p99 %s", seconds(c.HandshakeP50Seconds), seconds(c.HandshakeP99Seconds))
 	}
 	if c.Closed+c.Failed > 0 {
 		text += fmt.Sprintf("; ended: %s sent, %d received, %s retransmitted", plural.Of(c.SentBytes, "byte"), c.ReceivedBytes, plural.Of(c.Retransmits, "segment"))

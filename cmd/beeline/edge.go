@@ -37,9 +37,9 @@ func statusEdge(w io.Writer, s *api.Status) {
 	for _, d := range e.DSR {
 		fmt.Fprintln(w, d)
 	}
-	fmt.Fprintf(w, "Flows: %s in %d places (twice --max-flows), %d of closed connections, %d in %d places half open", plural.Of(e.Flows.Entries, "conntrack entry"), e.Flows.Limit, e.Flows.Spare, e.Flows.HalfOpen, e.Flows.HalfOpenLimit)
+	fmt.Fprintf(w, "Flows: %s in %d places (twice --max-flows), %d of closed connections, %d in %d places half open", plural.Of(e.Conntrack.Entries, "conntrack entry"), e.Conntrack.Limit, e.Conntrack.Evictable, e.Conntrack.HalfOpen, e.Conntrack.HalfOpenLimit)
 	if s.Answered {
-		fmt.Fprintf(w, "; last GC pass %s; %s expired, %d ended because their backend was removed", ago(e.Flows.LastGC), plural.Of(e.Flows.Expired, "flow"), e.Flows.Ended)
+		fmt.Fprintf(w, "; last GC pass %s; %s expired, %d ended because their backend was removed", ago(e.Conntrack.LastGC), plural.Of(e.Conntrack.ExpiredFlows, "flow"), e.Conntrack.EndedUDPFlows)
 	}
 	fmt.Fprintln(w)
 	if e.Counters != nil {

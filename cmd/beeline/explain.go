@@ -97,7 +97,7 @@ func explanation(w io.Writer, a *explain.Answer) {
 	line("original", "%s", a.Original)
 	why := strings.TrimPrefix(strings.TrimPrefix(a.Why, "dropped: "), "rejected: ") // the verdict already says that
 	line("verdict", "%s: %s", a.Verdict, why)
-	entry := a.Entry
+	entry := a.Hook
 	if a.Device != "" {
 		entry += " at " + a.Device
 	}
@@ -114,18 +114,18 @@ func explanation(w io.Writer, a *explain.Answer) {
 			port = ", port " + f.Port
 		}
 		address := f.Address
-		if f.Kind != service.ClusterIPOther {
+		if f.Kind != service.ClusterIPOtherPorts {
 			address += "/" + f.Protocol.String()
 		}
 		line("Service", "%s%s: %s %s", a.Service, port, f.Kind, address)
 	} else if a.Service != "" {
 		line("Service", "%s", a.Service)
 	}
-	if a.Flow != "" {
-		line("flow", "%s: the flow keeps its backend", a.Flow)
+	if a.FlowState != "" {
+		line("flow", "%s: the flow keeps its backend", a.FlowState)
 	}
-	if a.Frontend != nil && a.Class != "" || a.Entry == "connect" {
-		line("client", "from %s", a.Class)
+	if a.Frontend != nil && a.ClientClass != "" || a.Hook == "connect" {
+		line("client", "from %s", a.ClientClass)
 	}
 	for i, rule := range a.Rules {
 		name := "rules"
@@ -141,16 +141,16 @@ func explanation(w io.Writer, a *explain.Answer) {
 	if a.Encapsulated != nil {
 		line("forwarded", "encapsulated: %s; the backend answers the client directly (DSR)", a.Encapsulated)
 	}
-	if o := a.Out; o != nil {
+	if o := a.LeavesBy; o != nil {
 		mac := "not resolved yet"
 		if o.MAC != "" {
 			mac = o.MAC
 		}
 		line("leaves by", "%s to %s (%s)", o.Device, o.NextHop, mac)
-	} else if a.Backend != nil && a.Backend.Local && a.Entry != "connect" {
+	} else if a.Backend != nil && a.Backend.Local && a.Hook != "connect" {
 		line("leaves by", "the node's network stack")
 	}
-	if f := a.Frontend; f != nil && f.Kind != service.ClusterIPOther && a.Verdict == service.Reject.String() {
+	if f := a.Frontend; f != nil && f.Kind != service.ClusterIPOtherPorts && a.Verdict == service.Reject.String() {
 		line("note", "`beeline service show %s` shows why it has no endpoint for this client", a.Service)
 	}
 	for _, n := range a.Notes {

@@ -190,8 +190,8 @@ func flowTable(w io.Writer, flows []conntrack.Flow, v *view) {
 	t := newTable(w, !v.noHeaders, columns...)
 	for _, f := range flows {
 		via := "client"
-		if f.Via.IsValid() {
-			via = f.Via.String()
+		if f.SeenAs.IsValid() {
+			via = f.SeenAs.String()
 		}
 		if f.DSR != "" {
 			via += " (DSR " + f.DSR + ")"
@@ -199,7 +199,7 @@ func flowTable(w io.Writer, flows []conntrack.Flow, v *view) {
 		row := []string{f.Service, f.Protocol.String(), f.Client.String(), f.Address.String(), f.Backend.String(), via, f.State,
 			time.Duration(f.IdleSeconds * float64(time.Second)).String()}
 		if wide {
-			row = append(row, trafficText(f.Sent), trafficText(f.Received))
+			row = append(row, trafficText(f.FromClient), trafficText(f.ToClient))
 		}
 		t.row(row)
 	}

@@ -27,8 +27,8 @@ func serviceHealth(w io.Writer, h *api.Health) {
 
 func endpointText(b api.BackendHealth) string {
 	text := fmt.Sprintf("%s/%s", b.Address, b.Protocol)
-	if b.Through != "" {
-		text += fmt.Sprintf(" (%s)", b.Through)
+	if b.ProbePath != "" {
+		text += fmt.Sprintf(" (%s)", b.ProbePath)
 	}
 	if b.CheckAddress != b.Address {
 		text += fmt.Sprintf(" (checked at port %d)", b.CheckAddress.Port())

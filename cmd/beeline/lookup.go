@@ -92,9 +92,9 @@ func (l *lookup) status(ctx context.Context) (*api.Status, error) {
 	if err != nil {
 		return nil, errors.Join(l.question().explained(silent), err)
 	}
-	status.Silent = fmt.Sprintf("nobody listens on %s", l.socket)
+	status.NoAnswerReason = fmt.Sprintf("nobody listens on %s", l.socket)
 	if errors.Is(silent, api.ErrNoAnswer) {
-		status.Silent = fmt.Sprintf("no answer on %s for a second", l.socket)
+		status.NoAnswerReason = fmt.Sprintf("no answer on %s for a second", l.socket)
 	}
 	assess.Status(status)
 	return status, nil

@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"beeline.io/beeline/internal/agent"
+	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/internal/shortcut/mesh"
 	"beeline.io/beeline/internal/util/printable"
 )
@@ -25,7 +26,7 @@ func newMeshCommand() *cobra.Command {
 // meshStatus asks the agent.
 func meshStatus(cmd *cobra.Command, socket string) (*mesh.Status, error) {
 	var s mesh.Status
-	return &s, question{socket: socket, enable: "set --mesh-pods or --mesh-cgroups of the agent"}.get(cmd.Context(), mesh.StatusPath, &s)
+	return &s, question{socket: socket, enable: "set --mesh-pods or --mesh-cgroups of the agent"}.get(cmd.Context(), api.MeshPath, &s)
 }
 
 func newMeshStatusCommand() *cobra.Command {
@@ -44,8 +45,8 @@ connections from other hosts. -o wide adds the cgroup.`,
 					return nil, nil, err
 				}
 				s.Pods = slices.DeleteFunc(s.Pods, func(p mesh.Pod) bool { return !v.of(p.Name) })
-				s.Left = slices.DeleteFunc(s.Left, func(l mesh.Left) bool { return !v.of(l.Name) })
-				v.nothing(cmd, len(s.Pods)+len(s.Left), "pods with a proxy")
+				s.LeftAlone = slices.DeleteFunc(s.LeftAlone, func(l mesh.Left) bool { return !v.of(l.Name) })
+				v.nothing(cmd, len(s.Pods)+len(s.LeftAlone), "pods with a proxy")
 				return s, func(w io.Writer) { meshTable(w, s, &v) }, nil
 			})
 		},
@@ -64,13 +65,13 @@ func meshTable(w io.Writer, s *mesh.Status, v *view) {
 	}
 	t := newTable(w, !v.noHeaders, columns...)
 	for _, p := range s.Pods {
-		row := []string{p.Label(), meshState(&p), strconv.Itoa(p.Listeners), p.Proxy.String()}
+		row := []string{p.Label(), meshState(&p), strconv.Itoa(p.ProxyListeners), p.Proxy.String()}
 		if wide {
-			row = append(row, p.Directory)
+			row = append(row, p.CgroupDirectory)
 		}
 		t.row(row)
 	}
-	for _, l := range s.Left {
+	for _, l := range s.LeftAlone {
 		t.row([]string{l.Name, "left alone: " + printable.Line(l.Why), "-", "-"})
 	}
 	t.Flush()
@@ -78,9 +79,9 @@ func meshTable(w io.Writer, s *mesh.Status, v *view) {
 
 func meshState(p *mesh.Pod) string {
 	switch {
-	case p.Failed != "":
-		return printable.Line(p.Failed)
-	case p.Namespace == 0:
+	case p.Error != "":
+		return printable.Line(p.Error)
+	case p.NetNSCookie == 0:
 		return "no process yet"
 	case !p.Proxy.Known():
 		return "refused: nothing tells the proxy from applications"

@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"beeline.io/beeline/internal/agent"
+	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/internal/shortcut/mesh/hoststack"
 	"beeline.io/beeline/internal/util/plural"
 	"beeline.io/beeline/internal/util/printable"
@@ -59,7 +60,7 @@ func sessionsReport(cmd *cobra.Command, socket string, pids []int, all bool) (*h
 		var r hoststack.Report
 		const without = "look without the agent by --all-processes or --pid"
 		q := question{socket: socket, without: without, withoutHung: without, enable: "set --mesh-hoststack of the agent to on or off, or " + without}
-		return &r, q.get(cmd.Context(), hoststack.SessionsPath, &r)
+		return &r, q.get(cmd.Context(), api.MeshSessionsPath, &r)
 	}
 	processes, err := hoststack.All()
 	if err != nil {
@@ -100,7 +101,7 @@ func sessionTables(w io.Writer, r *hoststack.Report, headers, all bool) {
 		t = newTable(w, headers, "PID", "ROLE", "SERVER", "CLIENT", "SENDS BY", "RECEIVES BY")
 		for _, p := range r.Programs {
 			for _, s := range p.Sessions {
-				t.row([]string{strconv.Itoa(s.PID), s.Role, s.Server.String(), s.Client.String(), s.Sends, s.Receives})
+				t.row([]string{strconv.Itoa(s.PID), s.Role, s.Server.String(), s.Client.String(), s.SendsBy, s.ReceivesBy})
 			}
 		}
 		t.Flush()

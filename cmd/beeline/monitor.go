@@ -144,7 +144,7 @@ func (m *monitor) fromPins(ctx context.Context) error {
 		if event := reader.Event(e); m.filter.Wants(event) {
 			print(api.EventMessage{Event: event})
 		}
-	}, func(lost uint64) { print(api.EventMessage{Lost: lost}) })
+	}, func(lost uint64) { print(api.EventMessage{LostEvents: lost}) })
 	if cause := context.Cause(ctx); err == nil && cause != nil && !errors.Is(cause, context.Canceled) {
 		return cause
 	}
@@ -180,8 +180,8 @@ func (m *monitor) print(n api.EventMessage) error {
 		}
 		return err
 	}
-	if n.Lost > 0 {
-		fmt.Fprintf(m.out, "! lost, because they came too fast: %s\n", plural.Of(n.Lost, "event"))
+	if n.LostEvents > 0 {
+		fmt.Fprintf(m.out, "! lost, because they came too fast: %s\n", plural.Of(n.LostEvents, "event"))
 	}
 	e := n.Event
 	if e == nil {
@@ -191,8 +191,8 @@ func (m *monitor) print(n api.EventMessage) error {
 	if e.Backend.IsValid() {
 		what = fmt.Sprintf("%s to %s", e.Why, e.Backend)
 	}
-	if e.Via.IsValid() {
-		what += fmt.Sprintf(", as %s", e.Via)
+	if e.SeenAs.IsValid() {
+		what += fmt.Sprintf(", as %s", e.SeenAs)
 	}
 	name := e.Service
 	if name == "" {
@@ -202,7 +202,7 @@ func (m *monitor) print(n api.EventMessage) error {
 	if e.Address.Port() == 0 { // ICMP has no port
 		packet = fmt.Sprintf("%s > %s", e.Client.Addr(), e.Address.Addr())
 	}
-	_, err := fmt.Fprintf(m.out, eventFormat, e.Time.Local().Format("15:04:05.000000"), e.Entry, e.Device, name, e.Protocol,
+	_, err := fmt.Fprintf(m.out, eventFormat, e.Time.Local().Format("15:04:05.000000"), e.Hook, e.Device, name, e.Protocol,
 		packet, what)
 	return err
 }

@@ -61,17 +61,17 @@ func statusOffload(w io.Writer, s *api.Offload) {
 	if s.Provider != "" && s.Why != "" {
 		fmt.Fprintf(t, "  provider\t%s\t%s\n", s.Provider, printable.Line(s.Why))
 	}
-	for _, f := range s.Filters {
+	for _, f := range s.PacketFilters {
 		fmt.Fprintf(t, "  filter\t\t%s\n", printable.Line(f))
 	}
-	for _, reason := range slices.Sorted(maps.Keys(s.Refused)) {
-		fmt.Fprintf(t, "  refused\t%d\t%s\n", s.Refused[reason], printable.Line(reason))
+	for _, reason := range slices.Sorted(maps.Keys(s.RefusedDirections)) {
+		fmt.Fprintf(t, "  refused\t%d\t%s\n", s.RefusedDirections[reason], printable.Line(reason))
 	}
-	for _, reason := range slices.Sorted(maps.Keys(s.Ended)) {
-		if s.Ended[reason] == 0 {
+	for _, reason := range slices.Sorted(maps.Keys(s.EndedEntries)) {
+		if s.EndedEntries[reason] == 0 {
 			continue
 		}
-		fmt.Fprintf(t, "  ended\t%d\t%s\n", s.Ended[reason], reason)
+		fmt.Fprintf(t, "  ended\t%d\t%s\n", s.EndedEntries[reason], reason)
 	}
 	for _, path := range slices.Sorted(maps.Keys(s.Packets)) {
 		if n := s.Packets[path]; n > 0 {
@@ -98,11 +98,11 @@ flowtable, hardware, or refused with the reason. -o wide adds the packets and by
 			return v.show(cmd, func() (any, func(io.Writer), error) {
 				var all []offload.FlowStatus
 				q := question{socket: socket, enable: "set --offload-devices of the agent"}
-				if err := q.get(cmd.Context(), offload.FlowsPath, &all); err != nil {
+				if err := q.get(cmd.Context(), api.OffloadFlowsPath, &all); err != nil {
 					return nil, nil, err
 				}
 				all = slices.DeleteFunc(all, func(f offload.FlowStatus) bool {
-					return !of(f.Client) && !of(f.Address) && !of(f.Via) && !of(f.Backend)
+					return !of(f.Client) && !of(f.Address) && !of(f.SeenAs) && !of(f.Backend)
 				})
 				v.nothing(cmd, len(all), "flows that this node forwards")
 				return all, func(w io.Writer) { offloadFlowTable(w, all, &v) }, nil
@@ -139,11 +139,11 @@ func offloadFlowTable(w io.Writer, flows []offload.FlowStatus, v *view) {
 	}
 	t := newTable(w, !v.noHeaders, columns...)
 	for _, f := range flows {
-		row := []string{f.Protocol, f.Client.String(), f.Address.String(), f.Via.String(), f.Backend.String(), f.State, pathText(f.Sent), pathText(f.Received)}
+		row := []string{f.Protocol, f.Client.String(), f.Address.String(), f.SeenAs.String(), f.Backend.String(), f.State, pathText(f.FromClient), pathText(f.ToClient)}
 		if wide {
-			in, out := cmp.Or(f.Sent.In, f.Received.Out, "-"), cmp.Or(f.Sent.Out, f.Received.In, "-")
-			row = append(row, trafficText(conntrack.Traffic{Packets: f.Sent.Packets, Bytes: f.Sent.Bytes}),
-				trafficText(conntrack.Traffic{Packets: f.Received.Packets, Bytes: f.Received.Bytes}), in+" > "+out)
+			in, out := cmp.Or(f.FromClient.InDevice, f.ToClient.OutDevice, "-"), cmp.Or(f.FromClient.OutDevice, f.ToClient.InDevice, "-")
+			row = append(row, trafficText(conntrack.Traffic{Packets: f.FromClient.Packets, Bytes: f.FromClient.Bytes}),
+				trafficText(conntrack.Traffic{Packets: f.ToClient.Packets, Bytes: f.ToClient.Bytes}), in+" > "+out)
 		}
 		t.row(row)
 	}

@@ -22,7 +22,7 @@ func statusOptedOut(w io.Writer, s *api.Status) {
 		return
 	}
 	fmt.Fprint(w, "\nPods that opted out of the socket shortcut")
-	if c := s.Counters; c != nil {
+	if c := s.SocketCounters; c != nil {
 		fmt.Fprintf(w, " (calls passed unchanged so far: %d)", c.OptedOut)
 	}
 	fmt.Fprintln(w, ":")
@@ -36,7 +36,7 @@ func statusOptedOut(w io.Writer, s *api.Status) {
 		if p.Problem != "" {
 			state += ": " + printable.Line(p.Problem)
 		}
-		fmt.Fprintf(t, "  %s/%s\tby %s\t%s\n", p.Namespace, p.Name, optOutWords[p.Because], state)
+		fmt.Fprintf(t, "  %s/%s\tby %s\t%s\n", p.Namespace, p.Name, optOutWords[p.AnnotatedKind], state)
 	}
 	t.Flush()
 }

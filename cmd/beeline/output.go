@@ -14,11 +14,9 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	"sigs.k8s.io/yaml"
-)
 
-// schemaVersion is the version of all JSON and YAML output. It is raised when a field changes its meaning or is
-// removed, not when a field is added.
-const schemaVersion = 1
+	"beeline.io/beeline/internal/api"
+)
 
 // outputFormat is the value of -o.
 type outputFormat struct {
@@ -98,7 +96,7 @@ func versioned(value any) ([]byte, error) {
 	if bytes.Equal(text, []byte("null")) {
 		text = []byte("[]")
 	}
-	head := fmt.Sprintf(`{"schemaVersion":%d`, schemaVersion)
+	head := `{"schemaVersion":` + api.SchemaVersion
 	switch fields := bytes.TrimPrefix(text, []byte("{")); {
 	case len(fields) == len(text):
 		return fmt.Appendf(nil, `%s,"items":%s}`, head, text), nil

@@ -29,17 +29,17 @@ import (
 // All JSON is an object whose first field is the version of its schema; lists are in the field items.
 func TestSchemaVersion(t *testing.T) {
 	for want, value := range map[string]any{
-		`{"schemaVersion":1,"items":["a","b"]}`: []string{"a", "b"},
-		`{"schemaVersion":1,"items":[]}`:        []string(nil),
-		`{"schemaVersion":1,"a":2}`:             map[string]int{"a": 2},
-		`{"schemaVersion":1}`:                   struct{}{},
+		`{"schemaVersion":2,"items":["a","b"]}`: []string{"a", "b"},
+		`{"schemaVersion":2,"items":[]}`:        []string(nil),
+		`{"schemaVersion":2,"a":2}`:             map[string]int{"a": 2},
+		`{"schemaVersion":2}`:                   struct{}{},
 	} {
 		if got, err := versioned(value); err != nil || string(got) != want || !json.Valid(got) {
 			t.Errorf("%v is %s (%v), want %s", value, got, err, want)
 		}
 	}
 	var text bytes.Buffer
-	if err := write(&text, "yaml", []string{"a"}, nil); err != nil || text.String() != "items:\n- a\nschemaVersion: 1\n" {
+	if err := write(&text, "yaml", []string{"a"}, nil); err != nil || text.String() != "items:\n- a\nschemaVersion: 2\n" {
 		t.Errorf("YAML %q, %v", &text, err)
 	}
 }
@@ -48,7 +48,8 @@ func TestSchemaVersion(t *testing.T) {
 func TestVersion(t *testing.T) {
 	for format, want := range map[string]string{
 		"table": "beeline " + version + "\n",
-		"yaml":  "go: " + runtime.Version() + "\nplatform: linux/" + runtime.GOARCH + "\nschemaVersion: 1\nversion: " + version + "\n",
+		"json":  "{\n  \"schemaVersion\": 2,\n  \"version\": \"" + version + "\",\n  \"go\": \"" + runtime.Version() + "\",\n  \"platform\": \"linux/" + runtime.GOARCH + "\"\n}\n",
+		"yaml":  "go: " + runtime.Version() + "\nplatform: linux/" + runtime.GOARCH + "\nschemaVersion: 2\nversion: " + version + "\n",
 	} {
 		var text bytes.Buffer
 		cmd := newVersionCommand()
@@ -97,12 +98,12 @@ func webTables() *api.Tables {
 	backends := []api.Member{{ID: 1, Address: "10.0.0.1:8080", Slots: 1}}
 	decision := api.Decision{Verdict: service.Balance.String(), Backends: backends}
 	frontend := func(address, port string, kind service.FrontendKind) api.Frontend {
-		return api.Frontend{Address: address, Protocol: service.TCP, Kind: kind, Port: port, Pod: decision, Node: decision, Outside: decision}
+		return api.Frontend{Address: address, Protocol: service.TCP, Kind: kind, Port: port, FromPods: decision, FromNode: decision, FromOutside: decision}
 	}
 	return &api.Tables{OutsideServed: true, Services: []api.Service{{
 		Kind: service.KindService, Namespace: "default", Name: "web", State: "applied", Algorithm: service.Random,
-		Frontends: []api.Frontend{frontend("10.96.0.1:80", "http", service.ClusterIP), frontend("192.0.2.1:30080", "http", service.NodePort)},
-		Counters:  []api.PortCounters{{Port: "http", Protocol: service.TCP, Flows: 5, Sent: conntrack.Traffic{Packets: 6, Bytes: 360}}},
+		Frontends:    []api.Frontend{frontend("10.96.0.1:80", "http", service.ClusterIP), frontend("192.0.2.1:30080", "http", service.NodePort)},
+		EdgeCounters: []api.PortCounters{{Port: "http", Protocol: service.TCP, NewFlows: 5, FromClients: conntrack.Traffic{Packets: 6, Bytes: 360}}},
 	}, {Kind: service.KindService, Namespace: "shop", Name: "late", State: "pending"}}}
 }
 
@@ -153,7 +154,7 @@ func TestMonitorOfANamespace(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := m.print(api.EventMessage{Lost: 5}); err != nil || strings.Count(out.String(), "\n") != 2 || !strings.Contains(out.String(), "shop/web") {
+	if err := m.print(api.EventMessage{LostEvents: 5}); err != nil || strings.Count(out.String(), "\n") != 2 || !strings.Contains(out.String(), "shop/web") {
 		t.Errorf("%v, printed\n%s", err, &out)
 	}
 }

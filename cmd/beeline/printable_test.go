@@ -63,13 +63,13 @@ func wantHarmless(t *testing.T, what, text string) {
 func TestNothingReachesTheTerminal(t *testing.T) {
 	now := time.Now()
 	ref := service.Ref{Kind: service.KindService, Namespace: "default", Name: "web"}
-	down := api.BackendHealth{Service: "default/web", Why: "certificate of " + escape, Since: now, Last: now}
+	down := api.BackendHealth{Service: "default/web", Why: "certificate of " + escape, Since: now, LastProbe: now}
 	problems := condition.List{condition.AddressTaken.New("%s", escape).Do("%s", escape)}
 	status := &api.Status{
-		Running: true, Answered: true, NoEdge: escape, Unreadable: escape,
-		Source:        api.Source{Problems: condition.List{condition.SourceError.New("%s", escape).At(escape)}, Connection: &source.Connection{Error: escape}},
-		Objects:       []reconcile.Status{{Owner: ref, State: reconcile.Failed, Reasons: []string{escape}, Problems: problems}},
-		PortConflicts: []api.PortConflict{{PID: 1, Process: escape}}, PortConflictsUnknown: "evil",
+		Running: true, Answered: true, EdgeUnavailable: escape, UnreadablePins: escape,
+		Source:              api.Source{Problems: condition.List{condition.SourceError.New("%s", escape).At(escape)}, Connection: &source.Connection{Error: escape}},
+		ObjectsWithProblems: []reconcile.Status{{Owner: ref, State: reconcile.Failed, Reasons: []string{escape}, Problems: problems}},
+		PortConflicts:       []api.PortConflict{{PID: 1, Process: escape}}, PortConflictsUnavailable: "evil",
 		Health: &api.HealthStatus{Down: []api.BackendHealth{down}},
 	}
 	s := &api.Service{Name: "web", Reasons: []string{escape}, Problems: problems,

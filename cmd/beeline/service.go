@@ -93,8 +93,8 @@ func serviceTable(w io.Writer, tables *api.Tables, v *view) {
 		counted := map[string]bool{}
 		for _, f := range s.Frontends {
 			row := []string{s.Namespace + "/" + s.Name, shortKind(f.Kind), addressText(f), f.Protocol.String(),
-				served(f, f.Pod, service.FromPod, tables.OutsideServed), served(f, f.Node, service.FromNode, tables.OutsideServed),
-				served(f, f.Outside, service.FromOutside, tables.OutsideServed), string(s.State)}
+				served(f, f.FromPods, service.FromPod, tables.OutsideServed), served(f, f.FromNode, service.FromNode, tables.OutsideServed),
+				served(f, f.FromOutside, service.FromOutside, tables.OutsideServed), string(s.State)}
 			if v.output == "wide" {
 				row = append(row, wideCells(s, f, counted)...)
 			}
@@ -110,7 +110,7 @@ func serviceTable(w io.Writer, tables *api.Tables, v *view) {
 }
 
 func addressText(f api.Frontend) string {
-	if f.Kind == service.ClusterIPOther {
+	if f.Kind == service.ClusterIPOtherPorts {
 		return f.Address + " (other ports)"
 	}
 	return f.Address
@@ -134,7 +134,7 @@ func served(f api.Frontend, d api.Decision, class service.SourceClass, outside b
 func portOf(address string) string { return address[strings.LastIndexByte(address, ':')+1:] }
 
 func shortKind(k service.FrontendKind) string {
-	if k == service.ClusterIPOther {
+	if k == service.ClusterIPOtherPorts {
 		return service.ClusterIP.String()
 	}
 	return k.String()
@@ -180,7 +180,7 @@ func serviceDetails(w io.Writer, s *api.Service, outside bool) {
 			fmt.Fprintf(w, "    DSR (%s): backends on other nodes answer clients outside the cluster directly\n", f.DSR)
 		}
 		decisions(w, f, outside)
-		for _, b := range f.Retained {
+		for _, b := range f.RetainedBackends {
 			fmt.Fprintf(w, "    flows stay with %s%s, id %d\n", b.Address, onThisNode(b), b.ID)
 		}
 	}
@@ -202,7 +202,7 @@ func algorithmText(s *api.Service) string {
 	if s.Algorithm != service.Maglev {
 		return string(s.Algorithm)
 	}
-	return fmt.Sprintf("%s, tables of %d slots", s.Algorithm, s.TableSize)
+	return fmt.Sprintf("%s, tables of %d slots", s.Algorithm, s.MaglevTableSize)
 }
 
 // decisions prints the decisions, with client classes that get the same one on one line.
@@ -212,7 +212,7 @@ func decisions(w io.Writer, f api.Frontend, outside bool) {
 	for _, d := range []struct {
 		class    service.SourceClass
 		decision api.Decision
-	}{{service.FromPod, f.Pod}, {service.FromNode, f.Node}, {service.FromOutside, f.Outside}} {
+	}{{service.FromPod, f.FromPods}, {service.FromNode, f.FromNode}, {service.FromOutside, f.FromOutside}} {
 		note := ""
 		if served(f, d.decision, d.class, outside) == notServed {
 			note = " (" + notServed + ")"

@@ -75,12 +75,12 @@ func statusText(w io.Writer, s *api.Status, verbose bool) {
 		fmt.Fprintf(t, "Source:\t%s %s, %s\n", s.Source.Kind, s.Source.Location, sourceState(s.Source))
 		connectionText(t, s.Source.Connection)
 		fmt.Fprintf(t, "Last sync:\t%s\n", ago(s.Sync.LastSync))
-		socketsText(t, s.Sockets)
+		socketsText(t, s.SocketTermination)
 		fmt.Fprintf(t, "Last audit:\t%s, %s since the start\n", ago(s.Sync.LastAudit), plural.Of(s.Sync.Repairs, "repair"))
 	}
 	fmt.Fprintf(t, "Services:\t%d, with %s and %s\n", s.Counts.Services, plural.Of(s.Counts.Frontends, "frontend"), plural.Of(s.Counts.Backends, "backend"))
 	if s.Algorithm != "" {
-		fmt.Fprintf(t, "Algorithm:\t%s unless a Service says otherwise; Services with Maglev tables of %d slots: %d\n", s.Algorithm, s.TableSize, s.Counts.Maglev)
+		fmt.Fprintf(t, "Algorithm:\t%s unless a Service says otherwise; Services with Maglev tables of %d slots: %d\n", s.Algorithm, s.MaglevTableSize, s.Counts.MaglevServices)
 	}
 	if text := s.Untracked(); text != "" {
 		fmt.Fprintf(t, "Untracked:\t%s\n", text)
@@ -113,32 +113,32 @@ func statusHeadline(s *api.Status) string {
 
 // dsrText prints the DSR settings and how many Services use DSR.
 func dsrText(w io.Writer, s *api.Status) {
-	if s.DSR == "" || s.DSR == service.DSROff && s.Counts.DSR == 0 {
+	if s.DSR == "" || s.DSR == service.DSROff && s.Counts.DSRServices == 0 {
 		return
 	}
 	protocols := ""
 	if s.DSRHybrid {
 		protocols = " (TCP only)"
 	}
-	fmt.Fprintf(w, "DSR:\t%s%s unless a Service says otherwise; Services with DSR: %d\n", s.DSR, protocols, s.Counts.DSR)
+	fmt.Fprintf(w, "DSR:\t%s%s unless a Service says otherwise; Services with DSR: %d\n", s.DSR, protocols, s.Counts.DSRServices)
 }
 
 // socketsText prints how sockets of removed backends are terminated.
-func socketsText(w io.Writer, st api.Sockets) {
+func socketsText(w io.Writer, st api.SocketTermination) {
 	fmt.Fprintf(w, "Sockets of removed backends:\t%s (%s)\n", st.Method, st.Why)
-	if st.Method == api.SocketsOff {
+	if st.Method == api.SocketTerminationOff {
 		return
 	}
 	tcp := "TCP connections are not ended"
 	if st.TCPDrainSeconds > 0 {
 		drain := time.Duration(st.TCPDrainSeconds * float64(time.Second))
-		tcp = fmt.Sprintf("%d of TCP, after %v; draining: %s", st.EndedTCP, drain, plural.Of(st.Draining, "backend"))
+		tcp = fmt.Sprintf("%d of TCP, after %v; draining: %s", st.EndedTCP, drain, plural.Of(st.DrainingBackends, "backend"))
 	}
 	fmt.Fprintf(w, "\tended %d of UDP; %s\n", st.EndedUDP, tcp)
-	took := time.Duration(st.LastSeconds * float64(time.Second)).Round(10 * time.Microsecond)
-	fmt.Fprintf(w, "\tlast GC pass %s, took %v for %d network namespaces\n", ago(st.LastPass), took, st.Namespaces)
-	if st.Unreadable > 0 {
-		fmt.Fprintf(w, "\t%s cannot be inspected (needs CAP_SYS_PTRACE)\n", plural.Of(st.Unreadable, "process"))
+	took := time.Duration(st.LastPassSeconds * float64(time.Second)).Round(10 * time.Microsecond)
+	fmt.Fprintf(w, "\tlast GC pass %s, took %v for %d network namespaces\n", ago(st.LastPass), took, st.NetworkNamespaces)
+	if st.UnreadableProcesses > 0 {
+		fmt.Fprintf(w, "\t%s cannot be inspected (needs CAP_SYS_PTRACE)\n", plural.Of(st.UnreadableProcesses, "process"))
 	}
 }
 
@@ -182,7 +182,7 @@ func statusAttachments(w io.Writer, s *api.Status) {
 	if len(s.Attachments) == 0 {
 		fmt.Fprintln(w, "  nothing")
 	}
-	if c := s.Counters; c != nil {
+	if c := s.SocketCounters; c != nil {
 		fmt.Fprintf(w, "\nConnections: %d to Services, %d rejected, %d dropped, %d passed unchanged; session affinity kept %d\n",
 			c.ConnectBalance, c.ConnectReject, c.ConnectDrop, c.ConnectPass, c.AffinityHit)
 		fmt.Fprintf(w, "Datagrams of unconnected sockets: %d to Services (%s), %d rejected, %d dropped, %d passed unchanged; %s translated back\n",
@@ -221,9 +221,9 @@ func statusFeatures(w io.Writer, s *api.Status) {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	for _, f := range s.Features {
 		if f.Present {
-			fmt.Fprintf(t, "  found\t%s\t(Linux %s)\n", f.Name, f.Since)
+			fmt.Fprintf(t, "  found\t%s\t(Linux %s)\n", f.Name, f.SinceLinux)
 		} else {
-			fmt.Fprintf(t, "  MISSING\t%s\t(Linux %s): %s\n", f.Name, f.Since, f.Cost)
+			fmt.Fprintf(t, "  MISSING\t%s\t(Linux %s): %s\n", f.Name, f.SinceLinux, f.EffectOfAbsence)
 		}
 	}
 	t.Flush()

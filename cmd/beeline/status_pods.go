@@ -23,11 +23,11 @@ func statusPods(w io.Writer, s *api.Pods) {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	for _, d := range s.Devices {
 		var addresses []string
-		for _, a := range d.Pods {
+		for _, a := range d.PodAddresses {
 			addresses = append(addresses, a.String())
 		}
 		fmt.Fprintf(t, "  %s\t%s\t%s\n", printable.Line(d.Name), podPath(&d), strings.Join(addresses, ", "))
-		for _, f := range d.Filters {
+		for _, f := range d.PacketFilters {
 			fmt.Fprintf(t, "  \t\t%s\n", printable.Line(f))
 		}
 	}
@@ -42,11 +42,11 @@ func statusPods(w io.Writer, s *api.Pods) {
 // podPath is the path of a device's packets in one word or two.
 func podPath(d *api.PodDevice) string {
 	switch {
-	case d.Unknown:
+	case d.PodUnknown:
 		return "no pod is known"
 	case !d.Shortcut:
 		return "stack"
-	case len(d.Filters) > 0:
+	case len(d.PacketFilters) > 0:
 		return "shortcut, bypassing"
 	}
 	return "shortcut"

@@ -33,13 +33,13 @@ func statusSummary(w io.Writer, s *api.Status) {
 		line("Tables", "fullest: %s, %d of %d", f.Table, f.Used, f.Limit)
 	}
 	line("Sockets", "%s", hooksText(s))
-	if c := s.Counters; c != nil {
+	if c := s.SocketCounters; c != nil {
 		line("Connections", "%d to Services, %d rejected, %d dropped", c.ConnectBalance+c.DatagramBalance, c.ConnectReject+c.DatagramReject, c.ConnectDrop+c.DatagramDrop)
 	}
 	if e := s.Edge; e != nil {
 		line("Devices", "%s", devicesText(e))
 		if e.Mode != api.EdgeOff {
-			line("Flows", "%s in %d places, %d of closed connections", plural.Of(e.Flows.Entries, "conntrack entry"), e.Flows.Limit, e.Flows.Spare)
+			line("Flows", "%s in %d places, %d of closed connections", plural.Of(e.Conntrack.Entries, "conntrack entry"), e.Conntrack.Limit, e.Conntrack.Evictable)
 		}
 	}
 	if s.Pods != nil {
@@ -70,11 +70,11 @@ func componentsText(w io.Writer, s *api.Status) {
 
 func servicesText(s *api.Status) string {
 	text := fmt.Sprintf("%d, with %s and %s", s.Counts.Services, plural.Of(s.Counts.Frontends, "frontend"), plural.Of(s.Counts.Backends, "backend"))
-	if s.Counts.Maglev > 0 {
-		text += fmt.Sprintf("; with Maglev: %d", s.Counts.Maglev)
+	if s.Counts.MaglevServices > 0 {
+		text += fmt.Sprintf("; with Maglev: %d", s.Counts.MaglevServices)
 	}
-	if s.Counts.DSR > 0 {
-		text += fmt.Sprintf("; with DSR: %d", s.Counts.DSR)
+	if s.Counts.DSRServices > 0 {
+		text += fmt.Sprintf("; with DSR: %d", s.Counts.DSRServices)
 	}
 	return text
 }
@@ -96,8 +96,8 @@ func hooksText(s *api.Status) string {
 		return "no program is attached"
 	}
 	of := ""
-	if s.Hooks > 0 {
-		of = fmt.Sprintf(" of %d", s.Hooks)
+	if s.ExpectedAttachments > 0 {
+		of = fmt.Sprintf(" of %d", s.ExpectedAttachments)
 	}
 	return fmt.Sprintf("%d%s programs attached to %s", len(s.Attachments), of, cmp.Or(s.Cgroup, s.Attachments[0].Cgroup))
 }

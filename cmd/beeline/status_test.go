@@ -23,10 +23,10 @@ import (
 func largeNode() *api.Status {
 	s := &api.Status{
 		Running: true, Answered: true, Version: "v1", PID: 1, Started: time.Now(), Node: "node-a", BPFFS: "/sys/fs/bpf/beeline",
-		Sync: reconcile.Stats{Synced: true}, Counters: &bpf.SocketCounters{ConnectBalance: 7},
-		Edge:   &api.Edge{Mode: "auto", Flows: conntrack.Status{Entries: 2, Limit: 100}},
+		Sync: reconcile.Stats{Synced: true}, SocketCounters: &bpf.SocketCounters{ConnectBalance: 7},
+		Edge:   &api.Edge{Mode: "auto", Conntrack: conntrack.Status{Entries: 2, Limit: 100}},
 		Health: &api.HealthStatus{Backends: 3},
-		Counts: api.Counts{Services: 10000, Maglev: 5, DSR: 5},
+		Counts: api.Counts{Services: 10000, MaglevServices: 5, DSRServices: 5},
 	}
 	for i := range 200 {
 		s.Edge.Devices = append(s.Edge.Devices, api.EdgeDevice{Name: fmt.Sprintf("cali%d", i), Mode: "tc"})

@@ -22,20 +22,20 @@ import (
 type Checked struct {
 	Conditions condition.List `json:"conditions"`
 	// Source is the path of the manifests, or the API server, which is not contacted.
-	Source    string `json:"source"`
-	Manifests bool   `json:"manifests"`
-	Services  int    `json:"services"` // and Pods with hostPorts
-	Frontends int    `json:"frontends"`
+	Source        string `json:"source"`
+	FromManifests bool   `json:"fromManifests"`
+	Services      int    `json:"services"` // and Pods with hostPorts
+	Frontends     int    `json:"frontends"`
 }
 
 // Check reports the problems of a complete configuration. It changes nothing and contacts no server.
 func Check(config Config) (*Checked, error) {
-	c := &Checked{Source: config.Manifests, Manifests: config.Manifests != ""}
+	c := &Checked{Source: config.Manifests, FromManifests: config.Manifests != ""}
 	if err := errors.Join(pinfs.CheckPath(config.BPFFS), checkSocketPath(config.Socket), bpf.CheckCgroupRoot(config.CgroupRoot)); err != nil {
 		return nil, err
 	}
 	c.Conditions = config.Components.Check()
-	if !c.Manifests {
+	if !c.FromManifests {
 		server, err := kube.New(kube.Options{Kubeconfig: config.Kubeconfig, NodeName: config.NodeName, Log: slog.New(slog.NewTextHandler(io.Discard, nil))})
 		if err != nil {
 			return nil, err

@@ -71,7 +71,7 @@ func (a *Agent) earlierHealth() func(service.Target) healthcheck.Start {
 	for i := range tables.Services {
 		s := &tables.Services[i]
 		for _, f := range s.Frontends {
-			for _, d := range []api.Decision{f.Pod, f.Node, f.Outside, {Backends: f.Retained}} {
+			for _, d := range []api.Decision{f.FromPods, f.FromNode, f.FromOutside, {Backends: f.RetainedBackends}} {
 				for _, b := range d.Backends {
 					served[member{s.Ref(), b.Address}] = true
 				}
@@ -147,8 +147,8 @@ func (a *Agent) checks(ref service.Ref) *api.Health {
 
 func backendHealth(ref service.Ref, c service.CheckedEndpoint, state healthcheck.State) api.BackendHealth {
 	return api.BackendHealth{
-		Service: ref.Namespace + "/" + ref.Name, Address: c.Endpoint, Protocol: c.Protocol, CheckAddress: c.Target.Addr, Through: c.Target.Via.String(),
-		Up: state.Up, CheckPending: !state.Probed, Since: state.Since, Last: state.Last, Why: state.Why,
+		Service: ref.Namespace + "/" + ref.Name, Address: c.Endpoint, Protocol: c.Protocol, CheckAddress: c.Target.Addr, ProbePath: c.Target.Via.String(),
+		Up: state.Up, CheckPending: !state.Probed, Since: state.Since, LastProbe: state.Last, Why: state.Why,
 	}
 }
 

@@ -95,5 +95,5 @@ func (o *objectProblems) status(s *api.Status) {
 	for _, p := range slices.Concat(o.orphanSlices, o.unknownNames) {
 		s.AddProblem(p.Object, p.Problem)
 	}
-	s.UnknownNode, s.NodeDeleted, s.NoOwnAddress, s.UnclassifiedPods = o.unknownNode, o.nodeDeleted, o.noOwnAddress, o.unclassifiedPods
+	s.NodeUnknown, s.NodeDeleted, s.NodeAddressMissing, s.NodesWithoutPodCIDRs = o.unknownNode, o.nodeDeleted, o.noOwnAddress, o.unclassifiedPods
 }

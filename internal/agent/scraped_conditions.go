@@ -110,7 +110,7 @@ func (c *conditions) readTables(s *api.Status) error {
 			c.unknown = err.Error()
 		}
 	}
-	s.PortConflicts, s.PortConflictsUnknown = c.conflicts.value, c.unknown
+	s.PortConflicts, s.PortConflictsUnavailable = c.conflicts.value, c.unknown
 	return nil
 }
 

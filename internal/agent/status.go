@@ -88,7 +88,7 @@ func (a *Agent) status(ctx context.Context) (*api.Status, error) {
 		return nil, err
 	}
 	if s.PortConflicts, err = offline.PortConflicts(tables); err != nil {
-		s.PortConflictsUnknown = err.Error()
+		s.PortConflictsUnavailable = err.Error()
 	}
 	a.completeStatus(s)
 	return s, nil
@@ -98,14 +98,14 @@ func (a *Agent) status(ctx context.Context) (*api.Status, error) {
 func (a *Agent) completeStatus(s *api.Status) {
 	var err error
 	s.Running, s.Answered, s.PID, s.Started = true, true, os.Getpid(), a.started
-	s.Node, s.Cgroup, s.Hooks = a.config.NodeName, a.datapath.CgroupPath(), a.datapath.Hooks()
+	s.Node, s.Cgroup, s.ExpectedAttachments = a.config.NodeName, a.datapath.CgroupPath(), a.datapath.Hooks()
 	if s.Attachments, err = a.datapath.Attachments(); err != nil {
-		s.Unreadable = err.Error()
+		s.UnreadablePins = err.Error()
 	}
-	s.Algorithm, s.TableSize = a.config.Service.Algorithm, a.config.Service.TableSize
+	s.Algorithm, s.MaglevTableSize = a.config.Service.Algorithm, a.config.Service.TableSize
 	s.DSR, s.DSRHybrid = a.config.Service.DSR, a.config.Service.DSRHybrid
 	s.Sync = a.syncer.Stats()
-	s.Objects = a.syncer.Unsettled()
+	s.ObjectsWithProblems = a.syncer.Unsettled()
 	a.components.Status(s)
 	s.Health = a.healthStatus()
 	s.Source = a.sourceStatus()

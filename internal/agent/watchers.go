@@ -229,8 +229,8 @@ func (one *watcher) send(ctx context.Context, to http.ResponseWriter) error {
 		case n.Event = <-one.notices:
 		case <-losses.C:
 		}
-		n.Lost = one.lost.Swap(0)
-		if n.Event == nil && n.Lost == 0 {
+		n.LostEvents = one.lost.Swap(0)
+		if n.Event == nil && n.LostEvents == 0 {
 			continue
 		}
 		if err := write(n); err != nil {

@@ -11,17 +11,17 @@ type Member struct {
 	ID      uint32 `json:"id"`
 	Address string `json:"address"`
 	Local   bool   `json:"local"`
-	// Node is the address of the backend's node, if packets are sent to it (geneve).
-	Node  string `json:"node,omitempty"`
-	Slots int    `json:"slots"`
+	// NodeAddress is the address of the backend's node, if packets are sent to it (geneve).
+	NodeAddress string `json:"nodeAddress,omitempty"`
+	Slots       int    `json:"slots"`
 }
 
 // Backend is an endpoint of at least one frontend.
 type Backend struct {
-	ID       uint32           `json:"id"`
-	Address  string           `json:"address"`
-	Protocol service.Protocol `json:"protocol"`
-	Local    bool             `json:"local"`
-	Node     string           `json:"node,omitempty"` // as in Member
-	Services []string         `json:"services"`       // namespace/name of the Services that use it
+	ID          uint32           `json:"id"`
+	Address     string           `json:"address"`
+	Protocol    service.Protocol `json:"protocol"`
+	Local       bool             `json:"local"`
+	NodeAddress string           `json:"nodeAddress,omitempty"` // as in Member
+	Services    []string         `json:"services"`              // namespace/name of the Services that use it
 }

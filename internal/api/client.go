@@ -18,16 +18,26 @@ import (
 	"time"
 )
 
+// SchemaVersion is the version of all JSON and YAML. It is raised when a field changes its meaning or name or is
+// removed, not when a field is added. All paths contain it: an agent of another version does not know them.
+const SchemaVersion = "2"
+
+const root = "/v" + SchemaVersion
+
 // Paths of the socket's HTTP interface. Each answers a GET with JSON.
 const (
-	StatusPath = "/v1/status" // Status
-	TablesPath = "/v1/tables" // Tables
+	StatusPath = root + "/status" // Status
+	TablesPath = root + "/tables" // Tables
 	// CountedTablesPath is TablesPath with the edge's counters of each Service.
 	CountedTablesPath = TablesPath + "/counted"
 	// BackendsPath returns Tables with the backends and their Services, and frontends
 	// without backends.
-	BackendsPath = "/v1/backends"
-	MetricsPath  = "/v1/metrics" // []Metric, of all components
+	BackendsPath = root + "/backends"
+	MetricsPath  = root + "/metrics" // []Metric, of all components
+	// The agent knows these while the component is on.
+	MeshPath         = root + "/mesh"
+	MeshSessionsPath = root + "/mesh/sessions"
+	OffloadFlowsPath = root + "/offload/flows"
 )
 
 // ServicePath returns TablesPath for one object, named namespace/name or name.
@@ -77,7 +87,7 @@ const (
 )
 
 // AlivePath answers without content while the agent's process runs, whatever its loop does.
-const AlivePath = "/v1/alive"
+const AlivePath = root + "/alive"
 
 // Alive returns nil if an agent answers, also an earlier version that does not know the path.
 //

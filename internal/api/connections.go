@@ -20,8 +20,8 @@ type Connections struct {
 	Retransmits   uint64 `json:"retransmits"`
 	// Seconds that half, and 99 %, of the handshakes took at most, from SYN to SYN-ACK; at most a quarter too
 	// high. 0: there were none.
-	RTT50 float64 `json:"rtt50"`
-	RTT99 float64 `json:"rtt99"`
+	HandshakeP50Seconds float64 `json:"handshakeP50Seconds"`
+	HandshakeP99Seconds float64 `json:"handshakeP99Seconds"`
 }
 
 // PortConnections are the connections to a service port.

@@ -11,12 +11,12 @@ import (
 // the cluster, and other clients whose packets the edge handles.
 type PortCounters struct {
 	// ID is the ID of the service port in the tables.
-	ID       uint32            `json:"id"`
-	Port     string            `json:"port,omitempty"`
-	Protocol service.Protocol  `json:"protocol"`
-	Flows    uint64            `json:"flows"` // begun
-	Refused  uint64            `json:"refused"`
-	Dropped  uint64            `json:"dropped"`
-	Sent     conntrack.Traffic `json:"sent"`     // by clients
-	Received conntrack.Traffic `json:"received"` // by clients
+	ID             uint32            `json:"id"`
+	Port           string            `json:"port,omitempty"`
+	Protocol       service.Protocol  `json:"protocol"`
+	NewFlows       uint64            `json:"newFlows"` // begun
+	RefusedPackets uint64            `json:"refusedPackets"`
+	DroppedPackets uint64            `json:"droppedPackets"`
+	FromClients    conntrack.Traffic `json:"fromClients"` // by clients
+	ToClients      conntrack.Traffic `json:"toClients"`   // by clients
 }

@@ -18,8 +18,8 @@ import (
 // Event is what the edge did with a packet: a new flow, a reject or a drop.
 type Event struct {
 	Time time.Time `json:"time"`
-	// Entry is the hook that handled the packet: xdp or tc.
-	Entry  string `json:"entry"`
+	// Hook is the hook that handled the packet: xdp or tc.
+	Hook   string `json:"hook"`
 	Device string `json:"device"`
 	// Reason is a key of Reasons, and Why its text.
 	Reason string `json:"reason"`
@@ -30,18 +30,18 @@ type Event struct {
 	Protocol service.Protocol `json:"protocol"`
 	Client   netip.AddrPort   `json:"client"`
 	Address  netip.AddrPort   `json:"address"`
-	// Backend is the backend of a new flow. Via is the source address that the backend sees, unless it is
+	// Backend is the backend of a new flow. SeenAs is the source address that the backend sees, unless it is
 	// the client's.
 	Backend netip.AddrPort `json:"backend,omitzero"`
-	Via     netip.AddrPort `json:"via,omitzero"`
+	SeenAs  netip.AddrPort `json:"seenAs,omitzero"`
 	Length  uint32         `json:"length"` // in bytes, from the IP header on
 }
 
 // EventMessage is an element of a stream of events.
 type EventMessage struct {
 	Event *Event `json:"event,omitempty"`
-	// Lost is the number of events that were lost since the previous message.
-	Lost uint64 `json:"lost,omitempty"`
+	// LostEvents is the number of events that were lost since the previous message.
+	LostEvents uint64 `json:"lostEvents,omitempty"`
 }
 
 // Reasons maps reasons to text. Events are sent only for new, recovered, rejected, and reasons whose text

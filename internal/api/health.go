@@ -18,14 +18,14 @@ type BackendHealth struct {
 	Protocol service.Protocol `json:"protocol"`
 	// CheckAddress is the address that is probed. An annotation can set another port than Address has.
 	CheckAddress netip.AddrPort `json:"checkAddress"`
-	// Through is set if probes take the path of clients' packets; empty for plain routing.
-	Through string `json:"through,omitempty"`
-	Up      bool   `json:"up"`
+	// ProbePath is set if probes take the path of clients' packets; empty for plain routing.
+	ProbePath string `json:"probePath,omitempty"`
+	Up        bool   `json:"up"`
 	// CheckPending means that the endpoint has not been probed since the agent started its check.
 	CheckPending bool `json:"checkPending,omitempty"`
 	// Since is when Up last changed, or when the checks started.
-	Since time.Time `json:"since"`
-	Last  time.Time `json:"last,omitzero"` // end of the last probe
+	Since     time.Time `json:"since"`
+	LastProbe time.Time `json:"lastProbe,omitzero"` // end of the last probe
 	// Why is why the last probe failed. It may be set for a backend that is up.
 	Why string `json:"why,omitempty"`
 }

@@ -20,24 +20,24 @@ type Offload struct {
 	Provider string          `json:"provider"`
 	Why      string          `json:"why,omitempty"`
 	Devices  []OffloadDevice `json:"devices"`
-	// Threshold is the number of packets of one direction after which it is a candidate.
-	Threshold uint32 `json:"threshold"`
-	// Entries are those of the flow cache, two for each flow, of at most Limit.
-	Entries int    `json:"entries"`
-	Limit   uint32 `json:"limit"`
-	// Learned counts entries since the agent started, Ended those that are gone, by the reason: closed, conntrack,
-	// route, changed or idle.
-	Learned uint64            `json:"learned"`
-	Ended   map[string]uint64 `json:"ended,omitempty"`
-	// Refused are the directions of flows that stay on the stack, by the reason.
-	Refused map[string]int `json:"refused,omitempty"`
+	// ThresholdPackets is the number of packets of one direction after which it is a candidate.
+	ThresholdPackets uint32 `json:"thresholdPackets"`
+	// CacheEntries are the entries of the flow cache, two for each flow, of at most CacheLimit.
+	CacheEntries int    `json:"cacheEntries"`
+	CacheLimit   uint32 `json:"cacheLimit"`
+	// LearnedEntries counts entries since the agent started, EndedEntries those that are gone, by the reason:
+	// closed, conntrack, route, changed or idle.
+	LearnedEntries uint64            `json:"learnedEntries"`
+	EndedEntries   map[string]uint64 `json:"endedEntries,omitempty"`
+	// RefusedDirections are the directions of flows that stay on the stack, by the reason.
+	RefusedDirections map[string]int `json:"refusedDirections,omitempty"`
 	// Flowtable is the state of the kernel's flowtable; nil if the provider is another.
 	Flowtable *Flowtable `json:"flowtable,omitempty"`
-	// Filters are the rules of packet filters that would be bypassed: flows that they concern stay on the stack.
-	Filters []string `json:"filters,omitempty"`
-	// Packets are the packets since the tables were made, by their path; Bytes those of the flow cache.
-	Packets map[string]uint64 `json:"packets,omitempty"`
-	Bytes   uint64            `json:"bytes"`
+	// PacketFilters are the rules that would be bypassed: flows that they concern stay on the stack.
+	PacketFilters []string `json:"packetFilters,omitempty"`
+	// Packets are the packets since the tables were made, by their path; CacheBytes those of the flow cache.
+	Packets    map[string]uint64 `json:"packets,omitempty"`
+	CacheBytes uint64            `json:"cacheBytes"`
 }
 
 // OffloadDevice is a device of flow offload.
@@ -64,12 +64,12 @@ func (s *Offload) Line() string {
 		names = append(names, d.Name)
 	}
 	refused := 0
-	for _, n := range s.Refused {
+	for _, n := range s.RefusedDirections {
 		refused += n
 	}
 	text := fmt.Sprintf("%s at %s", s.Provider, strings.Join(names, ", "))
 	if s.Provider == offloadCache {
-		text += fmt.Sprintf("; %s", plural.Of(s.Entries, "entry"))
+		text += fmt.Sprintf("; %s", plural.Of(s.CacheEntries, "entry"))
 	}
 	if len(names) == 0 {
 		text = s.Provider + ", at no device"
@@ -82,22 +82,25 @@ func (s *Offload) Line() string {
 
 // A FlowtableReport says what Apply did.
 type FlowtableReport struct {
-	// Hardware and Software are the devices in the flowtables. A device in the first is in the second, too.
-	Hardware, Software []string
-	// Refused are the devices that are in no flowtable, RefusedHardware those of them that are in none of the
-	// hardware, with the reason.
-	Refused, RefusedHardware map[string]string
-	// Accounting: nf_conntrack_acct was off, and is on now, because the threshold needs the packets of a flow.
-	// Flows that were there before are not counted, and not taken.
-	Accounting bool
+	// HardwareDevices are the devices in a flowtable of the hardware. They are in SoftwareDevices, too.
+	HardwareDevices []string `json:"hardwareDevices"`
+	SoftwareDevices []string `json:"softwareDevices"`
+	// RefusedDevices are the devices that are in no flowtable, with the reason.
+	RefusedDevices map[string]string `json:"refusedDevices"`
+	// RefusedHardwareDevices are the devices of SoftwareDevices that are not in HardwareDevices, with the reason.
+	RefusedHardwareDevices map[string]string `json:"refusedHardwareDevices"`
+	// AccountingEnabled: nf_conntrack_acct was off, and is on now, because the threshold needs the packets of a
+	// flow. Flows that were there before are not counted, and not taken.
+	AccountingEnabled bool `json:"accountingEnabled"`
 }
 
-// A Status is what `beeline offload status` shows of the flowtable.
+// Flowtable is the state of the kernel's flowtable.
 type Flowtable struct {
 	FlowtableReport
 	// NextHops is the number of valid next hops by the devices.
-	NextHops int
-	// Replaced is how often all flows returned to the stack, by the reason; Last is the last time.
-	Replaced map[string]uint64
-	Last     time.Time
+	NextHops int `json:"nextHops"`
+	// Replaced is how often all flows returned to the stack, by the reason.
+	Replaced map[string]uint64 `json:"replaced"`
+	// LastReplaced is when they last did.
+	LastReplaced time.Time `json:"lastReplaced,omitzero"`
 }

@@ -24,32 +24,32 @@ type Pods struct {
 
 // PodDevice is a device of pods.
 type PodDevice struct {
-	Name string       `json:"name"`
-	Pods []netip.Addr `json:"pods"`
-	// Waiting are addresses whose packets take the stack until packet filters have been searched for them.
-	Waiting []netip.Addr `json:"waiting,omitempty"`
-	// Unknown: no pod behind the device is known. It has sent nothing yet, or has an address that is not in the pod
-	// networks.
-	Unknown bool `json:"unknown,omitempty"`
-	// Excess is how many more addresses a bridge has learned there. Their packets take the stack.
-	Excess int `json:"excess,omitempty"`
+	Name         string       `json:"name"`
+	PodAddresses []netip.Addr `json:"podAddresses"`
+	// WaitingAddresses are addresses whose packets take the stack until packet filters have been searched for them.
+	WaitingAddresses []netip.Addr `json:"waitingAddresses,omitempty"`
+	// PodUnknown: no pod behind the device is known. It has sent nothing yet, or has an address that is not in the
+	// pod networks.
+	PodUnknown bool `json:"podUnknown,omitempty"`
+	// ExcessAddresses is how many more addresses a bridge has learned there. Their packets take the stack.
+	ExcessAddresses int `json:"excessAddresses,omitempty"`
 	// Shortcut: its packets take the shortcut, and not the stack.
 	Shortcut bool `json:"shortcut"`
-	// Filters are those that the shortcut bypasses: why its packets take the stack, unless filters are ignored.
-	Filters []string `json:"filters,omitempty"`
-	// Invalid are rules that drop what conntrack finds invalid. Such packets pass on the shortcut.
-	Invalid []string `json:"invalid,omitempty"`
+	// PacketFilters are those that the shortcut bypasses: its packets take the stack, unless filters are ignored.
+	PacketFilters []string `json:"packetFilters,omitempty"`
+	// InvalidDropRules are rules that drop what conntrack finds invalid. Such packets pass on the shortcut.
+	InvalidDropRules []string `json:"invalidDropRules,omitempty"`
 }
 
 // Addresses counts the addresses of pods whose packets take the shortcut, and of those whose packets take the stack.
 func (s *Pods) Addresses() (pods, withheld int) {
 	for _, d := range s.Devices {
 		if d.Shortcut {
-			pods += len(d.Pods)
+			pods += len(d.PodAddresses)
 		} else {
-			withheld += len(d.Pods)
+			withheld += len(d.PodAddresses)
 		}
-		withheld += len(d.Waiting) + d.Excess
+		withheld += len(d.WaitingAddresses) + d.ExcessAddresses
 	}
 	return pods, withheld
 }
@@ -69,7 +69,7 @@ func (s *Pods) Line() string {
 	}
 	unknown := 0
 	for _, d := range s.Devices {
-		if d.Unknown {
+		if d.PodUnknown {
 			unknown++
 		}
 	}

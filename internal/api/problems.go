@@ -12,10 +12,10 @@ import (
 
 // AddProblem adds a problem of an object.
 func (s *Status) AddProblem(object service.Ref, problem condition.Condition) {
-	i := slices.IndexFunc(s.Objects, func(o reconcile.Status) bool { return o.Owner == object })
+	i := slices.IndexFunc(s.ObjectsWithProblems, func(o reconcile.Status) bool { return o.Owner == object })
 	if i < 0 {
-		i = len(s.Objects)
-		s.Objects = append(s.Objects, reconcile.Status{Owner: object, State: reconcile.Applied})
+		i = len(s.ObjectsWithProblems)
+		s.ObjectsWithProblems = append(s.ObjectsWithProblems, reconcile.Status{Owner: object, State: reconcile.Applied})
 	}
-	s.Objects[i].Problems = append(slices.Clone(s.Objects[i].Problems), problem)
+	s.ObjectsWithProblems[i].Problems = append(slices.Clone(s.ObjectsWithProblems[i].Problems), problem)
 }

@@ -4,11 +4,11 @@ package api
 
 import "time"
 
-// SocketsOff is the method with which no socket is ended.
-const SocketsOff = "off"
+// SocketTerminationOff is the method with which no socket is ended.
+const SocketTerminationOff = "off"
 
-// Sockets is what was terminated, and how.
-type Sockets struct {
+// SocketTermination is which sockets were terminated, and how.
+type SocketTermination struct {
 	// Method is how sockets are terminated, never Auto. Why is the reason for the method.
 	Method string `json:"method"`
 	Why    string `json:"why"`
@@ -17,17 +17,17 @@ type Sockets struct {
 	// EndedUDP and EndedTCP count the terminated sockets since the agent started.
 	EndedUDP uint64 `json:"endedUDP"`
 	EndedTCP uint64 `json:"endedTCP"`
-	// Draining is the number of removed backends with TCP connections that will be reset.
-	Draining int `json:"draining"`
+	// DrainingBackends is the number of removed backends with TCP connections that will be reset.
+	DrainingBackends int `json:"drainingBackends"`
 
 	Passes   uint64    `json:"passes"`
 	LastPass time.Time `json:"lastPass,omitzero"`
-	// LastSeconds is the duration of the last pass, Namespaces the number of namespaces it visited.
-	LastSeconds float64 `json:"lastSeconds"`
-	Namespaces  int     `json:"namespaces"`
-	// Unreadable is the number of processes whose namespace the agent cannot read (netns.UnreadableError).
+	// LastPassSeconds is the duration of the last pass, NetworkNamespaces the number of namespaces it visited.
+	LastPassSeconds   float64 `json:"lastPassSeconds"`
+	NetworkNamespaces int     `json:"networkNamespaces"`
+	// UnreadableProcesses is the number of processes whose namespace the agent cannot read (netns.UnreadableError).
 	// Such a namespace is visited only if it also has other processes.
-	Unreadable int `json:"unreadable,omitempty"`
+	UnreadableProcesses int `json:"unreadableProcesses,omitempty"`
 	// Pending means that a GC pass is running or scheduled.
 	Pending bool `json:"pending"`
 	// LastError is why the last GC passes were incomplete, or why none run.

@@ -25,29 +25,29 @@ type Status struct {
 	// this status; otherwise it comes from the pins alone.
 	Running  bool `json:"running"`
 	Answered bool `json:"answered"`
-	// Silent is why nothing in this status is from the agent, although it was asked; empty otherwise.
-	Silent  string    `json:"silent,omitempty"`
-	Version string    `json:"version"`
-	PID     int       `json:"pid,omitempty"`
-	Started time.Time `json:"started,omitzero"`
-	Node    string    `json:"node,omitempty"`
-	// Unreadable names the pins that cannot be read, because another program removed them.
-	Unreadable string `json:"unreadable,omitempty"`
-	// NoBindProtection is why bind protection is off although it is configured.
-	NoBindProtection string `json:"unprotected,omitempty"`
-	// NoEdge is why clients outside the cluster are not served although the edge is configured.
-	NoEdge string `json:"unserved,omitempty"`
-	// OtherNamespace means that the status was read in another network namespace than the agent's, where
+	// NoAnswerReason is why nothing in this status is from the agent, although it was asked; empty otherwise.
+	NoAnswerReason string    `json:"noAnswerReason,omitempty"`
+	Version        string    `json:"version"`
+	PID            int       `json:"pid,omitempty"`
+	Started        time.Time `json:"started,omitzero"`
+	Node           string    `json:"node,omitempty"`
+	// UnreadablePins names the pins that cannot be read, because another program removed them.
+	UnreadablePins string `json:"unreadablePins,omitempty"`
+	// BindProtectionUnavailable is why bind protection is off although it is configured.
+	BindProtectionUnavailable string `json:"bindProtectionUnavailable,omitempty"`
+	// EdgeUnavailable is why clients outside the cluster are not served although the edge is configured.
+	EdgeUnavailable string `json:"edgeUnavailable,omitempty"`
+	// OtherNetworkNamespace means that the status was read in another network namespace than the agent's, where
 	// the agent's devices are not visible.
-	OtherNamespace bool `json:"otherNamespace,omitempty"`
-	// NoOwnAddress means that no device in the agent's network namespace has an address of this node's Node
+	OtherNetworkNamespace bool `json:"otherNetworkNamespace,omitempty"`
+	// NodeAddressMissing means that no device in the agent's network namespace has an address of this node's Node
 	// object.
-	NoOwnAddress bool `json:"noOwnAddress,omitempty"`
-	// UnclassifiedPods is the number of other Nodes without podCIDRs, whose pods count as clients
+	NodeAddressMissing bool `json:"nodeAddressMissing,omitempty"`
+	// NodesWithoutPodCIDRs is the number of other Nodes without podCIDRs, whose pods count as clients
 	// outside the cluster.
-	UnclassifiedPods int `json:"unclassifiedPods,omitempty"`
-	// UnknownNode means that there are Nodes, but none has this node's name.
-	UnknownNode bool `json:"unknownNode,omitempty"`
+	NodesWithoutPodCIDRs int `json:"nodesWithoutPodCIDRs,omitempty"`
+	// NodeUnknown means that there are Nodes, but none has this node's name.
+	NodeUnknown bool `json:"nodeUnknown,omitempty"`
 	// NodeDeleted means that this node's Node object was deleted, and its last state stays in use (R39).
 	NodeDeleted bool   `json:"nodeDeleted,omitempty"`
 	BPFFS       string `json:"pins"`
@@ -57,25 +57,25 @@ type Status struct {
 
 	Source Source          `json:"source,omitzero"`
 	Sync   reconcile.Stats `json:"sync,omitzero"`
-	// Slots counts the slots of untracked frontends that still need conntrack entries.
-	Slots       reconcile.SlotUsage `json:"slots,omitzero"`
-	Sockets     Sockets             `json:"sockets,omitzero"`
-	Attachments []bpf.Attachment    `json:"attachments"`
-	// Hooks is the number of expected attachments; 0 if the status comes from the pins alone.
-	Hooks    int           `json:"hooks,omitempty"`
-	Features []bpf.Feature `json:"features"`
-	Counts   Counts        `json:"counts"`
-	// Algorithm is the default for Services. TableSize is the number of slots of each Maglev table.
-	Algorithm service.Algorithm `json:"algorithm,omitempty"`
-	TableSize uint32            `json:"tableSize,omitempty"`
+	// UntrackedSlots counts the slots of untracked frontends that still need conntrack entries.
+	UntrackedSlots    reconcile.SlotUsage `json:"untrackedSlots,omitzero"`
+	SocketTermination SocketTermination   `json:"socketTermination,omitzero"`
+	Attachments       []bpf.Attachment    `json:"attachments"`
+	// ExpectedAttachments is the number of expected attachments; 0 if the status comes from the pins alone.
+	ExpectedAttachments int           `json:"expectedAttachments,omitempty"`
+	Features            []bpf.Feature `json:"features"`
+	Counts              Counts        `json:"counts"`
+	// Algorithm is the default for Services. MaglevTableSize is the number of slots of each Maglev table.
+	Algorithm       service.Algorithm `json:"algorithm,omitempty"`
+	MaglevTableSize uint32            `json:"maglevTableSize,omitempty"`
 	// DSR is the default for Services. DSRHybrid means that by default only TCP uses it.
 	DSR       service.DSR `json:"dsr,omitempty"`
 	DSRHybrid bool        `json:"dsrHybrid,omitempty"`
 	// DSRAccepted is which packets of balancers are decapsulated for backends of this node; nil if clients
 	// outside the cluster are not served.
-	DSRAccepted *DSRAccepted        `json:"dsrAccepted,omitempty"`
-	Tables      []reconcile.Usage   `json:"tables,omitempty"`
-	Counters    *bpf.SocketCounters `json:"counters"`
+	DSRAccepted    *DSRAccepted        `json:"dsrAccepted,omitempty"`
+	Tables         []reconcile.Usage   `json:"tables,omitempty"`
+	SocketCounters *bpf.SocketCounters `json:"socketCounters"`
 	// Edge is the state of the edge; nil if it is off.
 	Edge *Edge `json:"edge,omitempty"`
 	// Pods is the state of the pod shortcut; nil if it is off.
@@ -84,8 +84,8 @@ type Status struct {
 	Offload *Offload `json:"offload,omitempty"`
 	// Health is the state of health checks; nil if there are none.
 	Health *HealthStatus `json:"health,omitempty"`
-	// Objects are the objects with a failure or a problem.
-	Objects []reconcile.Status `json:"objects,omitempty"`
+	// ObjectsWithProblems are the objects with a failure or a problem.
+	ObjectsWithProblems []reconcile.Status `json:"objectsWithProblems,omitempty"`
 	// OptedOut are the pods that opted out of the socket shortcut.
 	OptedOut optout.Status `json:"optedOut,omitzero"`
 	// Components are the components with a status line.
@@ -96,8 +96,8 @@ type Status struct {
 	// PortConflicts are sockets of the node that are bound to NodePorts and HostPorts: bound before these
 	// were served, or with bind protection off.
 	PortConflicts []PortConflict `json:"portConflicts,omitempty"`
-	// PortConflictsUnknown is why PortConflicts cannot be determined.
-	PortConflictsUnknown string `json:"portConflictsUnknown,omitempty"`
+	// PortConflictsUnavailable is why PortConflicts cannot be determined.
+	PortConflictsUnavailable string `json:"portConflictsUnavailable,omitempty"`
 }
 
 // ComponentStatus is the state of a component in one line.
@@ -108,15 +108,15 @@ type ComponentStatus struct {
 
 // DSRAccepted is which packets of balancers are decapsulated, and why.
 type DSRAccepted struct {
-	Tunnels bool   `json:"tunnels"` // IPIP and Geneve
-	Option  bool   `json:"option"`  // of IP
-	Why     string `json:"why"`
+	Tunnels  bool   `json:"tunnels"`  // IPIP and Geneve
+	IPOption bool   `json:"ipOption"` // of IP
+	Why      string `json:"why"`
 }
 
 func (d *DSRAccepted) String() string {
 	what := "passed unchanged"
 	switch {
-	case d.Tunnels && d.Option:
+	case d.Tunnels && d.IPOption:
 		what = "IPIP, Geneve and the IP option are accepted"
 	case d.Tunnels:
 		what = "IPIP and Geneve are accepted"
@@ -142,17 +142,17 @@ type Source struct {
 
 // Counts are the numbers of objects in the tables.
 type Counts struct {
-	Services  int `json:"services"`
-	Frontends int `json:"frontends"`
-	Backends  int `json:"backends"`
-	Maglev    int `json:"maglev"` // Services with Maglev tables
-	DSR       int `json:"dsr"`    // Services with DSR
+	Services       int `json:"services"`
+	Frontends      int `json:"frontends"`
+	Backends       int `json:"backends"`
+	MaglevServices int `json:"maglevServices"` // with Maglev tables
+	DSRServices    int `json:"dsrServices"`    // Services with DSR
 }
 
 // Untracked describes frontends without conntrack entries, and how long some slots still need entries; empty
 // without such frontends.
 func (s *Status) Untracked() string {
-	if s.Sync.Untracked == 0 && s.Slots.Contested == 0 {
+	if s.Sync.Untracked == 0 && s.UntrackedSlots.Contested == 0 {
 		return ""
 	}
 	verb := "need"
@@ -160,12 +160,12 @@ func (s *Status) Untracked() string {
 		verb = "needs"
 	}
 	text := fmt.Sprintf("%s %s no conntrack entries for flows to other nodes", plural.Of(s.Sync.Untracked, "frontend"), verb)
-	if s.Slots.Contested == 0 {
+	if s.UntrackedSlots.Contested == 0 {
 		return text
 	}
-	text += fmt.Sprintf("; for now %d of %d slots do", s.Slots.Contested, s.Slots.Slots)
-	if s.Slots.Seconds == 0 {
+	text += fmt.Sprintf("; for now %d of %d slots do", s.UntrackedSlots.Contested, s.UntrackedSlots.Slots)
+	if s.UntrackedSlots.Seconds == 0 {
 		return text + ", until no conntrack entry leads to another backend"
 	}
-	return text + fmt.Sprintf(", for at most %v more unless tracked connections to other backends continue", time.Duration(s.Slots.Seconds)*time.Second)
+	return text + fmt.Sprintf(", for at most %v more unless tracked connections to other backends continue", time.Duration(s.UntrackedSlots.Seconds)*time.Second)
 }

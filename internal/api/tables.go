@@ -26,12 +26,12 @@ type Service struct {
 	Problems  condition.List  `json:"problems,omitempty"`
 	Refusals  []string        `json:"refusals,omitempty"`
 	Frontends []Frontend      `json:"frontends"`
-	// Algorithm is how backends are chosen; empty without backends. TableSize is the number of slots of
-	// each Maglev table.
-	Algorithm service.Algorithm `json:"algorithm,omitempty"`
-	TableSize uint32            `json:"tableSize,omitempty"`
-	// Counters are the edge's counters by port; nil without an edge.
-	Counters []PortCounters `json:"counters,omitempty"`
+	// Algorithm is how backends are chosen; empty without backends. MaglevTableSize is the number of slots
+	// of each Maglev table.
+	Algorithm       service.Algorithm `json:"algorithm,omitempty"`
+	MaglevTableSize uint32            `json:"maglevTableSize,omitempty"`
+	// EdgeCounters are the edge's counters by port; nil without an edge.
+	EdgeCounters []PortCounters `json:"edgeCounters,omitempty"`
 	// Connections are the connections of sockets by port; nil without --socket-stats, or if there were none.
 	Connections []PortConnections `json:"connections,omitempty"`
 	// Draining are backends that get no new connections, and have remaining connections or are down. It is
@@ -59,19 +59,19 @@ type Frontend struct {
 	SourceRanges    []string `json:"sourceRanges,omitempty"`
 	Restricted      bool     `json:"restricted,omitempty"` // only SourceRanges are admitted
 	// DSR is how packets of clients outside the cluster reach backends on other nodes; empty for SNAT.
-	DSR     service.DSR `json:"dsr,omitempty"`
-	Pod     Decision    `json:"pod"`
-	Node    Decision    `json:"node"`
-	Outside Decision    `json:"outside"`
-	// Retained are serving backends that are not in every set above: they keep their UDP flows.
-	Retained []Member `json:"retained,omitempty"`
-	// Stable are backends in no set above to which packets of clients without a conntrack entry may go (DSR with
-	// Maglev): those of flows that began before the sets changed.
-	Stable []Member `json:"stable,omitempty"`
+	DSR         service.DSR `json:"dsr,omitempty"`
+	FromPods    Decision    `json:"fromPods"`
+	FromNode    Decision    `json:"fromNode"`
+	FromOutside Decision    `json:"fromOutside"`
+	// RetainedBackends are serving backends that are not in every set above: they keep their UDP flows.
+	RetainedBackends []Member `json:"retainedBackends,omitempty"`
+	// StableBackends are backends in no set above to which packets of clients without a conntrack entry may go
+	// (DSR with Maglev): those of flows that began before the sets changed.
+	StableBackends []Member `json:"stableBackends,omitempty"`
 
-	Key        bpf.FrontendKey `json:"-"`
-	OneAddress bool            `json:"-"` // FlagOneAddress
-	OwnAddress bool            `json:"-"` // FlagOwnAddress
+	Key           bpf.FrontendKey `json:"-"`
+	LoopbackExact bool            `json:"-"` // FlagLoopbackExact
+	OwnAddress    bool            `json:"-"` // FlagOwnAddress
 }
 
 // Decision is the verdict for one class of clients.
@@ -95,13 +95,12 @@ type Tables struct {
 	Backends []Backend `json:"backends"`
 	// Draining are backends of no Service that have remaining connections or are down; set only with
 	// Scope.Owners.
-	Draining []Draining `json:"draining,omitempty"`
-	// Networks are the ServiceCIDRs.
-	Networks []string `json:"networks"`
+	Draining     []Draining `json:"draining,omitempty"`
+	ServiceCIDRs []string   `json:"serviceCIDRs"`
 	// PodNetworks are the pod networks, whose clients do not count as outside the cluster.
 	PodNetworks []string `json:"podNetworks"`
-	// Balancers are networks from which encapsulated packets for backends of this node are accepted.
-	Balancers []string `json:"balancers,omitempty"`
+	// BalancerNetworks are networks from which encapsulated packets for backends of this node are accepted.
+	BalancerNetworks []string `json:"balancerNetworks,omitempty"`
 	// OutsideServed means that the edge serves clients outside the cluster.
 	OutsideServed bool `json:"outsideServed"`
 }

@@ -10,7 +10,7 @@ import (
 // EventsPath answers a GET with a stream of EventMessage, one JSON object per line, until the client
 // disconnects. The first message is empty, and sent once events are being reported. The query is an
 // Filter.
-const EventsPath = "/v1/events"
+const EventsPath = root + "/events"
 
 // Watch calls ready once events are being reported, and f for each message, until ctx ends, f fails or the
 // agent stops. It returns an *RequestError for a filter with unknown names.

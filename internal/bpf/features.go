@@ -17,11 +17,10 @@ import (
 
 // Feature is a feature of the kernel that Beeline uses.
 type Feature struct {
-	Name    string `json:"name"`
-	Since   string `json:"since"` // first kernel version that has it
-	Present bool   `json:"present"`
-	// Cost is the effect of its absence.
-	Cost string `json:"cost,omitempty"`
+	Name            string `json:"name"`
+	SinceLinux      string `json:"sinceLinux"` // first kernel version that has it
+	Present         bool   `json:"present"`
+	EffectOfAbsence string `json:"effectOfAbsence,omitempty"`
 	// Required: without it the agent does not start.
 	Required bool `json:"required"`
 }
@@ -36,25 +35,25 @@ func socketHelper(fn asm.BuiltinFunc) func() error {
 }
 
 var featureProbes = []featureProbe{
-	{Feature{Name: "cgroup socket hooks", Since: "4.17", Required: true, Cost: "no socket shortcut"},
+	{Feature{Name: "cgroup socket hooks", SinceLinux: "4.17", Required: true, EffectOfAbsence: "no socket shortcut"},
 		func() error { return features.HaveProgramType(ebpf.CGroupSockAddr) }},
-	{Feature{Name: "memory-mapped arrays", Since: "5.5", Required: true, Cost: "no atomic tables"},
+	{Feature{Name: "memory-mapped arrays", SinceLinux: "5.5", Required: true, EffectOfAbsence: "no atomic tables"},
 		func() error { return features.HaveMapFlag(features.BPF_F_MMAPABLE) }},
-	{Feature{Name: "network namespace cookies", Since: "5.7", Required: true, Cost: "pods and host cannot be distinguished"},
+	{Feature{Name: "network namespace cookies", SinceLinux: "5.7", Required: true, EffectOfAbsence: "pods and host cannot be distinguished"},
 		socketHelper(asm.FnGetNetnsCookie)},
-	{Feature{Name: "socket storage in socket hooks", Since: "5.8", Required: true, Cost: "getpeername cannot return the Service address"},
+	{Feature{Name: "socket storage in socket hooks", SinceLinux: "5.8", Required: true, EffectOfAbsence: "getpeername cannot return the Service address"},
 		socketHelper(asm.FnSkStorageGet)},
-	{Feature{Name: "bpf_loop", Since: "5.17", Required: true, Cost: "session affinity cannot search a set"},
+	{Feature{Name: "bpf_loop", SinceLinux: "5.17", Required: true, EffectOfAbsence: "session affinity cannot search a set"},
 		socketHelper(asm.FnLoop)},
-	{Feature{Name: "return values of socket hooks", Since: "5.18", Required: true, Cost: "connect() to a Service without endpoints cannot return ECONNREFUSED"},
+	{Feature{Name: "return values of socket hooks", SinceLinux: "5.18", Required: true, EffectOfAbsence: "connect() to a Service without endpoints cannot return ECONNREFUSED"},
 		socketHelper(asm.FnSetRetval)},
-	{Feature{Name: "kernel BTF (CONFIG_DEBUG_INFO_BTF)", Since: "5.2", Cost: "no bind protection, and none of the following"},
+	{Feature{Name: "kernel BTF (CONFIG_DEBUG_INFO_BTF)", SinceLinux: "5.2", EffectOfAbsence: "no bind protection, and none of the following"},
 		kernelTold(KernelTypes)},
-	{Feature{Name: "socket iterators", Since: "5.9", Cost: "UDP sockets stay connected to removed backends"},
+	{Feature{Name: "socket iterators", SinceLinux: "5.9", EffectOfAbsence: "UDP sockets stay connected to removed backends"},
 		kernelTold(socketIterator)},
-	{Feature{Name: "bpf_sock_destroy", Since: "6.5", Cost: "sockets of removed backends are closed by netlink, which is slower"},
+	{Feature{Name: "bpf_sock_destroy", SinceLinux: "6.5", EffectOfAbsence: "sockets of removed backends are closed by netlink, which is slower"},
 		kernelTold(sockDestroy)},
-	{Feature{Name: "programs that replace functions (freplace)", Since: "5.10", Cost: "XDP programs cannot share a device: tc serves devices that have another one"},
+	{Feature{Name: "programs that replace functions (freplace)", SinceLinux: "5.10", EffectOfAbsence: "XDP programs cannot share a device: tc serves devices that have another one"},
 		HaveReplacement},
 }
 
@@ -84,7 +83,7 @@ func Features() []Feature {
 		f := p.Feature
 		f.Present = !errors.Is(p.probe(), ebpf.ErrNotSupported)
 		if f.Present {
-			f.Cost = ""
+			f.EffectOfAbsence = ""
 		}
 		all = append(all, f)
 	}
@@ -96,7 +95,7 @@ func requiredFeatures() error {
 	var errs []error
 	for _, f := range Features() {
 		if f.Required && !f.Present {
-			errs = append(errs, fmt.Errorf("the kernel lacks %s (Linux %s): %s", f.Name, f.Since, f.Cost))
+			errs = append(errs, fmt.Errorf("the kernel lacks %s (Linux %s): %s", f.Name, f.SinceLinux, f.EffectOfAbsence))
 		}
 	}
 	return errors.Join(errs...)

@@ -12,7 +12,7 @@ func TestFeatures(t *testing.T) {
 		if f.Required && !f.Present {
 			t.Errorf("missing: %+v", f)
 		}
-		if f.Present != (f.Cost == "") {
+		if f.Present != (f.EffectOfAbsence == "") {
 			t.Errorf("a feature has a cost if and only if it is missing: %+v", f)
 		}
 	}

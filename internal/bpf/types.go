@@ -48,13 +48,13 @@ const (
 
 // The flags of a Frontend. FlagMasquerade is shifted left by the source class.
 const (
-	FlagMasquerade = SockFrontendFlagFRONTEND_MASQUERADE
-	FlagOneAddress = SockFrontendFlagFRONTEND_ONE_ADDRESS
-	FlagOwnAddress = SockFrontendFlagFRONTEND_OWN_ADDRESS
-	FlagMaglev     = SockFrontendFlagFRONTEND_MAGLEV
-	FlagUntracked  = SockFrontendFlagFRONTEND_UNTRACKED
-	FlagHistory    = SockFrontendFlagFRONTEND_HISTORY
-	FlagByPacket   = SockFrontendFlagFRONTEND_BY_PACKET
+	FlagMasquerade    = SockFrontendFlagFRONTEND_MASQUERADE
+	FlagLoopbackExact = SockFrontendFlagFRONTEND_LOOPBACK_EXACT
+	FlagOwnAddress    = SockFrontendFlagFRONTEND_OWN_ADDRESS
+	FlagMaglev        = SockFrontendFlagFRONTEND_MAGLEV
+	FlagUntracked     = SockFrontendFlagFRONTEND_UNTRACKED
+	FlagHistory       = SockFrontendFlagFRONTEND_HISTORY
+	FlagByPacket      = SockFrontendFlagFRONTEND_BY_PACKET
 )
 
 // The parts of a word of a frontend's history.

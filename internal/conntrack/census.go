@@ -107,7 +107,7 @@ func isSpare(e *Entry) bool {
 
 // Status returns the fill of the tables at the last pass, without a walk.
 func (p *Passes) Status() Status {
-	s := Status{Limit: p.Assured, HalfOpenLimit: p.Unreplied, Spare: p.Census.Spare}
+	s := Status{Limit: p.Assured, HalfOpenLimit: p.Unreplied, Evictable: p.Census.Spare}
 	for class, n := range p.Census.Entries {
 		if class.Assured {
 			s.Entries += n

@@ -21,17 +21,17 @@ type Flow struct {
 	Service string         `json:"service"`
 	Port    string         `json:"port,omitempty"`
 	Backend netip.AddrPort `json:"backend"`
-	// Via is the address and SNAT port of this node that the backend sees in place of the client;
+	// SeenAs is the address and SNAT port of this node that the backend sees in place of the client;
 	// invalid if the backend sees the client.
-	Via netip.AddrPort `json:"via,omitzero"`
+	SeenAs netip.AddrPort `json:"seenAs,omitzero"`
 	// DSR is how packets are sent to a backend that replies to the client directly: ipip, geneve or
 	// opt; empty without DSR. With DSR this node does not see the replies.
 	DSR   string `json:"dsr,omitempty"`
 	State string `json:"state"` // new, answered, established, closing or closed
 	// IdleSeconds is the time since the last packet of either side.
 	IdleSeconds float64 `json:"idleSeconds"`
-	Sent        Traffic `json:"sent"`     // by the client
-	Received    Traffic `json:"received"` // by the client
+	FromClient  Traffic `json:"fromClient"` // by the client
+	ToClient    Traffic `json:"toClient"`   // by the client
 }
 
 // Traffic counts packets and bytes; bytes include the IP header.
@@ -105,14 +105,14 @@ func (r flowEntries) flow(asked Tuple, name PortName) Flow {
 	if one.IsOneSided() {
 		f.DSR = DSRNames[bpf.DSR(one.Dsr)]
 	} else if !one.IsLocal() {
-		f.Via = one.Xlate.From()
+		f.SeenAs = one.Xlate.From()
 	}
 	f.Service, f.Port = name(one.Lb.Service)
 	if r.client != nil {
-		f.Sent = Traffic{r.client.Packets, r.client.Bytes}
+		f.FromClient = Traffic{r.client.Packets, r.client.Bytes}
 	}
 	if r.reply != nil {
-		f.Received = Traffic{r.reply.Packets, r.reply.Bytes}
+		f.ToClient = Traffic{r.reply.Packets, r.reply.Bytes}
 	}
 	return f
 }

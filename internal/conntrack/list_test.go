@@ -44,13 +44,13 @@ func TestListWithLostEntries(t *testing.T) {
 			got.IdleSeconds = 0
 			want := Flow{
 				Protocol: service.UDP, Client: asked.From(), Address: asked.To(), Service: "default/web", Port: "dns",
-				Backend: answer.From(), Via: answer.To(), State: "established",
+				Backend: answer.From(), SeenAs: answer.To(), State: "established",
 			}
 			if c.client {
-				want.Sent = Traffic{3, 300}
+				want.FromClient = Traffic{3, 300}
 			}
 			if c.reply {
-				want.Received = Traffic{2, 200}
+				want.ToClient = Traffic{2, 200}
 			}
 			if got != want {
 				t.Errorf("got  %+v\nwant %+v", got, want)
@@ -82,7 +82,7 @@ func TestListWithDSR(t *testing.T) {
 		got := all[0]
 		got.IdleSeconds = 0
 		want := Flow{Protocol: service.UDP, Client: asked.From(), Address: asked.To(), Backend: becomes.To(), DSR: name,
-			State: "established", Sent: Traffic{3, 300}}
+			State: "established", FromClient: Traffic{3, 300}}
 		if got != want {
 			t.Errorf("got  %+v\nwant %+v", got, want)
 		}

@@ -12,15 +12,15 @@ import (
 // Status is the fill of the conntrack tables, and the results of garbage collection. A flow has two
 // entries.
 type Status struct {
-	Entries       int       `json:"entries"` // of assured flows
-	Spare         int       `json:"spare"`   // of these, entries of closed connections, which give way to any other
+	Entries       int       `json:"entries"`   // of assured flows
+	Evictable     int       `json:"evictable"` // of these, entries of closed connections, which give way to any other
 	Limit         uint32    `json:"limit"`
 	HalfOpen      int       `json:"halfOpen"` // entries of all other flows
 	HalfOpenLimit uint32    `json:"halfOpenLimit"`
 	LastGC        time.Time `json:"lastGC,omitzero"`
-	GCSeconds     float64   `json:"gcSeconds,omitempty"`
-	Expired       uint64    `json:"expired"` // flows, since the agent started
-	Ended         uint64    `json:"ended"`   // UDP flows whose backend no longer serves, since the agent started
+	LastGCSeconds float64   `json:"lastGCSeconds,omitempty"`
+	ExpiredFlows  uint64    `json:"expiredFlows"`  // flows, since the agent started
+	EndedUDPFlows uint64    `json:"endedUDPFlows"` // UDP flows whose backend no longer serves, since the agent started
 }
 
 // Count counts the entries of the tables.
@@ -29,7 +29,7 @@ func Count(tables *Tables) (s Status, err error) {
 	if err := tables.Assured.Walk(func(_ Tuple, e *Entry) bool {
 		s.Entries++
 		if isSpare(e) {
-			s.Spare++
+			s.Evictable++
 		}
 		return true
 	}); err != nil {
@@ -43,8 +43,8 @@ func Count(tables *Tables) (s Status, err error) {
 func (c *Collector) CompleteStatus(s *Status, counters map[string]uint64) (all condition.List) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	s.LastGC, s.GCSeconds = c.stats.last, c.stats.took.Seconds()
-	s.Expired, s.Ended = c.stats.expired, c.stats.stale
+	s.LastGC, s.LastGCSeconds = c.stats.last, c.stats.took.Seconds()
+	s.ExpiredFlows, s.EndedUDPFlows = c.stats.expired, c.stats.stale
 	if err := errors.Join(c.stats.passErr, c.stats.staleErr); err != nil {
 		all = append(all, condition.ConntrackGCFailed.New("conntrack garbage collection failed, and expired flows may be kept for longer: %v", err))
 	}
@@ -63,7 +63,7 @@ const nearlyFull = 0.9
 
 // Conditions returns the conditions of the fill of the tables.
 func (s *Status) Conditions() (all condition.List) {
-	if used := s.Entries - s.Spare; float64(used) > nearlyFull*float64(s.Limit) && s.Limit > 0 {
+	if used := s.Entries - s.Evictable; float64(used) > nearlyFull*float64(s.Limit) && s.Limit > 0 {
 		all = append(all, condition.FlowsNearlyFull.New("the conntrack table is nearly full (%d entries of open connections in %d places): where there is no room, half-closed connections are evicted, and then flows of the Service that has most", used, s.Limit))
 	}
 	return all

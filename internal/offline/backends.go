@@ -20,7 +20,7 @@ func (r *reader) members(slots, members codec.Range, owner string) (all []api.Me
 			b := r.backend(id, owner)
 			at = len(all)
 			seen[id] = at
-			all = append(all, api.Member{ID: id, Address: b.Address, Local: b.Local, Node: b.Node})
+			all = append(all, api.Member{ID: id, Address: b.Address, Local: b.Local, NodeAddress: b.NodeAddress})
 		}
 		return at
 	}
@@ -43,7 +43,7 @@ func (r *reader) backend(id uint32, owner string) *api.Backend {
 			row := codec.BackendOf(r.tables.Backends.Load(id))
 			b.Address, b.Protocol, b.Local = row.AddrPort().String(), row.Protocol(), row.Local()
 			if row.KnowsNode() {
-				b.Node = row.Node().String()
+				b.NodeAddress = row.Node().String()
 			}
 		}
 		r.backends[id] = b
@@ -90,7 +90,7 @@ func (r *reader) stableMembers(lists codec.Lists) (all []api.Member) {
 	for _, id := range ids {
 		if !slices.Contains(serving, id) {
 			b := r.backend(id, "")
-			all = append(all, api.Member{ID: id, Address: b.Address, Local: b.Local, Node: b.Node})
+			all = append(all, api.Member{ID: id, Address: b.Address, Local: b.Local, NodeAddress: b.NodeAddress})
 		}
 	}
 	return all

@@ -45,6 +45,6 @@ func connections(s *bpf.ConnectionStats) api.Connections {
 	return api.Connections{
 		Started: s.Started, Connecting: s.Connecting(), Failed: s.Failed, Open: s.Open(), Closed: s.Closed,
 		SentBytes: s.SentBytes, ReceivedBytes: s.ReceivedBytes, Retransmits: s.Retransmits,
-		RTT50: s.RTTQuantile(0.5).Seconds(), RTT99: s.RTTQuantile(0.99).Seconds(),
+		HandshakeP50Seconds: s.RTTQuantile(0.5).Seconds(), HandshakeP99Seconds: s.RTTQuantile(0.99).Seconds(),
 	}
 }

@@ -47,15 +47,15 @@ func AddCounters(t *api.Tables, bpffs string, names map[uint32]bpf.ServiceName) 
 		slices.SortFunc(ports, func(a, b api.PortCounters) int {
 			return cmp.Or(cmp.Compare(a.Port, b.Port), cmp.Compare(a.Protocol, b.Protocol), cmp.Compare(a.ID, b.ID))
 		})
-		t.Services[i].Counters = ports
+		t.Services[i].EdgeCounters = ports
 	}
 	return nil
 }
 
 func portCounters(id uint32, port service.Port, c bpf.ServiceCounters) api.PortCounters {
 	return api.PortCounters{
-		ID: id, Port: port.Name, Protocol: port.Protocol, Flows: c.Flows, Refused: c.Refused, Dropped: c.Dropped,
-		Sent:     conntrack.Traffic{Packets: c.SentPackets, Bytes: c.SentBytes},
-		Received: conntrack.Traffic{Packets: c.ReceivedPackets, Bytes: c.ReceivedBytes},
+		ID: id, Port: port.Name, Protocol: port.Protocol, NewFlows: c.Flows, RefusedPackets: c.Refused, DroppedPackets: c.Dropped,
+		FromClients: conntrack.Traffic{Packets: c.SentPackets, Bytes: c.SentBytes},
+		ToClients:   conntrack.Traffic{Packets: c.ReceivedPackets, Bytes: c.ReceivedBytes},
 	}
 }

@@ -130,10 +130,10 @@ func draining(s *api.Service, connections map[drainingKey]*remaining) (all []api
 	for i := range s.Frontends {
 		f := &s.Frontends[i]
 		names[f.ServiceID] = f.Port
-		for _, d := range []api.Decision{f.Pod, f.Node, f.Outside} {
+		for _, d := range []api.Decision{f.FromPods, f.FromNode, f.FromOutside} {
 			note(f, d.Backends, serving)
 		}
-		note(f, f.Stable, untracked)
+		note(f, f.StableBackends, untracked)
 	}
 	own := map[drainingKey]*remaining{}
 	for k, r := range connections {

@@ -69,16 +69,16 @@ const (
 func (r *EventReader) Event(e *bpf.EdgeEvent) *api.Event {
 	reason := bpf.ReasonName(e.Reason)
 	event := &api.Event{
-		Time: time.Now().Add(-bpf.Age(e)), Entry: "tc", Reason: reason, Why: api.Reasons[reason],
+		Time: time.Now().Add(-bpf.Age(e)), Hook: "tc", Reason: reason, Why: api.Reasons[reason],
 		Protocol: service.Protocol(e.Packet.Protocol), Client: e.Packet.From(), Address: e.Packet.To(), Length: e.Length,
 	}
 	if e.Xdp != 0 {
-		event.Entry = "xdp"
+		event.Hook = "xdp"
 	}
 	if reason == "new" || reason == "recovered" {
 		event.Backend = e.Xlate.To()
 		if via := e.Xlate.From(); via != event.Client {
-			event.Via = via
+			event.SeenAs = via
 		}
 	}
 	r.mu.Lock()

@@ -103,7 +103,7 @@ func servedPorts(t *api.Tables) served {
 			}
 			key := portKey{bpf.NetworkOrder(f.Key.Port), f.Key.Protocol}
 			p.protocols[key.protocol] = true
-			p.frontends[key] = append(p.frontends[key], ownedFrontend{f.Key.Address.Addr(), f.OneAddress, t.Services[i].Ref()})
+			p.frontends[key] = append(p.frontends[key], ownedFrontend{f.Key.Address.Addr(), f.LoopbackExact, t.Services[i].Ref()})
 		}
 	}
 	return p

@@ -20,10 +20,10 @@ func countsOf(t *api.Tables) api.Counts {
 	for i := range t.Services {
 		c.Frontends += len(t.Services[i].Frontends)
 		if t.Services[i].Algorithm == service.Maglev {
-			c.Maglev++
+			c.MaglevServices++
 		}
 		if slices.ContainsFunc(t.Services[i].Frontends, func(f api.Frontend) bool { return f.DSR != "" }) {
-			c.DSR++
+			c.DSRServices++
 		}
 	}
 	return c
@@ -41,14 +41,14 @@ func ReadStatusWith(bpffs, version string, tables *api.Tables, count edge.FlowCo
 	s.Running, s.PID = bpf.AgentRunning(bpffs)
 	var attachments, counters error
 	s.Attachments, attachments = bpf.Attachments(bpffs, bpf.Socket(), bpf.SocketStats(nil))
-	s.Counters, counters = bpf.ReadCounters(bpffs)
+	s.SocketCounters, counters = bpf.ReadCounters(bpffs)
 	var edgeErr error
 	s.Edge, edgeErr = edge.ReadStatus(bpffs, count)
 	var drainErr, namespaceErr error
 	s.Drain, drainErr = readDrain(bpffs)
-	s.OtherNamespace, namespaceErr = bpf.OtherNamespace(bpffs)
+	s.OtherNetworkNamespace, namespaceErr = bpf.OtherNamespace(bpffs)
 	if err := errors.Join(attachments, counters, edgeErr, drainErr, namespaceErr); err != nil {
-		s.Unreadable = err.Error()
+		s.UnreadablePins = err.Error()
 	}
 	if s.Edge != nil {
 		s.ComponentConditions = edge.Conditions(s.Edge)

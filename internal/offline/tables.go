@@ -57,22 +57,22 @@ func ReadScope(ctx context.Context, t *bpf.Tables, scope Scope) (*api.Tables, er
 	if err != nil {
 		return nil, err
 	}
-	all := &api.Tables{Networks: []string{}, PodNetworks: []string{}}
+	all := &api.Tables{ServiceCIDRs: []string{}, PodNetworks: []string{}}
 	if all.Services, err = r.services(index); err != nil {
 		return nil, err
 	}
 	for key, network := range networks {
 		switch network {
 		case bpf.NetworkService:
-			all.Networks = append(all.Networks, key.Prefix().String())
+			all.ServiceCIDRs = append(all.ServiceCIDRs, key.Prefix().String())
 		case bpf.NetworkPod:
 			all.PodNetworks = append(all.PodNetworks, key.Prefix().String())
 		}
 	}
-	if all.Balancers, err = balancers(t); err != nil {
+	if all.BalancerNetworks, err = balancers(t); err != nil {
 		return nil, err
 	}
-	slices.Sort(all.Networks)
+	slices.Sort(all.ServiceCIDRs)
 	slices.Sort(all.PodNetworks)
 	all.Backends = r.sortedBackends()
 	return all, nil
@@ -168,7 +168,7 @@ func noteAlgorithm(s *api.Service, row *codec.Frontend) {
 		switch slots := row.Slots(service.SourceClass(class)); {
 		case slots.Count == 0:
 		case row.Maglev():
-			s.Algorithm, s.TableSize = service.Maglev, slots.Count
+			s.Algorithm, s.MaglevTableSize = service.Maglev, slots.Count
 		default:
 			s.Algorithm = service.Random
 		}
@@ -195,7 +195,7 @@ func (r *reader) frontend(key bpf.FrontendKey, row *codec.Frontend, port service
 		DSR:             codec.DSROf(row.DSR()),
 		SourceRanges:    slices.Sorted(slices.Values(r.ranges[row.SourceSet()])),
 		Key:             key,
-		OneAddress:      row.OneAddress(),
+		LoopbackExact:   row.LoopbackExact(),
 		OwnAddress:      row.OwnAddress(),
 	}
 	if key.Port != 0 {
@@ -203,14 +203,14 @@ func (r *reader) frontend(key bpf.FrontendKey, row *codec.Frontend, port service
 	}
 	owner := port.Owner.Namespace + "/" + port.Owner.Name
 	lists := row.Lists()
-	for i, d := range []*api.Decision{&f.Pod, &f.Node, &f.Outside} {
+	for i, d := range []*api.Decision{&f.FromPods, &f.FromNode, &f.FromOutside} {
 		class := service.SourceClass(i)
 		*d = api.Decision{Verdict: row.Verdict(class).String(), Masquerade: row.Masquerades(class),
 			Backends: r.set(row.Slots(class), lists.Members[class], owner)}
 	}
-	f.Retained = r.set(lists.Retained, lists.Retained, owner)
+	f.RetainedBackends = r.set(lists.Retained, lists.Retained, owner)
 	if row.Untracked() && row.HasHistory() && (!r.scope.Outline || r.scope.Owners) {
-		f.Stable = r.stableMembers(lists)
+		f.StableBackends = r.stableMembers(lists)
 	}
 	return f
 }

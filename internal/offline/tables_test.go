@@ -77,8 +77,8 @@ func TestReadScope(t *testing.T) {
 	var all []string
 	for _, s := range full.Services {
 		all = append(all, s.Namespace+"/"+s.Name)
-		if f := s.Frontends[0]; len(f.Pod.Backends) != 3 || f.Pod.Backends[1].Slots != 1 {
-			t.Errorf("%s has %+v", s.Name, f.Pod.Backends)
+		if f := s.Frontends[0]; len(f.FromPods.Backends) != 3 || f.FromPods.Backends[1].Slots != 1 {
+			t.Errorf("%s has %+v", s.Name, f.FromPods.Backends)
 		}
 	}
 	for _, b := range full.Backends {
@@ -91,15 +91,15 @@ func TestReadScope(t *testing.T) {
 		one, err := ReadScope(context.Background(), tables, Scope{Service: name})
 		if err != nil || len(one.Services) != want {
 			t.Errorf("%s: %d Services, %v; want %d", name, len(one.Services), err, want)
-		} else if want == 1 && cmp.Diff(full.Services[6].Frontends[0].Pod, one.Services[0].Frontends[0].Pod) != "" {
-			t.Errorf("%s read alone has different backends: %+v", name, one.Services[0].Frontends[0].Pod)
+		} else if want == 1 && cmp.Diff(full.Services[6].Frontends[0].FromPods, one.Services[0].Frontends[0].FromPods) != "" {
+			t.Errorf("%s read alone has different backends: %+v", name, one.Services[0].Frontends[0].FromPods)
 		}
 	}
 	if slots.read != 2*3 {
 		t.Errorf("reading two Services of 3 backends took %d slots", slots.read)
 	}
 	outline, err := ReadScope(context.Background(), tables, Scope{Outline: true})
-	if err != nil || countsOf(outline) != countsOf(full) || len(outline.Services[0].Frontends[0].Pod.Backends) != 0 {
+	if err != nil || countsOf(outline) != countsOf(full) || len(outline.Services[0].Frontends[0].FromPods.Backends) != 0 {
 		t.Errorf("outline: %+v, %v; want %+v, and no backends of frontends", countsOf(outline), err, countsOf(full))
 	}
 	owners, err := ReadScope(context.Background(), tables, Scope{Outline: true, Owners: true})

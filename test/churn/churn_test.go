@@ -159,7 +159,7 @@ func (c *cluster) wantPlan(t *testing.T, tables *api.Tables) {
 	for _, s := range tables.Services {
 		for _, f := range s.Frontends {
 			if strings.HasSuffix(f.Address, ":80") {
-				got[fmt.Sprintf("%s/%s", f.Address, f.Protocol)] = node.Decision(f.Pod)
+				got[fmt.Sprintf("%s/%s", f.Address, f.Protocol)] = node.Decision(f.FromPods)
 			}
 		}
 	}

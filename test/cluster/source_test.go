@@ -147,7 +147,7 @@ func TestAPIServerAway(t *testing.T) {
 	must(t, a.Kill())
 	must(t, a.StartOnly())
 	must(t, a.WaitFor("waiting for all kinds", func(s *api.Status) bool {
-		return len(s.Source.Connection.WaitingFor) == 7 && s.Source.Connection.Error != "" && len(s.Attachments) == s.Hooks
+		return len(s.Source.Connection.WaitingFor) == 7 && s.Source.Connection.Error != "" && len(s.Attachments) == s.ExpectedAttachments
 	}))
 	c.wantHealth(t, "node-a", 200, 200)
 	c.wantWaitingLeavesNothing(t, "node-b")

@@ -62,7 +62,7 @@ func (d *demo) viewOf(name string, protocol service.Protocol) (serviceView, erro
 		}
 		v.addresses = append(v.addresses, address)
 		if len(v.addresses) == 1 {
-			v.pods = d.podsOf(f.Pod.Backends)
+			v.pods = d.podsOf(f.FromPods.Backends)
 		}
 	}
 	if len(v.addresses) == 0 {

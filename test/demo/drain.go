@@ -142,7 +142,7 @@ func (d *demo) awaitPods(name string, wanted func([]string) bool) error {
 				return false
 			}
 			return !slices.ContainsFunc(s.Frontends, func(f api.Frontend) bool {
-				return len(f.Pod.Backends) > 0 && !wanted(d.podsOf(f.Pod.Backends))
+				return len(f.FromPods.Backends) > 0 && !wanted(d.podsOf(f.FromPods.Backends))
 			})
 		})
 		if err != nil {

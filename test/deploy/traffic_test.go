@@ -85,7 +85,7 @@ func (n *labNode) gcPasses() uint64 {
 	n.t.Helper()
 	status, err := n.agent.Status()
 	must(n.t, err)
-	return status.Sockets.Passes
+	return status.SocketTermination.Passes
 }
 
 // awaitGC waits until the agent has looked for sockets twice since a backend was removed; `before` is gcPasses before
@@ -94,7 +94,7 @@ func (n *labNode) awaitGC(before uint64) {
 	n.t.Helper()
 	until := time.Now().Add(3 * time.Second / 2) // the second pass is a second after the first
 	must(n.t, n.agent.WaitFor("past its second GC pass", func(s *api.Status) bool {
-		return s.Sockets.Passes > before && !s.Sockets.Pending && time.Now().After(until)
+		return s.SocketTermination.Passes > before && !s.SocketTermination.Pending && time.Now().After(until)
 	}))
 }
 

@@ -86,7 +86,7 @@ func TestStandAloneBalancer(t *testing.T) {
 func frontendsWith(t *api.Tables, h *lab.Host) (n int) {
 	for i := range t.Services {
 		for _, f := range t.Services[i].Frontends {
-			if slices.ContainsFunc(f.Outside.Backends, func(b api.Member) bool {
+			if slices.ContainsFunc(f.FromOutside.Backends, func(b api.Member) bool {
 				return netip.MustParseAddrPort(b.Address).Addr() == h.Addr4
 			}) {
 				n++

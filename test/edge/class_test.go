@@ -29,7 +29,7 @@ func TestPodNetworks(t *testing.T) {
 func (w *world) wantPodNetworks(want ...string) {
 	w.t.Helper()
 	w.must(w.agent.WaitForTables("at the networks of pods", func(t *api.Tables) bool {
-		return slices.Equal(t.PodNetworks, want) && slices.Contains(t.Networks, "10.96.0.0/16")
+		return slices.Equal(t.PodNetworks, want) && slices.Contains(t.ServiceCIDRs, "10.96.0.0/16")
 	}))
 }
 

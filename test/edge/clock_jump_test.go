@@ -46,7 +46,7 @@ func TestClockJumps(t *testing.T) {
 		w.jump(days)
 		w.eventually("a GC pass and an audit", func() bool {
 			now := w.status()
-			return !now.Edge.Flows.LastGC.Equal(before.Edge.Flows.LastGC) && !now.Sync.LastAudit.Equal(before.Sync.LastAudit)
+			return !now.Edge.Conntrack.LastGC.Equal(before.Edge.Conntrack.LastGC) && !now.Sync.LastAudit.Equal(before.Sync.LastAudit)
 		})
 		for conn, backend := range backends {
 			again := w.open(conn.RemoteAddr().Network(), conn.RemoteAddr().(interface{ AddrPort() netip.AddrPort }).AddrPort())
@@ -77,7 +77,7 @@ func (w *world) wantFlows(count int, packets uint64) {
 		if f.IdleSeconds < 0 || f.IdleSeconds > time.Hour.Seconds() {
 			w.t.Errorf("a flow of %s is idle for %v s", f.Client, f.IdleSeconds)
 		}
-		if f.Sent.Packets >= packets {
+		if f.FromClient.Packets >= packets {
 			count--
 		}
 	}

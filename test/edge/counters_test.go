@@ -19,7 +19,7 @@ func (w *world) counters(service, port string, args ...string) api.PortCounters 
 	var list struct{ Items []api.Service }
 	w.must(json.Unmarshal([]byte(text), &list))
 	for _, s := range list.Items {
-		for _, c := range s.Counters {
+		for _, c := range s.EdgeCounters {
 			if s.Name == service && c.Port == port {
 				return c
 			}
@@ -41,28 +41,28 @@ func TestServiceCounters(t *testing.T) {
 			w.served(conn)
 			w.served(conn)
 			w.served(w.open("udp", w.address("ClusterIP", 1, family)))
-			want.Flows += 2
-			want.Sent.Packets += 3
-			want.Received.Packets += 3
+			want.NewFlows += 2
+			want.FromClients.Packets += 3
+			want.ToClients.Packets += 3
 			header := uint64(20 + 8)
 			if family == 1 {
 				header = 40 + 8
 			}
-			want.Sent.Bytes += 3 * (header + uint64(len("hello")))
+			want.FromClients.Bytes += 3 * (header + uint64(len("hello")))
 			w.datagram(w.address("NodePort", 2, family))
 			w.datagram(w.address("NodePort", 3, family))
 		}
 		check := func(when string, args ...string) {
 			t.Helper()
 			c := w.counters("web", "udp", args...)
-			want.ID, want.Port, want.Protocol, want.Received.Bytes = c.ID, c.Port, c.Protocol, c.Received.Bytes
-			if c != want || c.Received.Bytes < want.Sent.Bytes {
+			want.ID, want.Port, want.Protocol, want.ToClients.Bytes = c.ID, c.Port, c.Protocol, c.ToClients.Bytes
+			if c != want || c.ToClients.Bytes < want.FromClients.Bytes {
 				t.Errorf("%s: %+v, want %+v", when, c, want)
 			}
 		}
 		check("with flows")
-		w.eventually("the refusals are counted", func() bool { return w.counters("none", "udp").Refused == 2 })
-		w.eventually("the drops are counted", func() bool { return w.counters("there", "udp").Dropped == 2 })
+		w.eventually("the refusals are counted", func() bool { return w.counters("none", "udp").RefusedPackets == 2 })
+		w.eventually("the drops are counted", func() bool { return w.counters("there", "udp").DroppedPackets == 2 })
 		_, err := w.agent.CLI("flow", "flush", "--all")
 		w.must(err)
 		check("without flows")
@@ -76,7 +76,7 @@ func TestServiceCounters(t *testing.T) {
 		w.must(w.folder.Remove("web"))
 		w.eventually("the Service is removed", func() bool { return !w.named("web") })
 		w.apply("web", objects(w.everywhere("web", 1, "a1", "b1"))...)
-		if c := w.counters("web", "udp"); c.Flows != 0 || c.Sent.Packets != 0 {
+		if c := w.counters("web", "udp"); c.NewFlows != 0 || c.FromClients.Packets != 0 {
 			t.Errorf("a Service created again begins with %+v", c)
 		}
 	})

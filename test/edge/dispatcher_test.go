@@ -77,7 +77,7 @@ func (w *world) wantAnswered(network string, to netip.AddrPort) {
 func (w *world) programIn() uint32 {
 	w.t.Helper()
 	for _, d := range w.status().Edge.Devices {
-		for _, p := range d.Chain {
+		for _, p := range d.XDPChain {
 			if p.Own {
 				return p.ID
 			}
@@ -92,7 +92,7 @@ func (w *world) chain() string {
 	w.t.Helper()
 	var names []string
 	for _, d := range w.status().Edge.Devices {
-		for _, p := range d.Chain {
+		for _, p := range d.XDPChain {
 			if p.Own {
 				names = append(names, "Beeline")
 			} else {

@@ -27,7 +27,7 @@ func (w *world) wantDSR(kinds string, nodes ...string) {
 	w.must(err)
 	at := map[string]bool{}
 	for _, f := range s.Frontends {
-		if f.Kind == service.ClusterIPOther || strings.HasPrefix(f.Address, "127.") || strings.HasPrefix(f.Address, "[::1]") {
+		if f.Kind == service.ClusterIPOtherPorts || strings.HasPrefix(f.Address, "127.") || strings.HasPrefix(f.Address, "[::1]") {
 			if f.DSR != "" {
 				w.t.Errorf("%s %s has DSR %s", f.Kind, f.Address, f.DSR)
 			}
@@ -39,12 +39,12 @@ func (w *world) wantDSR(kinds string, nodes ...string) {
 		if want := ", UDP " + string(f.DSR); f.Protocol == service.UDP && !strings.HasSuffix(kinds, want) {
 			w.t.Errorf("%s/UDP: %q, want %s", f.Address, f.DSR, kinds)
 		}
-		for _, b := range f.Outside.Backends {
-			if b.Local && b.Node != "" {
-				w.t.Errorf("%s is on this node, and has the node %s", b.Address, b.Node)
+		for _, b := range f.FromOutside.Backends {
+			if b.Local && b.NodeAddress != "" {
+				w.t.Errorf("%s is on this node, and has the node %s", b.Address, b.NodeAddress)
 			}
 			if !b.Local {
-				at[f.Protocol.String()+" "+b.Node] = true
+				at[f.Protocol.String()+" "+b.NodeAddress] = true
 			}
 		}
 	}
@@ -67,8 +67,8 @@ func (w *world) wantBalancers(networks ...string) {
 	tables, err := offline.ReadTables(pinned)
 	w.must(err)
 	networks = slices.Sorted(slices.Values(networks))
-	if !slices.Equal(tables.Balancers, networks) {
-		w.t.Errorf("balancers %v, want %v", tables.Balancers, networks)
+	if !slices.Equal(tables.BalancerNetworks, networks) {
+		w.t.Errorf("balancers %v, want %v", tables.BalancerNetworks, networks)
 	}
 }
 
@@ -177,7 +177,7 @@ func TestBalancersOutliveAnAgentThatKnowsNothing(t *testing.T) {
 	w.wantBalancers(networks...)
 	w.must(w.folder.Remove("web"))
 	w.must(w.agent.WaitForTables("with the balancers kept", func(tables *api.Tables) bool {
-		return fmt.Sprint(tables.Balancers) == fmt.Sprint(slices.Sorted(slices.Values(networks[1:])))
+		return fmt.Sprint(tables.BalancerNetworks) == fmt.Sprint(slices.Sorted(slices.Values(networks[1:])))
 	}))
 }
 
@@ -188,7 +188,7 @@ func TestDSRSaysWhatFits(t *testing.T) {
 	fits := func(v4, v6 int) {
 		t.Helper()
 		w.must(w.agent.WaitFor(fmt.Sprintf("packets up to %d and %d bytes", v4, v6), func(s *api.Status) bool {
-			return len(s.Edge.DSR) == 2 && s.Edge.DSR[0].Fits == v4 && s.Edge.DSR[1].Fits == v6
+			return len(s.Edge.DSR) == 2 && s.Edge.DSR[0].MaxPacketBytes == v4 && s.Edge.DSR[1].MaxPacketBytes == v6
 		}))
 	}
 	fits(1480, 1460)

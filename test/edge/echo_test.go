@@ -125,7 +125,7 @@ func TestPing(t *testing.T) {
 			p.wantNoEcho(ip("ClusterIP", 1))
 			p.wantEcho(ip("NodePort", 1), false)
 			a := w.explain(p.own.String(), ip("LoadBalancer", 1).String()+"/icmp")
-			if a.Reason != "echo" || a.Verdict != "answer" || a.Service != "default/web" || a.Entry != mode {
+			if a.Reason != "echo" || a.Verdict != "answer" || a.Service != "default/web" || a.Hook != mode {
 				t.Errorf("explain says %+v", a)
 			}
 			if a := w.explain(p.own.String(), ip("LoadBalancer", 4).String()+"/icmp"); a.Reason != "drop_source" || a.Service != "default/admitted" {
@@ -156,7 +156,7 @@ func TestPortsBesideEcho(t *testing.T) {
 	w.apply("web", objects(w.everywhere("web", 1, "a1", "b1"))...)
 	for family := range 2 {
 		to := netip.AddrPortFrom(w.address("LoadBalancer", 1, family).Addr(), 81)
-		before := w.status().Counters
+		before := w.status().SocketCounters
 		ctx, cancel := context.WithCancel(context.Background())
 		ended := make(chan struct{})
 		go func() {
@@ -172,10 +172,10 @@ func TestPortsBesideEcho(t *testing.T) {
 			t.Errorf("a socket connected to %s has the peer %s", to, peer)
 		}
 		udp.Close()
-		w.eventually("both calls pass", func() bool { return w.status().Counters.ConnectPass >= before.ConnectPass+2 })
+		w.eventually("both calls pass", func() bool { return w.status().SocketCounters.ConnectPass >= before.ConnectPass+2 })
 		cancel()
 		<-ended
-		if after := w.status().Counters; after.ConnectReject != before.ConnectReject || after.ConnectDrop != before.ConnectDrop || after.ConnectBalance != before.ConnectBalance {
+		if after := w.status().SocketCounters; after.ConnectReject != before.ConnectReject || after.ConnectDrop != before.ConnectDrop || after.ConnectBalance != before.ConnectBalance {
 			t.Errorf("%s: counted %+v, before %+v", to, after, before)
 		}
 		if a := w.explained("connect", addresses(w.Host("a1"), 0)[family].Addr().String(), to.String()); a.Verdict != "pass" || a.Frontend != nil {

@@ -49,7 +49,7 @@ func (w *world) recordsOf(host string) int {
 	w.t.Helper()
 	s, err := w.statusOf(w.agents[host])
 	w.must(err)
-	return int(s.Edge.Flows.Entries) + int(s.Edge.Flows.HalfOpen)
+	return int(s.Edge.Conntrack.Entries) + int(s.Edge.Conntrack.HalfOpen)
 }
 
 // L3, X4: behind ECMP a router's error about a server's long packets may reach either balancer, also one that

@@ -110,7 +110,7 @@ func TestExplain(t *testing.T) {
 			c.wantAnswer(t)
 		}
 		old := w.explain(known.LocalAddr().String(), known.RemoteAddr().String()+"/udp")
-		if old.Flow != "established" || old.Backend == nil || w.podAt(old.Rewritten.Destination.Addr()) != pod || old.Service != "default/web" {
+		if old.FlowState != "established" || old.Backend == nil || w.podAt(old.Rewritten.Destination.Addr()) != pod || old.Service != "default/web" {
 			t.Errorf("explain of a flow with backend %s says %+v", pod, old)
 		}
 		w.unchanged(before)
@@ -133,7 +133,7 @@ func TestExplain(t *testing.T) {
 		w.eventually("the connection has ended", func() bool {
 			return !slices.ContainsFunc(w.flows(), func(f conntrack.Flow) bool { return f.Client == over.from && f.State != "closed" })
 		})
-		if a := w.explain(over.from.String(), over.to.String()+"/tcp"); a.Reason != "new" || a.Flow != "" {
+		if a := w.explain(over.from.String(), over.to.String()+"/tcp"); a.Reason != "new" || a.FlowState != "" {
 			t.Errorf("after a connection with the same tuple has ended, explain says %+v, want a new flow", a)
 		}
 	})
@@ -167,7 +167,7 @@ func (c *explained) wantAnswer(t *testing.T) {
 	if c.service != "" {
 		service = "default/" + c.service
 	}
-	if a.Reason != c.reason || a.Service != service || strings.Join(a.Rules, " ") != c.rules || a.Device != "eth0" || a.Flow != "" {
+	if a.Reason != c.reason || a.Service != service || strings.Join(a.Rules, " ") != c.rules || a.Device != "eth0" || a.FlowState != "" {
 		t.Errorf("%s, %s to %s: explain says %+v, want %s, %q, rules %s", c.name, c.network, c.to, a, c.reason, service, c.rules)
 	}
 	if want := map[string]string{"kept": "kept", "to be kept": "new"}[c.name]; a.Affinity != want {
@@ -258,7 +258,7 @@ func TestExplainSocket(t *testing.T) {
 			from = w.Host(q.host).Addr6
 		}
 		a := w.explained("connect", from.String(), q.to.String()+"/"+q.network)
-		if a.Verdict != q.verdict || strings.Join(a.Rules, " ") != q.rules || a.Entry != "connect" && (len(a.EarlierPrograms) == 0 || !strings.HasPrefix(a.EarlierPrograms[0], "connect")) {
+		if a.Verdict != q.verdict || strings.Join(a.Rules, " ") != q.rules || a.Hook != "connect" && (len(a.EarlierPrograms) == 0 || !strings.HasPrefix(a.EarlierPrograms[0], "connect")) {
 			t.Errorf("%s to %s: explain says %+v, want %s by %s", q.host, q.to, a, q.verdict, q.rules)
 		}
 		answers = append(answers, a)

@@ -102,8 +102,8 @@ func TestFlowsAreListedAndFlushed(t *testing.T) {
 				if to.Addr().Is6() {
 					b1 = w.Host("b1").Addr6
 				}
-				if f.Address != to || f.Backend != netip.AddrPortFrom(b1, lab.PortTCP) || f.Via.Addr() != to.Addr() ||
-					f.State != state || f.Port != network || f.Sent.Packets < 2 || f.Received.Packets < 2 {
+				if f.Address != to || f.Backend != netip.AddrPortFrom(b1, lab.PortTCP) || f.SeenAs.Addr() != to.Addr() ||
+					f.State != state || f.Port != network || f.FromClient.Packets < 2 || f.ToClient.Packets < 2 {
 					t.Errorf("%s from %s is listed as %+v", network, client, f)
 				}
 			}
@@ -170,9 +170,9 @@ func TestFlowsOfBackendThatLeaves(t *testing.T) {
 				}
 				pairs = append(pairs, p)
 			}
-			before := w.status().Edge.Flows.Ended
+			before := w.status().Edge.Conntrack.EndedUDPFlows
 			w.apply("web", objects(w.public("b2"))...)
-			w.eventually("the flows have ended", func() bool { return w.status().Edge.Flows.Ended == before+2 })
+			w.eventually("the flows have ended", func() bool { return w.status().Edge.Conntrack.EndedUDPFlows == before+2 })
 			for _, p := range pairs {
 				if tcp, udp := w.served(p.tcp), w.served(p.udp); tcp != pod || udp != "b2" {
 					t.Errorf("the connection is served by %s and the datagrams by %s, want %s and b2", tcp, udp, pod)
@@ -209,9 +209,9 @@ func TestFlowsExpire(t *testing.T) {
 	if f := w.flows(); f[0].Protocol.String() != "TCP" {
 		t.Errorf("left: %+v", f)
 	}
-	s := w.status().Edge.Flows
-	w.eventually("one flow is counted as expired", func() bool { s = w.status().Edge.Flows; return s.Expired > 0 }) // at the end of the GC pass
-	if s.Expired != 1 || s.Entries != 2 {
+	s := w.status().Edge.Conntrack
+	w.eventually("one flow is counted as expired", func() bool { s = w.status().Edge.Conntrack; return s.ExpiredFlows > 0 }) // at the end of the GC pass
+	if s.ExpiredFlows != 1 || s.Entries != 2 {
 		t.Errorf("flows: %+v, want one expired and two conntrack entries", s)
 	}
 	w.served(tcp)

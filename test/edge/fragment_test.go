@@ -85,9 +85,9 @@ func (w *world) wantOneFlow(bytes uint64) {
 		w.t.Fatalf("flows %+v, want one", flows)
 	}
 	// The count includes the headers of each fragment.
-	for _, n := range []uint64{flows[0].Sent.Bytes, flows[0].Received.Bytes} {
+	for _, n := range []uint64{flows[0].FromClient.Bytes, flows[0].ToClient.Bytes} {
 		if n < bytes || n > bytes+bytes/20 {
-			w.t.Errorf("the flow counts %+v sent, %+v received, want %d bytes with their headers", flows[0].Sent, flows[0].Received, bytes)
+			w.t.Errorf("the flow counts %+v sent, %+v received, want %d bytes with their headers", flows[0].FromClient, flows[0].ToClient, bytes)
 		}
 	}
 	w.wantNoDrops()

@@ -169,7 +169,7 @@ func (w *world) wantPods(pods ...string) {
 				has := func(b api.Member) bool {
 					return slices.Contains(want, netip.MustParseAddrPort(b.Address).Addr())
 				}
-				if f.Kind == service.NodePort && len(f.Node.Backends) == len(pods) && !slices.ContainsFunc(f.Node.Backends, func(b api.Member) bool { return !has(b) }) {
+				if f.Kind == service.NodePort && len(f.FromNode.Backends) == len(pods) && !slices.ContainsFunc(f.FromNode.Backends, func(b api.Member) bool { return !has(b) }) {
 					good++
 				}
 			}

@@ -160,7 +160,7 @@ func TestHealthOutlivesTheAgent(t *testing.T) {
 		tables, err := w.agent.Tables()
 		w.must(err)
 		for _, f := range tables.Services[0].Frontends {
-			for _, b := range f.Outside.Backends {
+			for _, b := range f.FromOutside.Backends {
 				if at := netip.MustParseAddrPort(b.Address).Addr(); at != w.Host("a1").Addr4 && at != w.Host("a1").Addr6 {
 					t.Errorf("the next agent has %s at %s", b.Address, f.Address)
 				}

@@ -104,16 +104,16 @@ func TestConnectionsOfPodsOutliveWhatAskedForThem(t *testing.T) {
 			wantServed("at first")
 			c.lift(w)
 			w.awaitRole("flows")
-			swept := w.status().Edge.Flows.LastGC
+			swept := w.status().Edge.Conntrack.LastGC
 			for range 2 {
-				w.must(w.agent.WaitFor("a GC pass", func(s *api.Status) bool { return s.Edge.Flows.LastGC.After(swept) }))
-				swept = w.status().Edge.Flows.LastGC
+				w.must(w.agent.WaitFor("a GC pass", func(s *api.Status) bool { return s.Edge.Conntrack.LastGC.After(swept) }))
+				swept = w.status().Edge.Conntrack.LastGC
 				wantServed("after a GC pass")
 			}
 			w.must(w.agent.Stop())
 			w.must(w.agent.Start())
 			wantServed("with another agent")
-			w.must(w.agent.WaitFor("a GC pass", func(s *api.Status) bool { return s.Edge.Flows.LastGC.After(swept) }))
+			w.must(w.agent.WaitFor("a GC pass", func(s *api.Status) bool { return s.Edge.Conntrack.LastGC.After(swept) }))
 			wantServed("after its sweep")
 			w.awaitRole("flows")
 			for _, held := range all {
@@ -150,7 +150,7 @@ func TestConnectionsOfClientsOutliveTheirDevice(t *testing.T) {
 		w.must(w.agent.Stop())
 		w.agent.Flags = []string{"--edge-mode=" + mode, "--devices=a2"}
 		w.must(w.agent.Start())
-		for swept := w.status().Edge.Flows.LastGC; ; swept = w.status().Edge.Flows.LastGC {
+		for swept := w.status().Edge.Conntrack.LastGC; ; swept = w.status().Edge.Conntrack.LastGC {
 			wantServed("without it")
 			if role := roleOf(w.status(), "eth0"); role != "flows" {
 				t.Errorf("the edge is at eth0 for %q, want flows", role)
@@ -158,7 +158,7 @@ func TestConnectionsOfClientsOutliveTheirDevice(t *testing.T) {
 			if !swept.IsZero() {
 				break
 			}
-			w.must(w.agent.WaitFor("a GC pass", func(s *api.Status) bool { return s.Edge.Flows.LastGC.After(swept) }))
+			w.must(w.agent.WaitFor("a GC pass", func(s *api.Status) bool { return s.Edge.Conntrack.LastGC.After(swept) }))
 		}
 		for _, conn := range conns {
 			conn.Close()

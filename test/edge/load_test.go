@@ -54,7 +54,7 @@ func TestTenThousandConnections(t *testing.T) {
 			return err
 		}
 		eachOf(t, connections, "question on connection", ask)
-		if s := w.status().Edge.Flows; s.Entries != 2*connections || s.HalfOpen != 0 || s.Limit < 2*connections {
+		if s := w.status().Edge.Conntrack; s.Entries != 2*connections || s.HalfOpen != 0 || s.Limit < 2*connections {
 			t.Errorf("flows: %+v, want %d conntrack entries", s, 2*connections)
 		}
 		eachOf(t, connections, "second question on connection", ask)
@@ -134,7 +134,7 @@ func TestTwentyThousandFlowsToOneBackend(t *testing.T) {
 		}
 		ports[peer.Port()] = true
 	}
-	if s := w.status().Edge.Flows; len(first) != flows || s.HalfOpen != 2*flows {
+	if s := w.status().Edge.Conntrack; len(first) != flows || s.HalfOpen != 2*flows {
 		t.Errorf("%d flows were answered, and have %d entries; want %d with two each", len(first), s.HalfOpen, flows)
 	}
 	for n, peer := range round() {

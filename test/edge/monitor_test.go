@@ -61,7 +61,7 @@ func (w *world) watch(args ...string) *watcher {
 				return
 			}
 			m.mu.Lock()
-			m.lost += n.Lost
+			m.lost += n.LostEvents
 			if n.Event != nil {
 				m.seen = append(m.seen, *n.Event)
 			}
@@ -191,13 +191,13 @@ func TestMonitor(t *testing.T) {
 				client := w.sends(c.network, to)
 				w.eventually("the packet to "+to.String()+" is seen", func() bool { return len(all.of(client)) > 0 })
 				e := all.of(client)[0]
-				if e.Reason != c.want || e.Service != c.service || e.Address != to || e.Entry != mode || e.Device != "eth0" ||
+				if e.Reason != c.want || e.Service != c.service || e.Address != to || e.Hook != mode || e.Device != "eth0" ||
 					e.Why != api.Reasons[c.want] || strings.ToLower(e.Protocol.String()) != c.network || e.Length < 20+8+5 {
 					t.Errorf("a packet to %s of %s is reported as %+v, want %s by %s", to, c.service, e, c.want, mode)
 				}
 				if c.want == "new" && (e.Backend.Addr() != addresses(w.Host(map[int]string{4: "b1", 5: "a1"}[c.n]), 0)[family].Addr() ||
-					e.Via.IsValid() != (c.n == 4)) {
-					t.Errorf("the new flow goes to %s as %s", e.Backend, e.Via)
+					e.SeenAs.IsValid() != (c.n == 4)) {
+					t.Errorf("the new flow goes to %s as %s", e.Backend, e.SeenAs)
 				}
 				if c.want != "new" {
 					w.eventually("the drop is seen with --drops", func() bool { return len(drops.of(client)) > 0 })

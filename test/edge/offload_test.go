@@ -22,7 +22,7 @@ func TestOffloadLeavesServiceFlows(t *testing.T) {
 		w.eventually("flow offload has a flow", func() bool {
 			w.served(direct)
 			return slices.ContainsFunc(w.forwarded(), func(f offload.FlowStatus) bool {
-				return f.Client.String() == direct.LocalAddr().String() && f.Sent.Path == offload.PathCache
+				return f.Client.String() == direct.LocalAddr().String() && f.FromClient.Path == offload.PathCache
 			})
 		})
 		const messages = 40
@@ -38,7 +38,7 @@ func TestOffloadLeavesServiceFlows(t *testing.T) {
 			if f.Client.String() == direct.LocalAddr().String() {
 				continue
 			}
-			for _, d := range []offload.Direction{f.Sent, f.Received} {
+			for _, d := range []offload.Direction{f.FromClient, f.ToClient} {
 				refused = refused || strings.Contains(d.Reason, "flow of a Service")
 				if d.Path == offload.PathCache {
 					t.Errorf("flow offload has the flow %v > %v of a Service", f.Client, f.Backend)

@@ -123,7 +123,7 @@ func TestOptedOutPodAsksItsNode(t *testing.T) {
 			for _, what := range []string{"packet", "connect"} {
 				for _, to := range []string{own.Addr4.String() + ":30080", node.ClusterIPs(1)[0] + ":80"} {
 					a := w.explained(what, a1.Addr4.String()+":45678", to+"/tcp")
-					if a.Verdict != "balance" || a.Service != "default/web" || a.Class != "pod" || a.Device != "a1" || a.Entry != "tc" {
+					if a.Verdict != "balance" || a.Service != "default/web" || a.ClientClass != "pod" || a.Device != "a1" || a.Hook != "tc" {
 						t.Errorf("explain %s %s: %+v, want the Service, decided by tc at a1", what, to, a)
 					}
 				}

@@ -104,7 +104,7 @@ func TestOwnAddressComesAndGoes(t *testing.T) {
 func refusesOthers(t *api.Tables, address netip.Addr) bool {
 	return slices.ContainsFunc(t.Services, func(s api.Service) bool {
 		return slices.ContainsFunc(s.Frontends, func(f api.Frontend) bool {
-			return f.Kind == service.ClusterIPOther && f.Address == address.String()
+			return f.Kind == service.ClusterIPOtherPorts && f.Address == address.String()
 		})
 	})
 }

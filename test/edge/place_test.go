@@ -62,7 +62,7 @@ func TestWrongPlace(t *testing.T) {
 	// The agent of node-a is given the name of node-b, which has other addresses.
 	w.agent.Flags = append(w.agent.Flags, "--node-name=node-b")
 	w.must(w.agent.Start())
-	w.must(w.agent.WaitFor("a complaint", func(s *api.Status) bool { return s.NoOwnAddress }))
+	w.must(w.agent.WaitFor("a complaint", func(s *api.Status) bool { return s.NodeAddressMissing }))
 	if out, exit := w.runAt("node-a", "status", "--agent-socket", w.agent.Socket()); exit != 3 || !strings.Contains(out, `no device here has an address of Node "node-b"`) {
 		t.Errorf("status: exit code %d:\n%s", exit, out)
 	}

@@ -94,7 +94,7 @@ func (w *world) whole(tables int) bool {
 	pins, err := filepath.Glob(filepath.Join(filepath.Dir(bpf.TablePath(w.agent.BPFFS(), "x")), "*"))
 	w.must(err)
 	attached := w.attached()
-	return len(s.Conditions.Wrong()) == 0 && len(s.Attachments) == s.Hooks && len(pins) == tables && len(attached) == 3 &&
+	return len(s.Conditions.Wrong()) == 0 && len(s.Attachments) == s.ExpectedAttachments && len(pins) == tables && len(attached) == 3 &&
 		!slices.ContainsFunc(attached, func(a bpf.EdgeAttachment) bool { return a.Detached })
 }
 

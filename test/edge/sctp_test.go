@@ -171,7 +171,7 @@ func TestSCTPFromTheNode(t *testing.T) {
 		here, there := w.raw(w.Host("a1"), family, unix.IPPROTO_SCTP), w.raw(w.Host("b1"), family, unix.IPPROTO_SCTP)
 		to := w.sctpAddress("ClusterIP", 1, family)
 		a := w.explained("connect", addresses(w.Host("a3"), 40000)[family].String(), to.String()+"/sctp")
-		if a.Reason != "new" || a.Entry != "tc" || a.Service != "default/diameter" {
+		if a.Reason != "new" || a.Hook != "tc" || a.Service != "default/diameter" {
 			t.Errorf("explain connect says %+v", a)
 		}
 		for i, host := range []string{"a3", "node-a"} {

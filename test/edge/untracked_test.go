@@ -92,7 +92,7 @@ func TestConnectionsWithoutRecords(t *testing.T) {
 		goOn("nothing has changed")
 		put("b1", "b2", "b3", "a1")
 		goOn("two backends were added")
-		if s := w.status().Slots; s.Contested == 0 || s.Contested >= s.Slots || s.Seconds == 0 {
+		if s := w.status().UntrackedSlots; s.Contested == 0 || s.Contested >= s.Slots || s.Seconds == 0 {
 			t.Errorf("slots have changed, but the status is %+v", s)
 		}
 		if w.status().Edge.Counters["new"] == before {

@@ -67,7 +67,7 @@ func (w *world) is(by string, s *stream, of *run) bool {
 	ends := map[string]int{}
 	for role, pid := range map[string]int{"connector": s.Process.Pid, "acceptor": of.Process.Pid} {
 		for _, one := range find(r, pid).Sessions {
-			if one == (hoststack.Session{PID: pid, Role: role, Server: netip.MustParseAddrPort(server), Client: s.local, Sends: by, Receives: by}) {
+			if one == (hoststack.Session{PID: pid, Role: role, Server: netip.MustParseAddrPort(server), Client: s.local, SendsBy: by, ReceivesBy: by}) {
 				ends[role]++
 			}
 		}
@@ -96,7 +96,7 @@ func TestSwitch(t *testing.T) {
 	w.eventually("the connection is on the kernel", func() bool { return w.is("kernel-again", first, of) })
 	second := w.stream("a1")
 	time.Sleep(3 * time.Second) // longer than the agent needs for programs that start
-	if p := w.programOf(second.Process.Pid); p.State != hoststack.Off || len(p.Sessions) != 0 && p.Sessions[0].Sends == "rings" {
+	if p := w.programOf(second.Process.Pid); p.State != hoststack.Off || len(p.Sessions) != 0 && p.Sessions[0].SendsBy == "rings" {
 		t.Errorf("a program that started later: %+v, want it to be switched off", p)
 	}
 	if n := w.metric("beeline_mesh_hoststack_returned_total", "", ""); n < 1 {

@@ -99,7 +99,7 @@ func (w *world) eventually(what string, ok func() bool) {
 func (w *world) report() *hoststack.Report {
 	w.t.Helper()
 	r := &hoststack.Report{}
-	w.must(api.NewClient(w.agent.Socket()).Get(context.Background(), hoststack.SessionsPath, r))
+	w.must(api.NewClient(w.agent.Socket()).Get(context.Background(), api.MeshSessionsPath, r))
 	return r
 }
 

@@ -59,7 +59,7 @@ func hasPods(pods []*lab.Host) func(*api.Status) bool {
 		var have []netip.Addr
 		for _, d := range s.Pods.Devices {
 			if d.Shortcut {
-				have = append(have, d.Pods...)
+				have = append(have, d.PodAddresses...)
 			}
 		}
 		return !slices.ContainsFunc(pods, func(p *lab.Host) bool { return !slices.Contains(have, p.Addr4) || !slices.Contains(have, p.Addr6) })

@@ -82,7 +82,7 @@ func (w *world) saysWhatIsWrong() bool {
 	w.t.Helper()
 	pods := w.meshStatus().Pods
 	i := slices.IndexFunc(pods, func(p mesh.Pod) bool { return p.Name == "default/a1" })
-	return i >= 0 && strings.Contains(pods[i].Failed, "do not fit") && strings.Contains(pods[i].Failed, "not a regular file")
+	return i >= 0 && strings.Contains(pods[i].Error, "do not fit") && strings.Contains(pods[i].Error, "not a regular file")
 }
 
 // crowd starts 1,000 processes in a pod, and as many of the proxy's user as are looked at that have a FIFO as

@@ -102,7 +102,7 @@ func listenersOf(w *world, agent *node.Agent) bool {
 	of := *w
 	of.agent = agent
 	pods := of.meshStatus().Pods
-	return len(pods) == 2 && pods[0].Listeners > 0 && pods[1].Listeners > 0
+	return len(pods) == 2 && pods[0].ProxyListeners > 0 && pods[1].ProxyListeners > 0
 }
 
 // open opens the connections of a pod, and has both programs read often.

@@ -24,7 +24,7 @@ func TestNamesOfCgroups(t *testing.T) {
 	w.verify(a1.Cgroup, 0, mesh.ByProxy, mesh.Directly, mesh.ByProxy)
 	w.must(w.folder.Put("a1", meshed(a1, func(p *corev1.Pod) { p.Labels, p.Spec.Containers = nil, p.Spec.Containers[:1] })))
 	w.eventually("the pod has its name", func() bool {
-		return slices.ContainsFunc(w.meshStatus().Pods, func(p mesh.Pod) bool { return p.Name == "default/a1" && p.Directory == a1.Cgroup })
+		return slices.ContainsFunc(w.meshStatus().Pods, func(p mesh.Pod) bool { return p.Name == "default/a1" && p.CgroupDirectory == a1.Cgroup })
 	})
 	for _, name := range []string{"default/a1", "a1", a1.Cgroup} {
 		w.verify(name, 0, mesh.ByProxy, mesh.Directly, mesh.ByProxy)

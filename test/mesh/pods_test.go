@@ -44,7 +44,7 @@ func meshed(host *lab.Host, change func(*corev1.Pod)) *corev1.Pod {
 // meshStatus asks the agent for the pods that have a proxy.
 func (w *world) meshStatus() (s mesh.Status) {
 	w.t.Helper()
-	w.must(api.NewClient(w.agent.Socket()).Get(context.Background(), mesh.StatusPath, &s))
+	w.must(api.NewClient(w.agent.Socket()).Get(context.Background(), api.MeshPath, &s))
 	return s
 }
 
@@ -88,7 +88,7 @@ func TestPodsOfKubernetes(t *testing.T) {
 	w.startProxyOf(haproxy, "a2", otherUser)
 	w.must(w.agent.Start())
 	w.awaitPods("a1", "a2")
-	if left := w.meshStatus().Left; len(left) != 1 || left[0].Name != "default/a3" || !strings.Contains(left[0].Why, "ambient") {
+	if left := w.meshStatus().LeftAlone; len(left) != 1 || left[0].Name != "default/a3" || !strings.Contains(left[0].Why, "ambient") {
 		t.Errorf("left alone: %v", left)
 	}
 	w.ways([]way{
@@ -203,7 +203,7 @@ func (w *world) firstConnection() {
 		os.Remove(filepath.Dir(directory))
 	})
 	w.eventually("the cgroup has programs", func() bool {
-		return slices.ContainsFunc(w.meshStatus().Pods, func(p mesh.Pod) bool { return p.Name == "default/fresh" && p.Cgroup != 0 })
+		return slices.ContainsFunc(w.meshStatus().Pods, func(p mesh.Pod) bool { return p.Name == "default/fresh" && p.CgroupID != 0 })
 	})
 	begin := time.Now()
 	out := w.runIn(directory, a1, "bash", "-c", fmt.Sprintf(connectAndLook, to.Addr(), to.Port()))

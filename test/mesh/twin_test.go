@@ -158,7 +158,7 @@ func (w *world) twins(p proxy, mode twinMode) {
 	all := w.startTwins(p, mode)
 	w.eventually("the agent has found the proxy", func() bool {
 		pods := w.meshStatus().Pods
-		return len(pods) == 1 && pods[0].Listeners > 0
+		return len(pods) == 1 && pods[0].ProxyListeners > 0
 	})
 	before := w.counts()
 	for family := range 2 {
@@ -246,7 +246,7 @@ func (w *world) proveRings(s *sidecar) {
 func (w *world) ringsOf(pid int) *hoststack.Counters {
 	w.t.Helper()
 	var r hoststack.Report
-	w.must(api.NewClient(w.agent.Socket()).Get(context.Background(), hoststack.SessionsPath, &r))
+	w.must(api.NewClient(w.agent.Socket()).Get(context.Background(), api.MeshSessionsPath, &r))
 	for _, p := range r.Programs {
 		if slices.Contains(p.PIDs, pid) {
 			return p.Counters

@@ -17,7 +17,7 @@ func Contents(t *api.Tables) map[string]string {
 	for _, s := range t.Services {
 		for _, f := range s.Frontends {
 			all[fmt.Sprintf("%s %s %s/%s", s.Name, f.Kind, f.Address, f.Protocol)] = fmt.Sprintf(
-				"%s pod: %s node: %s outside: %s kept: %s", f.Port, Decision(f.Pod), Decision(f.Node), Decision(f.Outside), members(f.Retained))
+				"%s pod: %s node: %s outside: %s kept: %s", f.Port, Decision(f.FromPods), Decision(f.FromNode), Decision(f.FromOutside), members(f.RetainedBackends))
 		}
 	}
 	for _, b := range t.Backends {

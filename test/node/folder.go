@@ -70,7 +70,7 @@ func (f *Folder) Await(agents ...*Agent) error {
 	var errs []error
 	for _, a := range agents {
 		errs = append(errs, a.WaitForTables(fmt.Sprintf("at revision %d of %s", f.revision, f.Path), func(t *api.Tables) bool {
-			return slices.Contains(t.Networks, f.network())
+			return slices.Contains(t.ServiceCIDRs, f.network())
 		}))
 	}
 	return errors.Join(errs...)

@@ -120,7 +120,7 @@ func (a *Agent) Start() error {
 // WaitReady waits until a started agent is ready, or has ended.
 func (a *Agent) WaitReady() error {
 	return a.pollStatus(startTimeout, "ready", func(s *api.Status) bool {
-		return s.Sync.Synced && len(s.Attachments) == s.Hooks
+		return s.Sync.Synced && len(s.Attachments) == s.ExpectedAttachments
 	})
 }
 

@@ -69,13 +69,13 @@ func (f *flow) wantBytes(payload, onStack uint64) {
 	}
 	least := payload - min(payload, onStack<<16)
 	shown := f.shown()
-	if s := shown; s.Client.Addr() != f.family.address(f.from, 2) || s.Address != f.target() || s.Via != f.peer() {
+	if s := shown; s.Client.Addr() != f.family.address(f.from, 2) || s.Address != f.target() || s.SeenAs != f.peer() {
 		f.w.t.Errorf("%s: flow offload says %+v", f, s)
 	}
 	if state := shown.State; f.network == "tcp" && state != "ESTABLISHED" || f.network == "udp" && state != "ASSURED" && state != "REPLIED" {
 		f.w.t.Errorf("%s: its state is %q", f, state)
 	}
-	for name, d := range map[string]offload.Direction{"sent": shown.Sent, "received": shown.Received} {
+	for name, d := range map[string]offload.Direction{"sent": shown.FromClient, "received": shown.ToClient} {
 		if d.Path != f.w.path || d.Bytes < least || d.Bytes > payload+payload/10 || d.Packets == 0 {
 			f.w.t.Errorf("%s: %s %+v of %d bytes and headers, with %d packets on the stack", f, name, d, payload, onStack)
 		}
@@ -86,7 +86,7 @@ func (f *flow) wantBytes(payload, onStack uint64) {
 func (f *flow) shown() offload.FlowStatus {
 	f.w.t.Helper()
 	var all []offload.FlowStatus
-	f.w.must(api.NewClient(f.w.agent.Socket()).Get(context.Background(), offload.FlowsPath, &all))
+	f.w.must(api.NewClient(f.w.agent.Socket()).Get(context.Background(), api.OffloadFlowsPath, &all))
 	i := slices.IndexFunc(all, func(s offload.FlowStatus) bool { return s.Backend == f.server() && s.Protocol == f.network })
 	if i < 0 {
 		f.w.t.Fatalf("%s: not among %d flows of flow offload", f, len(all))

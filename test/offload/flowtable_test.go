@@ -78,10 +78,10 @@ func flowtableViews(w *world) {
 	f.settle()
 	w.must(f.exchange(50))
 	shown := f.shown()
-	if shown.Sent.Path != offload.PathFlowtable || shown.Received.Path != offload.PathFlowtable || shown.Sent.Packets < 50 {
+	if shown.FromClient.Path != offload.PathFlowtable || shown.ToClient.Path != offload.PathFlowtable || shown.FromClient.Packets < 50 {
 		w.t.Errorf("%s is shown as %+v", f, shown)
 	}
-	for _, ends := range [][2]netip.AddrPort{{shown.Client, shown.Address}, {shown.Backend, shown.Via}} {
+	for _, ends := range [][2]netip.AddrPort{{shown.Client, shown.Address}, {shown.Backend, shown.SeenAs}} {
 		text, err := w.agent.CLI("explain", "packet", ends[0].String(), ends[1].String()+"/tcp")
 		w.must(err)
 		if !strings.Contains(text, "in a flowtable of the kernel (flowtable)") {
@@ -92,7 +92,7 @@ func flowtableViews(w *world) {
 	for port, reason := range map[uint16]string{portExcluded: "--offload-exclude-ports", portLimited: "it would bypass", portHelper: "helper"} {
 		f := w.openPort("tcp", dnat, 1, port)
 		w.must(f.exchange(60))
-		for _, d := range []offload.Direction{f.shown().Sent, f.shown().Received} {
+		for _, d := range []offload.Direction{f.shown().FromClient, f.shown().ToClient} {
 			if d.Path != offload.PathRefused || !strings.Contains(d.Reason, reason) {
 				w.t.Errorf("%s is shown as %+v, want it refused: %s", f, d, reason)
 			}

@@ -60,7 +60,7 @@ func (w *world) wantRefused(reason string, f *flow) {
 		w.must(f.exchange(2 * threshold))
 		s, err := w.agent.Status()
 		w.must(err)
-		for why := range s.Offload.Refused {
+		for why := range s.Offload.RefusedDirections {
 			if strings.HasPrefix(why, reason) {
 				return true
 			}

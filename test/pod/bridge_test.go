@@ -18,7 +18,7 @@ func TestPodsOfBridgesAreFound(t *testing.T) {
 	w.must(agent.Start())
 	unknown := func() (names []string) {
 		for _, d := range w.pods("node-a").Devices {
-			if d.Unknown {
+			if d.PodUnknown {
 				names = append(names, d.Name)
 			}
 		}

@@ -298,7 +298,7 @@ func (w *world) load(host, rules string) {
 func (w *world) hasShortcut(pod string) bool {
 	for _, d := range w.pods("node-a").Devices {
 		if d.Name == pod {
-			return d.Shortcut && len(d.Waiting) == 0
+			return d.Shortcut && len(d.WaitingAddresses) == 0
 		}
 	}
 	return false

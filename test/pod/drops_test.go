@@ -153,7 +153,7 @@ func (w *world) dropped(d drop) {
 		found = ""
 		for _, device := range w.pods("node-a").Devices {
 			if !device.Shortcut {
-				found += device.Name + ": " + strings.Join(device.Filters, "; ") + "\n"
+				found += device.Name + ": " + strings.Join(device.PacketFilters, "; ") + "\n"
 			}
 		}
 		return strings.Contains(found, d.filter)

@@ -151,7 +151,7 @@ func (w *world) awaitFilters(want map[string][]string) {
 	w.eventually(fmt.Sprintf("node-a finds %v", want), func() bool {
 		got = map[string][]string{}
 		for _, d := range w.pods("node-a").Devices {
-			for _, f := range d.Filters {
+			for _, f := range d.PacketFilters {
 				got[d.Name] = append(got[d.Name], withoutID(f))
 			}
 		}

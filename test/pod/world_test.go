@@ -215,7 +215,7 @@ func (w *world) awaitPods(host string, names ...string) {
 	w.eventually(fmt.Sprintf("%s has the pods %v", host, names), func() bool {
 		have := map[netip.Addr]bool{}
 		for _, d := range w.pods(host).Devices {
-			for _, a := range d.Pods {
+			for _, a := range d.PodAddresses {
 				have[a] = d.Shortcut
 			}
 		}

@@ -65,14 +65,14 @@ func (w *world) otherClocks() error {
 	}
 	swept := time.Time{}
 	for range 2 {
-		if err := w.agent.WaitFor("a GC pass", func(s *api.Status) bool { return s.Edge.Flows.LastGC.After(swept) }); err != nil {
+		if err := w.agent.WaitFor("a GC pass", func(s *api.Status) bool { return s.Edge.Conntrack.LastGC.After(swept) }); err != nil {
 			return err
 		}
 		s, err := w.agent.Status()
 		if err != nil {
 			return err
 		}
-		swept = s.Edge.Flows.LastGC
+		swept = s.Edge.Conntrack.LastGC
 	}
 	w.agent.Wrap = nil
 	return w.restart()
@@ -89,7 +89,7 @@ func (w *world) sourceAway() error {
 	if err := w.agent.StartOnly(); err != nil {
 		return err
 	}
-	err := w.agent.WaitFor("attached, and without a source", func(s *api.Status) bool { return !s.Source.Synced && len(s.Attachments) == s.Hooks })
+	err := w.agent.WaitFor("attached, and without a source", func(s *api.Status) bool { return !s.Source.Synced && len(s.Attachments) == s.ExpectedAttachments })
 	if err != nil {
 		return err
 	}

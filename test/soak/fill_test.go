@@ -20,7 +20,7 @@ type fill map[string]reconcile.Usage
 func (f fill) note(s *api.Status) {
 	all := s.Tables
 	if s.Edge != nil {
-		flows := s.Edge.Flows
+		flows := s.Edge.Conntrack
 		all = append(slices.Clone(all), reconcile.Usage{Table: "conntrack", Used: uint32(flows.Entries), Limit: flows.Limit},
 			reconcile.Usage{Table: "unreplied", Used: uint32(flows.HalfOpen), Limit: flows.HalfOpenLimit})
 	}

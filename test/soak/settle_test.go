@@ -32,7 +32,7 @@ func (w *world) settle(after string) {
 
 // unsettled says what is not as it should be.
 func unsettled(s *api.Status, since time.Time) error {
-	if !s.Sync.Synced || len(s.Attachments) != s.Hooks || s.Sync.Failing > 0 || !s.Sync.LastAudit.After(since) {
+	if !s.Sync.Synced || len(s.Attachments) != s.ExpectedAttachments || s.Sync.Failing > 0 || !s.Sync.LastAudit.After(since) {
 		return fmt.Errorf("not in the tables, not attached or not audited: %+v", s.Sync)
 	}
 	for _, c := range s.Conditions.Wrong() {

@@ -85,8 +85,8 @@ func (w *world) heldPorts() []api.PortConflict {
 	w.t.Helper()
 	s, err := w.agent().Status()
 	w.must(err)
-	if s.PortConflictsUnknown != "" {
-		w.t.Errorf("status could not list sockets: %s", s.PortConflictsUnknown)
+	if s.PortConflictsUnavailable != "" {
+		w.t.Errorf("status could not list sockets: %s", s.PortConflictsUnavailable)
 	}
 	return s.PortConflicts
 }

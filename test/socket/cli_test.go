@@ -314,7 +314,7 @@ func TestCLIShowsProblems(t *testing.T) {
 	if exit := (&exec.ExitError{}); !errors.As(err, &exit) || exit.ExitCode() != 3 {
 		t.Errorf("status with an object that has lost a claim: %v", err)
 	}
-	if err := json.Unmarshal([]byte(out), &status); err != nil || len(status.Objects) != 1 || status.Objects[0].Owner.Name != "second" {
-		t.Errorf("status (%v) names %+v, want the Service default/second", err, status.Objects)
+	if err := json.Unmarshal([]byte(out), &status); err != nil || len(status.ObjectsWithProblems) != 1 || status.ObjectsWithProblems[0].Owner.Name != "second" {
+		t.Errorf("status (%v) names %+v, want the Service default/second", err, status.ObjectsWithProblems)
 	}
 }

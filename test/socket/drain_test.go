@@ -43,8 +43,8 @@ func TestTCPConnectionIsResetAfterItsDrainTime(t *testing.T) {
 		w.quiet()
 		before := time.Now()
 		w.apply("web", objects(w.web("web", 1, "b2"))...)
-		w.eventually("the backend is draining", func() bool { return w.sockets().Draining > 0 })
-		if got := w.sockets().Draining; got != 2 { // one address of each family
+		w.eventually("the backend is draining", func() bool { return w.sockets().DrainingBackends > 0 })
+		if got := w.sockets().DrainingBackends; got != 2 { // one address of each family
 			t.Errorf("%d backends are draining, want 2", got)
 		}
 		w.wantAlive(t, "while its backend drains", gone)
@@ -59,7 +59,7 @@ func TestTCPConnectionIsResetAfterItsDrainTime(t *testing.T) {
 		if w.served(plain) != "b1" {
 			t.Error("a connection to the pod's own address has another server")
 		}
-		if st := w.sockets(); st.EndedTCP != uint64(len(gone)) || st.Draining != 0 {
+		if st := w.sockets(); st.EndedTCP != uint64(len(gone)) || st.DrainingBackends != 0 {
 			t.Errorf("the status is %+v, want %d ended", st, len(gone))
 		}
 	})
@@ -103,9 +103,9 @@ func TestTCPConnectionStaysWithABackendThatServes(t *testing.T) {
 		w.apply("back", objects(w.web("back", 2, "b3"))...)
 		back := w.hold(askers, 2)
 		w.apply("back", objects(w.web("back", 2, "a2"))...)
-		w.eventually("the backend is draining", func() bool { return w.sockets().Draining == 2 })
+		w.eventually("the backend is draining", func() bool { return w.sockets().DrainingBackends == 2 })
 		w.apply("back", objects(w.web("back", 2, "a2 b3"))...)
-		w.eventually("nothing is draining", func() bool { return w.sockets().Draining == 0 })
+		w.eventually("nothing is draining", func() bool { return w.sockets().DrainingBackends == 0 })
 
 		// Connections of a backend removed now are reset later than these would have been.
 		w.apply("last", objects(w.web("last", 3, "b3"))...)

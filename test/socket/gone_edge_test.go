@@ -58,7 +58,7 @@ func TestUDPSocketsStayIfTurnedOff(t *testing.T) {
 	if got := s.exchangeConnected(s.to).Pod; got != "b1" {
 		t.Errorf("%s has %s, want b1", s.what, got)
 	}
-	if st := w.sockets(); st.Method != api.SocketsOff || st.Passes != 0 || st.Why == "" {
+	if st := w.sockets(); st.Method != api.SocketTerminationOff || st.Passes != 0 || st.Why == "" {
 		t.Errorf("the status is %+v", st)
 	}
 }
@@ -99,7 +99,7 @@ func TestAgentServesWithoutSocketGC(t *testing.T) {
 	wantUntouched([]*connectedSocket{s})
 	status, err := w.agent().Status()
 	w.must(err)
-	if st := status.Sockets; st.Method != api.SocketsOff || st.LastError == "" {
+	if st := status.SocketTermination; st.Method != api.SocketTerminationOff || st.LastError == "" {
 		t.Errorf("the status is %+v", st)
 	}
 	if !status.Conditions.Has(condition.BindNotProtected) {

@@ -100,11 +100,11 @@ func wantUntouched(all []*connectedSocket) {
 }
 
 // sockets is the status of socket GC.
-func (w *world) sockets() api.Sockets {
+func (w *world) sockets() api.SocketTermination {
 	w.t.Helper()
 	status, err := w.agent().Status()
 	w.must(err)
-	return status.Sockets
+	return status.SocketTermination
 }
 
 // quiet waits until no GC pass is pending.

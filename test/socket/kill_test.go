@@ -199,7 +199,7 @@ func tablesOf(socket string) (string, error) {
 		for j := range s.Frontends {
 			f := &s.Frontends[j]
 			f.ServiceID = 0
-			for _, d := range []*api.Decision{&f.Pod, &f.Node, &f.Outside} {
+			for _, d := range []*api.Decision{&f.FromPods, &f.FromNode, &f.FromOutside} {
 				for k := range d.Backends {
 					d.Backends[k].ID = 0
 				}

@@ -122,8 +122,8 @@ func TestForeignExternalIPIsIgnored(t *testing.T) {
 	})
 	status, err := w.agent().Status()
 	w.must(err)
-	if len(status.Objects) != 1 || len(status.Objects[0].Problems) != 4 {
-		t.Errorf("the Service's problems are %+v, want one for each address of a node", status.Objects)
+	if len(status.ObjectsWithProblems) != 1 || len(status.ObjectsWithProblems[0].Problems) != 4 {
+		t.Errorf("the Service's problems are %+v, want one for each address of a node", status.ObjectsWithProblems)
 	}
 }
 

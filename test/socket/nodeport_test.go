@@ -180,8 +180,8 @@ func TestNodePortOfADeletedNode(t *testing.T) {
 	})...)
 	status, err := w.agent().Status()
 	w.must(err)
-	if !status.NodeDeleted || status.UnknownNode {
-		t.Errorf("status: deleted %t, unknown %t", status.NodeDeleted, status.UnknownNode)
+	if !status.NodeDeleted || status.NodeUnknown {
+		t.Errorf("status: deleted %t, unknown %t", status.NodeDeleted, status.NodeUnknown)
 	}
 	inEachFamily(t, func(t *testing.T, f family) {
 		w.wantMeet(t, clients, f, netip.AddrPortFrom(f.of(w.Host("node-a")), nodePort), "a2 b1")

@@ -219,8 +219,8 @@ func TestOptOutByNamespaceAndRuntimeClass(t *testing.T) {
 	w.wantShortcut(t, "a1", true)
 	s, err := w.agent().Status()
 	w.must(err)
-	if len(s.Objects) != 1 || s.Objects[0].Owner.String() != "RuntimeClass careful" || !strings.Contains(s.Objects[0].Problems[0].Message, `"maybe"`) {
-		t.Errorf("the status names %+v, want RuntimeClass careful and its value", s.Objects)
+	if len(s.ObjectsWithProblems) != 1 || s.ObjectsWithProblems[0].Owner.String() != "RuntimeClass careful" || !strings.Contains(s.ObjectsWithProblems[0].Problems[0].Message, `"maybe"`) {
+		t.Errorf("the status names %+v, want RuntimeClass careful and its value", s.ObjectsWithProblems)
 	}
 }
 
@@ -270,8 +270,8 @@ func TestOptOutInStatus(t *testing.T) {
 	w.apply("pods", runningPod(w.Host("a1"), ""), runningPod(w.Host("a2"), "off"), runningPod(w.Host("b2"), "off"))
 	s := w.awaitOptedOut("with two pods found", found(2))
 	for i, want := range []optout.Pod{
-		{Namespace: "default", Name: "a1", UID: w.Host("a1").PodUID(), Because: "namespace", Found: true},
-		{Namespace: "default", Name: "a2", UID: w.Host("a2").PodUID(), Because: "pod", Found: true},
+		{Namespace: "default", Name: "a1", UID: w.Host("a1").PodUID(), AnnotatedKind: "namespace", Found: true},
+		{Namespace: "default", Name: "a2", UID: w.Host("a2").PodUID(), AnnotatedKind: "pod", Found: true},
 	} {
 		got := s.OptedOut.Pods[i]
 		if got.NetNSCookie == 0 || got.Since.IsZero() {

@@ -198,7 +198,7 @@ func (w *world) learned() int {
 	w.t.Helper()
 	s, err := w.sides[0].agent.Status()
 	w.must(err)
-	return int(s.Offload.Learned)
+	return int(s.Offload.LearnedEntries)
 }
 
 // toBoth sends a frame into both labs.

@@ -142,7 +142,7 @@ func (w *world) awaitShortcut() {
 		}
 		have := map[netip.Addr]bool{}
 		for _, d := range s.Pods.Devices {
-			for _, a := range d.Pods {
+			for _, a := range d.PodAddresses {
 				have[a] = d.Shortcut
 			}
 		}

@@ -38,10 +38,10 @@ func NewFrontend(f *service.Frontend, port uint32) Frontend {
 		Dsr:             uint8(DSRKind(f.DSR)),
 	}
 	for flag, on := range map[uint16]bool{
-		uint16(bpf.FlagUntracked):  f.Untracked,
-		uint16(bpf.FlagOneAddress): f.OneAddress,
-		uint16(bpf.FlagOwnAddress): f.OwnAddress,
-		uint16(bpf.FlagByPacket):   f.ByPacket,
+		uint16(bpf.FlagUntracked):     f.Untracked,
+		uint16(bpf.FlagLoopbackExact): f.LoopbackExact,
+		uint16(bpf.FlagOwnAddress):    f.OwnAddress,
+		uint16(bpf.FlagByPacket):      f.ByPacket,
 	} {
 		if on {
 			row.Flags |= flag
@@ -188,8 +188,8 @@ func (f *Frontend) DSR() bpf.DSR { return bpf.DSR(f.row.Dsr) }
 // Maglev reports whether the backend sets are Maglev tables.
 func (f *Frontend) Maglev() bool { return f.has(uint16(bpf.FlagMaglev)) }
 
-// OneAddress reports whether 127.0.0.1 stands for itself only.
-func (f *Frontend) OneAddress() bool { return f.has(uint16(bpf.FlagOneAddress)) }
+// LoopbackExact reports whether 127.0.0.1 stands for itself only.
+func (f *Frontend) LoopbackExact() bool { return f.has(uint16(bpf.FlagLoopbackExact)) }
 
 // OwnAddress reports whether the address is this node's, and sources are restricted.
 func (f *Frontend) OwnAddress() bool { return f.has(uint16(bpf.FlagOwnAddress)) }

@@ -44,7 +44,7 @@ const outside = service.FromOutside
 // and only if it has lists; erasing clears everything.
 func TestFrontendIsReadAsWritten(t *testing.T) {
 	f := NewFrontend(&service.Frontend{Key: service.FrontendKey{Addr: netip.MustParseAddr("10.96.0.1"), Port: 80, Protocol: service.TCP},
-		Kind: service.NodePort, DSR: service.DSRGeneve, Untracked: true, OneAddress: true}, 7)
+		Kind: service.NodePort, DSR: service.DSRGeneve, Untracked: true, LoopbackExact: true}, 7)
 	f.SetSourceSet(9)
 	f.SetVerdict(service.FromPod, service.Reject)
 	f.SetVerdict(service.FromNode, service.Drop)
@@ -76,7 +76,7 @@ func TestFrontendIsReadAsWritten(t *testing.T) {
 		if got.Verdict(service.FromPod) != service.Reject || got.Verdict(service.FromNode) != service.Drop || got.Verdict(outside) != service.Balance {
 			t.Errorf("%s: verdicts %s, %s, %s", name, got.Verdict(service.FromPod), got.Verdict(service.FromNode), got.Verdict(outside))
 		}
-		if got.Port() != 7 || got.SourceSet() != 9 || DSROf(got.DSR()) != service.DSRGeneve || !got.Untracked() || !got.OneAddress() || got.OwnAddress() {
+		if got.Port() != 7 || got.SourceSet() != 9 || DSROf(got.DSR()) != service.DSRGeneve || !got.Untracked() || !got.LoopbackExact() || got.OwnAddress() {
 			t.Errorf("%s: read %+v", name, got)
 		}
 		must(t, EraseFrontend(tables, 2))

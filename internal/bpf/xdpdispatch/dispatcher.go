@@ -38,7 +38,7 @@ var dispatcherPlaces = len(dispatcherConfig{}.RunPrios)
 // ChainProgram is one of the XDP programs that share a device.
 type ChainProgram struct {
 	Name     string `json:"name"` // cut to 15 characters by the kernel
-	ID       uint32 `json:"id"`
+	ID       uint32 `json:"programID"`
 	Priority uint32 `json:"priority"` // the lowest runs first
 	Own      bool   `json:"own,omitempty"`
 }

@@ -33,7 +33,7 @@ func checkSound(t *testing.T, table *Cluster) {
 			if a := f.Key.Addr; !a.IsValid() || a.Is4In6() || a.Zone() != "" || a.IsUnspecified() {
 				t.Errorf("%s: address %s", ref, a)
 			}
-			if (f.Key.Port == 0) != (f.Kind == ClusterIPOther || f.Kind == Echo) || (f.Key.Protocol == 0) != (f.Kind == ClusterIPOther) {
+			if (f.Key.Port == 0) != (f.Kind == ClusterIPOtherPorts || f.Kind == Echo) || (f.Key.Protocol == 0) != (f.Kind == ClusterIPOtherPorts) {
 				t.Errorf("%s: %s is a %s", ref, f.Key, f.Kind)
 			}
 			if f.Key.Addr.IsLoopback() && (f.Decisions[FromPod].Verdict != Pass || f.Decisions[FromOutside].Verdict != Pass) {

@@ -18,9 +18,9 @@ type FrontendKind uint8
 // Within one object the order is different (R38).
 const (
 	ClusterIP FrontendKind = iota + 1
-	// ClusterIPOther is every port and protocol of a ClusterIP without a Service port (R21). Port and
+	// ClusterIPOtherPorts is every port and protocol of a ClusterIP without a Service port (R21). Port and
 	// Protocol of its key are zero.
-	ClusterIPOther
+	ClusterIPOtherPorts
 	NodePort
 	LoadBalancer
 	ExternalIP
@@ -31,7 +31,7 @@ const (
 )
 
 var frontendKindNames = []string{
-	ClusterIP: "ClusterIP", ClusterIPOther: "ClusterIP (other ports)", NodePort: "NodePort", LoadBalancer: "LoadBalancer",
+	ClusterIP: "ClusterIP", ClusterIPOtherPorts: "ClusterIP (other ports)", NodePort: "NodePort", LoadBalancer: "LoadBalancer",
 	ExternalIP: "ExternalIP", HostPort: "HostPort", Echo: "ICMP echo",
 }
 
@@ -82,8 +82,8 @@ type Frontend struct {
 	Decisions [SourceClasses]Decision
 	// Affinity is the timeout of sessionAffinity ClientIP in whole seconds; zero means no affinity (R27).
 	Affinity time.Duration
-	// OneAddress limits a frontend on 127.0.0.1 to that address. Otherwise it covers all of 127.0.0.0/8.
-	OneAddress bool
+	// LoopbackExact limits a frontend on 127.0.0.1 to that address. Otherwise it covers all of 127.0.0.0/8.
+	LoopbackExact bool
 	// OwnAddress means that the frontend has SourceRanges and an address of this node, which the node's own
 	// sockets then use as their source address unless they are bound.
 	OwnAddress bool

@@ -72,7 +72,7 @@ func (plan *Plan) addHostPort(p *Pod, hp PodPort, podIP netip.Addr, node *nodeFa
 			Port:      port,
 			Decisions: ds,
 			// A hostIP means that address only; without one, the port is served at every address.
-			OneAddress: hp.HostIP.IsValid() && addr.IsLoopback(),
+			LoopbackExact: hp.HostIP.IsValid() && addr.IsLoopback(),
 		})
 	}
 	backend := Backend{Addr: netip.AddrPortFrom(podIP, hp.ContainerPort), Local: true, Weight: 1}

@@ -98,7 +98,7 @@ func equalPlans(a, b *Plan) bool {
 
 func equalFrontends(a, b Frontend) bool {
 	return a.Key == b.Key && a.Kind == b.Kind && a.Port == b.Port && a.Decisions == b.Decisions &&
-		a.Affinity == b.Affinity && a.OneAddress == b.OneAddress && a.OwnAddress == b.OwnAddress &&
+		a.Affinity == b.Affinity && a.LoopbackExact == b.LoopbackExact && a.OwnAddress == b.OwnAddress &&
 		a.ByPacket == b.ByPacket &&
 		a.AtClusterIP == b.AtClusterIP &&
 		a.DSR == b.DSR && a.Untracked == b.Untracked && slices.Equal(a.SourceRanges, b.SourceRanges)

@@ -118,7 +118,7 @@ func (p *servicePlan) addOtherPorts(clusterIP netip.Addr) {
 	reject := Decision{Verdict: Reject}
 	p.plan.Frontends = append(p.plan.Frontends, Frontend{
 		Key:       FrontendKey{Addr: clusterIP},
-		Kind:      ClusterIPOther,
+		Kind:      ClusterIPOtherPorts,
 		Port:      Port{Owner: p.svc.Ref()},
 		Decisions: [SourceClasses]Decision{reject, reject, reject},
 	})

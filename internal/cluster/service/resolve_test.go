@@ -111,7 +111,7 @@ func TestR21OtherPortsOfAClusterIP(t *testing.T) {
 			expect{vip: "none", hereIP: "none"}},
 	})
 	_, f := find(cluster(testConfig(), service("web")), webIP)
-	if f.Kind != ClusterIPOther || f.Key.Port != 0 || f.Key.Protocol != 0 || f.Port.Owner != web {
+	if f.Kind != ClusterIPOtherPorts || f.Key.Port != 0 || f.Key.Protocol != 0 || f.Port.Owner != web {
 		t.Errorf("%+v", f)
 	}
 }

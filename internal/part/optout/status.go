@@ -27,8 +27,8 @@ type Pod struct {
 	Name      string `json:"name"`
 	// UID is the UID in the name of its cgroup.
 	UID string `json:"uid"`
-	// Because is the object whose annotation applies: pod, namespace or runtimeClass.
-	Because string `json:"because"`
+	// AnnotatedKind is the kind of the object whose annotation applies: pod, namespace or runtimeClass.
+	AnnotatedKind string `json:"annotatedKind"`
 	// Found means that its network namespace is in the tables.
 	Found       bool      `json:"found"`
 	NetNSCookie uint64    `json:"netnsCookie,omitempty"`
@@ -75,7 +75,7 @@ func (t *Tracker) Status() Status {
 
 func (p *pod) status(now time.Time) Pod {
 	s := Pod{
-		Namespace: p.Pod.Namespace, Name: p.Pod.Name, UID: p.UID, Because: because[p.Because],
+		Namespace: p.Pod.Namespace, Name: p.Pod.Name, UID: p.UID, AnnotatedKind: because[p.Because],
 		Found: p.cookie != 0, NetNSCookie: p.cookie, Since: p.since,
 	}
 	s.Late = !s.Found && !p.Deleting && !p.Pending && now.Sub(p.since) > lateAfter

@@ -50,8 +50,8 @@ func ofAgent(s *api.Status) (all condition.List) {
 		all = append(all, condition.DrainInterrupted.New("`beeline cleanup --drain` was ended half way, and no agent is running: new connections and flows pass to another proxy of the node; %s", left(s.Drain)))
 	case !s.Running:
 		all = append(all, condition.AgentNotRunning.New("no agent is running: %s, and changes do not take effect", serving(s)))
-	case s.Silent != "":
-		all = append(all, condition.AgentNotAnswering.New("%s has the pins, but does not answer (%s): %s, and changes may not take effect", process(s), s.Silent, serving(s)))
+	case s.NoAnswerReason != "":
+		all = append(all, condition.AgentNotAnswering.New("%s has the pins, but does not answer (%s): %s, and changes may not take effect", process(s), s.NoAnswerReason, serving(s)))
 	}
 	if s.Answered && !s.Sync.Synced {
 		serves := "the tables of an earlier agent stay in use"
@@ -63,20 +63,20 @@ func ofAgent(s *api.Status) (all condition.List) {
 		}
 		all = append(all, NotSynced(serves))
 	}
-	if s.OtherNamespace {
+	if s.OtherNetworkNamespace {
 		all = append(all, condition.OtherNetworkNamespace.New("this command runs in another network namespace than the agent: it looks for devices in the wrong place"))
 	}
-	if s.NoOwnAddress {
+	if s.NodeAddressMissing {
 		all = append(all, NodeAddressMissing(s.Node))
 	}
-	if s.UnknownNode {
+	if s.NodeUnknown {
 		all = append(all, NodeUnknown(s.Node))
 	}
 	if s.NodeDeleted {
 		all = append(all, NodeDeleted(s.Node))
 	}
-	if s.UnclassifiedPods > 0 {
-		all = append(all, NodesWithoutPodCIDRs(s.UnclassifiedPods))
+	if s.NodesWithoutPodCIDRs > 0 {
+		all = append(all, NodesWithoutPodCIDRs(s.NodesWithoutPodCIDRs))
 	}
 	return all
 }
@@ -152,8 +152,8 @@ func ofSync(s *api.Status) (all condition.List) {
 
 // ofObjects returns the conditions of individual objects.
 func ofObjects(s *api.Status) (all condition.List) {
-	for i := range s.Objects {
-		all = append(all, s.Objects[i].Conditions()...)
+	for i := range s.ObjectsWithProblems {
+		all = append(all, s.ObjectsWithProblems[i].Conditions()...)
 	}
 	// The lists and the counts were not read at the same time.
 	if s.Sync.Failing > 0 && !all.Has(condition.ObjectNotApplied) {
@@ -167,31 +167,31 @@ func ofObjects(s *api.Status) (all condition.List) {
 
 // ofSockets returns the conditions of sockets of this node and its pods.
 func ofSockets(s *api.Status) (all condition.List) {
-	if s.Sockets.LastError != "" {
-		all = append(all, condition.SocketsNotEnded.New("sockets of removed backends may remain open: %s", s.Sockets.LastError))
+	if s.SocketTermination.LastError != "" {
+		all = append(all, condition.SocketsNotEnded.New("sockets of removed backends may remain open: %s", s.SocketTermination.LastError))
 	}
 	for _, h := range s.PortConflicts {
 		all = append(all, condition.PortHeld.New("%s: connections to it go to the Service or Pod", h).At(fmt.Sprintf("%s %s", h.Protocol, h.Address)))
 	}
-	if s.PortConflictsUnknown != "" {
-		all = append(all, condition.PortHoldersUnknown.New("cannot tell which sockets are bound to ports of Services and Pods: %s", s.PortConflictsUnknown))
+	if s.PortConflictsUnavailable != "" {
+		all = append(all, condition.PortHoldersUnknown.New("cannot tell which sockets are bound to ports of Services and Pods: %s", s.PortConflictsUnavailable))
 	}
-	if s.NoBindProtection != "" {
-		all = append(all, condition.BindNotProtected.New("%s", s.NoBindProtection))
+	if s.BindProtectionUnavailable != "" {
+		all = append(all, condition.BindNotProtected.New("%s", s.BindProtectionUnavailable))
 	}
 	return all
 }
 
 // ofHooks returns the conditions of attached programs and pins.
 func ofHooks(s *api.Status) (all condition.List) {
-	if s.Unreadable != "" {
-		all = append(all, condition.PinsUnreadable.New("pins are missing; a running agent restores them within two seconds: %s", s.Unreadable))
+	if s.UnreadablePins != "" {
+		all = append(all, condition.PinsUnreadable.New("pins are missing; a running agent restores them within two seconds: %s", s.UnreadablePins))
 	}
-	if s.NoEdge != "" {
-		all = append(all, condition.EdgeOff.New("%s", s.NoEdge))
+	if s.EdgeUnavailable != "" {
+		all = append(all, condition.EdgeOff.New("%s", s.EdgeUnavailable))
 	}
-	if len(s.Attachments) < s.Hooks {
-		all = append(all, condition.HooksMissing.New("%d of %d hooks are attached", len(s.Attachments), s.Hooks))
+	if len(s.Attachments) < s.ExpectedAttachments {
+		all = append(all, condition.HooksMissing.New("%d of %d hooks are attached", len(s.Attachments), s.ExpectedAttachments))
 	}
 	for _, a := range s.Attachments {
 		if a.Detached {
@@ -225,7 +225,7 @@ func ofHealth(s *api.Status) (all condition.List) {
 
 // hasProblem reports whether an object has a problem of a kind: its plan knows which ports and families are concerned.
 func hasProblem(s *api.Status, object string, kind *condition.Kind) bool {
-	return slices.ContainsFunc(s.Objects, func(o reconcile.Status) bool { return o.Owner.String() == object && o.Problems.Has(kind) })
+	return slices.ContainsFunc(s.ObjectsWithProblems, func(o reconcile.Status) bool { return o.Owner.String() == object && o.Problems.Has(kind) })
 }
 
 func someOf(names []string) string {

@@ -49,7 +49,7 @@ func TestUntracked(t *testing.T) {
 		{2, reconcile.SlotUsage{Slots: 502, Contested: 251}, "2 frontends need no conntrack entries for flows to other nodes; for now 251 of 502 slots do, until no conntrack entry leads to another backend"},
 		{0, reconcile.SlotUsage{Slots: 251, Contested: 251, Seconds: 3661}, "0 frontends need no conntrack entries for flows to other nodes; for now 251 of 251 slots do, for at most 1h1m1s more unless tracked connections to other backends continue"},
 	} {
-		s := api.Status{Sync: reconcile.Stats{Untracked: test.untracked}, Slots: test.settling}
+		s := api.Status{Sync: reconcile.Stats{Untracked: test.untracked}, UntrackedSlots: test.settling}
 		if got := s.Untracked(); got != test.want {
 			t.Errorf("%+v: %q, want %q", test.settling, got, test.want)
 		}
@@ -64,13 +64,13 @@ func TestNodeDeleted(t *testing.T) {
 		want   string
 	}{
 		{api.Status{Running: true, Node: "n"}, ""},
-		{api.Status{Running: true, Node: "n", UnknownNode: true}, unknown},
+		{api.Status{Running: true, Node: "n", NodeUnknown: true}, unknown},
 		{api.Status{Running: true, Node: "n", NodeDeleted: true}, deleted},
 	} {
 		Status(&test.status)
 		all := test.status.Conditions
 		if got := all.String(); len(all) > 1 || test.want == "" && got != "" || !strings.HasPrefix(got, test.want) {
-			t.Errorf("no Node has the agent's name n: %t, its Node was deleted: %t: the conditions are %q, want one that begins with %q (R39)", test.status.UnknownNode,
+			t.Errorf("no Node has the agent's name n: %t, its Node was deleted: %t: the conditions are %q, want one that begins with %q (R39)", test.status.NodeUnknown,
 				test.status.NodeDeleted, got, test.want)
 		}
 	}
@@ -86,7 +86,7 @@ func TestConditionsOfObjects(t *testing.T) {
 	}
 	web := service.Ref{Kind: service.KindService, Namespace: "default", Name: "web"}
 	other := service.Ref{Kind: service.KindService, Namespace: "default", Name: "other"}
-	s := api.Status{Running: true, Objects: []reconcile.Status{
+	s := api.Status{Running: true, ObjectsWithProblems: []reconcile.Status{
 		{Owner: web, State: reconcile.LeftOut, Reasons: []string{"no room", "no room there"}, Problems: taken(1000)},
 		{Owner: other, State: reconcile.Applied, Problems: taken(1)},
 	}}

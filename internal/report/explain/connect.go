@@ -18,12 +18,12 @@ import (
 // socket explains the connect() of a new socket with a dry run of the socket programs' decision.
 func (x *explainer) socket() error {
 	a := &x.answer
-	a.Entry = "connect"
+	a.Hook = "connect"
 	cookie, class, err := x.client()
 	if err != nil {
 		return err
 	}
-	a.Class = class.String()
+	a.ClientClass = class.String()
 	if isICMP(x.question.Protocol) {
 		return api.BadRequest("%s has no connect(): use `beeline explain packet` for its packets", x.question.Protocol)
 	}
@@ -43,7 +43,7 @@ func (x *explainer) socket() error {
 func (x *explainer) connected(e *bpf.ConnectExplanation) error {
 	a, class := &x.answer, service.SourceClass(e.Class)
 	a.Verdict = codec.VerdictOf(bpf.Verdict(e.Verdict)).String()
-	a.Class = class.String()
+	a.ClientClass = class.String()
 	var f *api.Frontend
 	var d api.Decision
 	if key := bpf.FrontendOf(e); key != (bpf.FrontendKey{}) {
@@ -151,7 +151,7 @@ func (x *explainer) leaves(class service.SourceClass, why string) error {
 // leftToTC removes the verdict of the socket programs, because a tc program decides.
 func (x *explainer) leftToTC(why string) {
 	x.answer.EarlierPrograms = append(x.answer.EarlierPrograms, "connect: "+why)
-	x.answer.Entry, x.answer.Frontend, x.answer.Service = "tc", nil, ""
+	x.answer.Hook, x.answer.Frontend, x.answer.Service = "tc", nil, ""
 }
 
 // outDevice returns the output device of the route to the destination; nil if the edge is not attached to it.

@@ -22,10 +22,10 @@ import (
 
 // Answer is what happens to a packet or a connect(), and why.
 type Answer struct {
-	// Entry is xdp, tc or connect.
-	Entry  string `json:"entry"`
+	// Hook is xdp, tc or connect.
+	Hook   string `json:"hook"`
 	Device string `json:"device,omitempty"`
-	// EarlierPrograms lists what the programs before Entry did.
+	// EarlierPrograms lists what the programs before Hook did.
 	EarlierPrograms []string `json:"earlierPrograms,omitempty"`
 	// Verdict is balance, reject, drop, answer (ICMP echo) or pass (unchanged). Reason is a key of
 	// api.Reasons, and Why its text.
@@ -37,21 +37,21 @@ type Answer struct {
 	// Service is namespace/name. Frontend is the destination; nil if no Service has it.
 	Service  string        `json:"service,omitempty"`
 	Frontend *api.Frontend `json:"frontend,omitempty"`
-	// Class is the client's source class.
-	Class string `json:"class,omitempty"`
+	// ClientClass is the client's source class.
+	ClientClass string `json:"clientClass,omitempty"`
 	// Backends is the backend set. Backend is the chosen one; nil if the choice is random.
 	Backends []api.Member `json:"backends,omitempty"`
 	Backend  *api.Member  `json:"backend,omitempty"`
 	// Affinity is kept, or new if the Service has session affinity but the client has no entry.
 	Affinity string `json:"affinity,omitempty"`
-	// Flow is the state of the flow if there is one.
-	Flow     string `json:"flow,omitempty"`
-	Original Ends   `json:"original"`
+	// FlowState is the state of the flow if there is one.
+	FlowState string `json:"flowState,omitempty"`
+	Original  Ends   `json:"original"`
 	// Rewritten are the addresses and ports after the rewrite.
 	Rewritten *Ends `json:"rewritten,omitempty"`
 	// Encapsulated is how the packet reaches a backend that answers the client directly; nil without DSR.
 	Encapsulated *Encapsulation `json:"encapsulated,omitempty"`
-	Out          *Hop           `json:"out,omitempty"`
+	LeavesBy     *Hop           `json:"leavesBy,omitempty"`
 	// Offload is what flow offload does with a packet that is for no Service; nil if it is off.
 	Offload *Offload `json:"offload,omitempty"`
 	// Notes are additional remarks.
@@ -142,7 +142,7 @@ func (x *explainer) packetOrOffload() error {
 		return errors.Join(err, failed)
 	}
 	if err != nil {
-		x.answer.Entry, x.answer.Verdict, x.answer.Why = "offload", passed, "the edge is at no device of this node"
+		x.answer.Hook, x.answer.Verdict, x.answer.Why = "offload", passed, "the edge is at no device of this node"
 	}
 	return nil
 }
@@ -176,8 +176,8 @@ func (x *explainer) frontend(key bpf.FrontendKey) (*api.Service, *api.Frontend) 
 
 // setFrontend sets the frontend, and returns the decision for the client's class.
 func (x *explainer) setFrontend(s *api.Service, f *api.Frontend, class service.SourceClass) api.Decision {
-	x.answer.Service, x.answer.Frontend, x.answer.Class = s.Namespace+"/"+s.Name, f, class.String()
-	d := [...]api.Decision{service.FromPod: f.Pod, service.FromNode: f.Node, service.FromOutside: f.Outside}[class]
+	x.answer.Service, x.answer.Frontend, x.answer.ClientClass = s.Namespace+"/"+s.Name, f, class.String()
+	d := [...]api.Decision{service.FromPod: f.FromPods, service.FromNode: f.FromNode, service.FromOutside: f.FromOutside}[class]
 	x.answer.Backends = d.Backends
 	return d
 }
@@ -216,7 +216,7 @@ func ownAddress(a netip.Addr) (bool, error) {
 // rulesOf returns the rules that decide for a client at a frontend.
 func rulesOf(f *api.Frontend, class service.SourceClass, d api.Decision, reason string) (rules []string) {
 	switch {
-	case reason == "drop_no_service" || f != nil && f.Kind == service.ClusterIPOther:
+	case reason == "drop_no_service" || f != nil && f.Kind == service.ClusterIPOtherPorts:
 		return []string{"R21"}
 	case f == nil, f.Kind == service.Echo && reason != "drop_source":
 		return nil
@@ -234,7 +234,7 @@ func rulesOf(f *api.Frontend, class service.SourceClass, d api.Decision, reason 
 	default:
 		rules = []string{"R17"}
 		// With externalTrafficPolicy Cluster, all clients at such an address are masqueraded (R19).
-		if !f.Outside.Masquerade {
+		if !f.FromOutside.Masquerade {
 			rules = append(rules, "R18")
 		}
 	}

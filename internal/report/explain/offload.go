@@ -13,9 +13,9 @@ import (
 // Offload is what flow offload does with a packet that is for no Service.
 type Offload struct {
 	Path offload.FlowPath `json:"path"` // cache, flowtable, hardware or slow
-	// In and Out are the devices, of PathCache; Rewritten are the addresses and ports that leave the node.
-	In        string `json:"in,omitempty"`
-	Out       string `json:"out,omitempty"`
+	// InDevice and OutDevice are set with PathCache. Rewritten are the addresses and ports that leave the node.
+	InDevice  string `json:"inDevice,omitempty"`
+	OutDevice string `json:"outDevice,omitempty"`
 	Rewritten *Ends  `json:"rewritten,omitempty"`
 }
 
@@ -26,7 +26,7 @@ func (g *Offload) String() string {
 	case offload.PathSlow:
 		return "neither in the flow cache nor in a flowtable: the packet takes the stack (`beeline offload flows` says why, if the flow was refused)"
 	}
-	return fmt.Sprintf("in the flow cache: from %s to %s as %s", g.In, g.Out, g.Rewritten)
+	return fmt.Sprintf("in the flow cache: from %s to %s as %s", g.InDevice, g.OutDevice, g.Rewritten)
 }
 
 // offload looks for the packet's flow in the flow cache, and in the kernel's flowtables. It reports whether
@@ -54,7 +54,7 @@ func (x *explainer) inCache(tables *offload.Tables, asks flow.Tuple) {
 		if x.question.Device != "" && x.question.Device != in {
 			continue
 		}
-		x.answer.Offload = &Offload{Path: offload.PathCache, In: in, Out: out, Rewritten: endsOf(f.Out)}
+		x.answer.Offload = &Offload{Path: offload.PathCache, InDevice: in, OutDevice: out, Rewritten: endsOf(f.Out)}
 	}
 }
 

@@ -35,7 +35,7 @@ func (x *explainer) packet() error {
 		return err
 	}
 	if xdp != nil {
-		x.answer.Entry = "xdp"
+		x.answer.Hook = "xdp"
 		x.noteOthers(xdp.Chain)
 		e, err := x.run(bpf.EdgeXDP, device, device.Index)
 		if err != nil {
@@ -51,7 +51,7 @@ func (x *explainer) packet() error {
 
 // throughTC runs the tc program of the input device and, if it passes the packet, that of the output device.
 func (x *explainer) throughTC(in *net.Interface) error {
-	x.answer.Entry = "tc"
+	x.answer.Hook = "tc"
 	e, err := x.run(bpf.EdgeIngress, in, in.Index)
 	if err != nil {
 		return err
@@ -198,9 +198,9 @@ func (x *explainer) explained(e *bpf.Explanation) error {
 	a.Backend.Local = local
 	a.Encapsulated = encapsulation(e)
 	if !local && e.Device != 0 {
-		a.Out = &Hop{Device: deviceName(e.Device), NextHop: bpf.Address(e.NextHop).Addr()}
+		a.LeavesBy = &Hop{Device: deviceName(e.Device), NextHop: bpf.Address(e.NextHop).Addr()}
 		if e.Mac != [6]uint8{} {
-			a.Out.MAC = net.HardwareAddr(e.Mac[:]).String()
+			a.LeavesBy.MAC = net.HardwareAddr(e.Mac[:]).String()
 		}
 	}
 	if f == nil || f.AffinitySeconds == 0 {
@@ -228,7 +228,7 @@ func encapsulation(e *bpf.Explanation) *Encapsulation {
 
 // known explains a packet of a flow with conntrack entries, which take precedence over the Services' tables.
 func (x *explainer) known(e *bpf.Explanation) {
-	x.answer.Flow = conntrack.StateNames[conntrack.State(e.State)]
+	x.answer.FlowState = conntrack.StateNames[conntrack.State(e.State)]
 	for i := range x.tables.Services {
 		s := &x.tables.Services[i]
 		for j := range s.Frontends {

@@ -21,11 +21,11 @@ func TestRulesHaveText(t *testing.T) {
 	}
 	for _, reason := range []string{"", "drop_no_service", "drop_source"} {
 		add(rulesOf(nil, service.FromOutside, api.Decision{}, reason))
-		for _, kind := range []service.FrontendKind{service.ClusterIP, service.ClusterIPOther, service.NodePort, service.LoadBalancer, service.ExternalIP, service.HostPort, service.Echo} {
+		for _, kind := range []service.FrontendKind{service.ClusterIP, service.ClusterIPOtherPorts, service.NodePort, service.LoadBalancer, service.ExternalIP, service.HostPort, service.Echo} {
 			for _, class := range []service.SourceClass{service.FromPod, service.FromNode, service.FromOutside} {
 				for _, set := range []bool{false, true} {
 					f := &api.Frontend{Kind: kind, Restricted: set, AffinitySeconds: 1}
-					f.Outside.Masquerade = set
+					f.FromOutside.Masquerade = set
 					add(rulesOf(f, class, api.Decision{Verdict: service.Balance.String(), Masquerade: set}, reason))
 				}
 			}

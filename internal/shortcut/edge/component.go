@@ -165,14 +165,14 @@ func (r *running) packetPathPods() []netip.Prefix {
 
 func (r *running) status(s *api.Status) {
 	tunnels, option := r.env.Syncer.Accepted()
-	s.DSRAccepted = r.dsrAccepted(tunnels, option, s.Counts.DSR)
-	s.Slots = r.env.Syncer.SlotUsage(r.establishedTimeout)
+	s.DSRAccepted = r.dsrAccepted(tunnels, option, s.Counts.DSRServices)
+	s.UntrackedSlots = r.env.Syncer.SlotUsage(r.establishedTimeout)
 	r.edge.CountDrops()
 	s.Edge = r.edge.CompleteStatus(s.Edge)
-	if s.Edge.Flows.Limit == 0 { // not counted
+	if s.Edge.Conntrack.Limit == 0 { // not counted
 		passes := r.conntrack.Passes()
-		s.Edge.Flows = passes.Status()
+		s.Edge.Conntrack = passes.Status()
 	}
-	s.Edge.Problems = append(s.Edge.Problems, r.conntrack.CompleteStatus(&s.Edge.Flows, s.Edge.Counters)...)
+	s.Edge.Problems = append(s.Edge.Problems, r.conntrack.CompleteStatus(&s.Edge.Conntrack, s.Edge.Counters)...)
 	s.ComponentConditions = append(s.ComponentConditions, Conditions(s.Edge)...)
 }

@@ -95,7 +95,7 @@ func (c *config) dsrAccepted(tunnels, option bool, services int) *api.DSRAccepte
 	if c.dsrAccept == acceptNever {
 		return &api.DSRAccepted{Why: "--dsr-accept=false"}
 	}
-	accepted := api.DSRAccepted{Tunnels: tunnels, Option: option}
+	accepted := api.DSRAccepted{Tunnels: tunnels, IPOption: option}
 	switch always := c.acceptsTunnels(); {
 	case always != "":
 		accepted.Why = always

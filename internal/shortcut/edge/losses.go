@@ -49,5 +49,5 @@ func (e *Edge) countLosses(now time.Time) {
 // lost returns the condition of a device that drops packets.
 func lost(d *api.EdgeDevice) (condition.Condition, bool) {
 	return condition.DeviceLosesPackets.New("device %s has lost %s that XDP sent: its driver drops such packets, or for a veth the peer, which needs GRO or an XDP program",
-		d.Name, plural.Of(d.Lost, "packet")).At(d.Name), d.Lost > 0
+		d.Name, plural.Of(d.DroppedByDriver, "packet")).At(d.Name), d.DroppedByDriver > 0
 }

@@ -43,8 +43,8 @@ func planDSR(devices, chosen []Device, destinations map[service.DSR][]netip.Addr
 			family := service.FamilyOf(a)
 			s, ok := routes.to(a)
 			if known, met := narrowest[family]; ok && (!met || s.MTU < known.MTU) {
-				s.Kind, s.Family, s.Overhead, s.Wanted = kind, family, overhead(kind, family), cmp.Or(wanted, clientMTU)
-				s.Fits = s.MTU - s.Overhead
+				s.Kind, s.Family, s.OverheadBytes, s.WantedPacketBytes = kind, family, overhead(kind, family), cmp.Or(wanted, clientMTU)
+				s.MaxPacketBytes = s.MTU - s.OverheadBytes
 				narrowest[family] = s
 			}
 		}
@@ -122,7 +122,7 @@ func (e *Edge) noteDSR(devices, chosen []Device) {
 	for _, s := range all {
 		switch {
 		case slices.Contains(e.dsr, s):
-		case s.Fits < s.Wanted:
+		case s.MaxPacketBytes < s.WantedPacketBytes:
 			e.config.Log.Warn(s.String())
 		default:
 			e.config.Log.Info(s.String())

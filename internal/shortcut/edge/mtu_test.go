@@ -83,7 +83,7 @@ func TestWhatFitsIsFollowed(t *testing.T) {
 	w := newWorld(t, Config{Mode: TC, Destinations: &destinations{dsr: to}}, hardware.with(1500, way("0.0.0.0/0", 0)))
 	fits := func() (all []int) {
 		for _, s := range w.want("eth0 tc").DSR {
-			all = append(all, s.Fits)
+			all = append(all, s.MaxPacketBytes)
 		}
 		return all
 	}

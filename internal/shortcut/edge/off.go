@@ -79,7 +79,7 @@ func (r *running) faultsOff() condition.List {
 
 // statusOff is the status without an edge.
 func (r *running) statusOff(s *api.Status) {
-	s.NoEdge = r.noEdge
-	s.Slots = r.env.Syncer.SlotUsage(r.establishedTimeout)
+	s.EdgeUnavailable = r.noEdge
+	s.UntrackedSlots = r.env.Syncer.SlotUsage(r.establishedTimeout)
 	s.Edge = &api.Edge{Mode: api.EdgeOff, Devices: []api.EdgeDevice{}}
 }

@@ -41,7 +41,7 @@ func (e *Edge) CompleteStatus(s *api.Edge) *api.Edge {
 	s.Problems = append(s.Problems, e.withheldNow(now)...)
 	for _, a := range e.devices {
 		device := a.status()
-		device.Lost = a.losses.shown(now)
+		device.DroppedByDriver = a.losses.shown(now)
 		s.Devices = append(s.Devices, device)
 	}
 	slices.SortFunc(s.Devices, func(a, b api.EdgeDevice) int { return cmp.Compare(a.Name, b.Name) })
@@ -83,9 +83,9 @@ func (d *Device) role() string {
 }
 
 func (a *attached) status() api.EdgeDevice {
-	s := api.EdgeDevice{Name: a.Name, Index: a.Index, Mode: a.entry.mode, Role: a.role(), Why: a.entry.why, Chain: a.chain, Refused: a.entry.refused}
+	s := api.EdgeDevice{Name: a.Name, Index: a.Index, Mode: a.entry.mode, Role: a.role(), Why: a.entry.why, XDPChain: a.chain, ModeRefused: a.entry.refused}
 	if a.failed != nil {
-		s.Mode, s.Why, s.Refused = "none", a.failed.Error(), true
+		s.Mode, s.Why, s.ModeRefused = "none", a.failed.Error(), true
 	}
 	return s
 }
@@ -103,7 +103,7 @@ func ReadStatus(bpffs string, count FlowCount) (*api.Edge, error) {
 		return nil, err
 	}
 	s := &api.Edge{Devices: []api.EdgeDevice{}}
-	if s.Flows, err = count(flows); err != nil {
+	if s.Conntrack, err = count(flows); err != nil {
 		return nil, err
 	}
 	if s.Counters, err = bpf.ReadEdgeCounters(bpffs); errors.Is(err, bpf.ErrOtherCounters) {
@@ -134,7 +134,7 @@ func ReadStatus(bpffs string, count FlowCount) (*api.Edge, error) {
 		}
 		if a.Hook == bpf.EdgeXDP {
 			device := &s.Devices[byIndex[a.Device]]
-			device.Mode, device.Chain, device.Why = "xdp", a.Chain, strings.TrimPrefix(chainText(a.Chain), "; ")
+			device.Mode, device.XDPChain, device.Why = "xdp", a.Chain, strings.TrimPrefix(chainText(a.Chain), "; ")
 			if !elsewhere {
 				device.Mode = xdpName(bpf.XDPModeOf(a.Device))
 			}
@@ -162,7 +162,7 @@ func Conditions(s *api.Edge) condition.List {
 			all = append(all, c)
 		}
 	}
-	return append(all, s.Flows.Conditions()...)
+	return append(all, s.Conntrack.Conditions()...)
 }
 
 // refused returns the condition of a device that is not served, or not in the mode that was requested.
@@ -180,5 +180,5 @@ func refused(d *api.EdgeDevice, mode string) (condition.Condition, bool) {
 		c = condition.DeviceModeRefused.New("device %s is served by %s, though not as --edge-xdp-dispatcher asks for: %s", d.Name, d.Mode, d.Why).
 			Do("see the reason in the message, or start the agent without --edge-xdp-dispatcher")
 	}
-	return c.At(d.Name), d.Refused || d.Mode == "none"
+	return c.At(d.Name), d.ModeRefused || d.Mode == "none"
 }

@@ -44,11 +44,11 @@ func (c *config) run(env component.Env) (*component.Instance, error) {
 		condition.MeshSockmapUnavailable.Log(env.Log, reason)
 	}
 	tasks := []component.Task{{Name: "mesh", Run: shortcut.Run}}
-	answers := map[string]component.Answer{StatusPath: func(context.Context) (any, error) { return shortcut.Status(), nil }}
+	answers := map[string]component.Answer{api.MeshPath: func(context.Context) (any, error) { return shortcut.Status(), nil }}
 	if mode := c.hostStackMode(); mode != hoststack.ModeIgnore {
 		r.programs = hoststack.NewWatcher(mode, shortcut.processes, env.Log)
 		tasks = append(tasks, component.Task{Name: "mesh host stack", Run: r.programs.Run})
-		answers[hoststack.SessionsPath] = func(ctx context.Context) (any, error) { return r.programs.Report(ctx) }
+		answers[api.MeshSessionsPath] = func(ctx context.Context) (any, error) { return r.programs.Report(ctx) }
 	}
 	return &component.Instance{
 		Objects: r.objects, Prepare: r.prepare, Run: tasks,

@@ -31,14 +31,14 @@ const devicesInterval = 50 * time.Millisecond
 
 // devicesOf returns the devices of a pod that have a rule, and follows them from the first call on.
 func (s *Shortcut) devicesOf(p *Pod) podDevices {
-	if p.Namespace == 0 || !p.interfaces.some() {
+	if p.NetNSCookie == 0 || !p.interfaces.some() {
 		return podDevices{}
 	}
-	w := s.watches[p.Namespace]
+	w := s.watches[p.NetNSCookie]
 	if w != nil && w.names.equal(&p.interfaces) {
 		return w.latest()
 	}
-	namespace, err := podcgroup.Namespace(p.Directory)
+	namespace, err := podcgroup.Namespace(p.CgroupDirectory)
 	if namespace == nil || err != nil {
 		return p.facts.devices // it ends, or the next call succeeds
 	}
@@ -47,7 +47,7 @@ func (s *Shortcut) devicesOf(p *Pod) podDevices {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	w = &deviceWatch{names: p.interfaces, namespace: namespace, cancel: cancel}
-	s.watches[p.Namespace] = w
+	s.watches[p.NetNSCookie] = w
 	w.read()
 	go w.run(ctx, s.moved)
 	return w.latest()
@@ -56,7 +56,7 @@ func (s *Shortcut) devicesOf(p *Pod) podDevices {
 // endWatches ends those that no pod needs.
 func (s *Shortcut) endWatches(pods []Pod) {
 	for cookie, w := range s.watches {
-		if !slices.ContainsFunc(pods, func(p Pod) bool { return p.Namespace == cookie && p.interfaces.some() }) {
+		if !slices.ContainsFunc(pods, func(p Pod) bool { return p.NetNSCookie == cookie && p.interfaces.some() }) {
 			w.cancel()
 			delete(s.watches, cookie)
 		}

@@ -48,12 +48,12 @@ func (f *facts) equal(other *facts) bool {
 // learn returns what is found out about a pod whose network namespace is known. What cannot be read stays as it was.
 func (s *Shortcut) learn(p *Pod) (f facts, err error) {
 	f = p.facts
-	namespace, err := podcgroup.Namespace(p.Directory)
+	namespace, err := podcgroup.Namespace(p.CgroupDirectory)
 	if namespace == nil || err != nil {
 		return f, err
 	}
 	defer namespace.Close()
-	pids, err := podcgroup.Processes(p.Directory)
+	pids, err := podcgroup.Processes(p.CgroupDirectory)
 	if err != nil {
 		return f, err
 	}
@@ -78,7 +78,7 @@ func (s *Shortcut) learn(p *Pod) (f facts, err error) {
 		f.listens, f.stranger, f.listensInbound = len(outbound) > 0, mapped.stranger(outbound, pids), len(listening[s.config.InboundPort]) > 0
 	}
 	err = errors.Join(err, e)
-	listeners := s.datapath.ListenersOf(p.Namespace, false)
+	listeners := s.datapath.ListenersOf(p.NetNSCookie, false)
 	slices.Sort(listeners)
 	if p.policy.DNS && !p.policy.AllNameServers && (f.servers == nil || !slices.Equal(listeners, f.listeners)) {
 		of := mapped.proxyFirst(pids)

@@ -20,13 +20,13 @@ import (
 // pidfd_getfd(2) needs Linux 5.6 and CAP_SYS_PTRACE. An iterator of the kernel would need neither, but before Linux 6.5
 // it holds a lock that adding a socket takes.
 func (s *Shortcut) adopt(p *Pod, namespace *netns.Namespace) error {
-	known := slices.Concat(s.datapath.ListenersOf(p.Namespace, false), s.datapath.ListenersOf(p.Namespace, true))
+	known := slices.Concat(s.datapath.ListenersOf(p.NetNSCookie, false), s.datapath.ListenersOf(p.NetNSCookie, true))
 	return p.eachListener(namespace, func(fd int, id uint64, port uint16) error {
 		if slices.Contains(known, id) {
 			return nil
 		}
 		known = append(known, id)
-		return s.datapath.AddListener(p.Namespace, port == s.config.OutboundPort, fd)
+		return s.datapath.AddListener(p.NetNSCookie, port == s.config.OutboundPort, fd)
 	}, s.config.InboundPort, s.config.OutboundPort)
 }
 
@@ -45,7 +45,7 @@ func (p *Pod) eachListener(namespace *netns.Namespace, f func(fd int, id uint64,
 	if len(inodes) == 0 {
 		return nil
 	}
-	pids, err := podcgroup.Processes(p.Directory)
+	pids, err := podcgroup.Processes(p.CgroupDirectory)
 	if err != nil {
 		return err
 	}

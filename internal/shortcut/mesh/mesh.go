@@ -88,7 +88,7 @@ func newShortcut(d *Datapath, c Config) (*Shortcut, error) {
 		if err == nil && (real == root || strings.HasPrefix(root, real+"/")) {
 			return nil, fmt.Errorf("--mesh-cgroups %s is or contains the cgroup %s of the Service programs, which would run first: name the cgroups of pods below it", directory, root)
 		}
-		p := Pod{Directory: directory, key: podcgroup.Key{Directory: directory}, policy: c.Defaults.policy(), mapped: true, interfaces: interfaces{c.Defaults.ExcludeInterfaces, c.Defaults.RerouteInterfaces}}
+		p := Pod{CgroupDirectory: directory, key: podcgroup.Key{Directory: directory}, policy: c.Defaults.policy(), mapped: true, interfaces: interfaces{c.Defaults.ExcludeInterfaces, c.Defaults.RerouteInterfaces}}
 		p.identify()
 		s.pods = append(s.pods, p)
 	}
@@ -185,12 +185,12 @@ func (s *Shortcut) repair(onlyNew, changed bool) (cgroups bool) {
 	pods, failed := s.Pods(), map[int]error{}
 	for i, before := range pods {
 		at := s.follower.Location(before.key)
-		if onlyNew && before.Cgroup == at.Cgroup && before.Namespace == at.Namespace {
+		if onlyNew && before.CgroupID == at.Cgroup && before.NetNSCookie == at.Namespace {
 			continue
 		}
 		pods[i], failed[i] = before.locate(at)
-		cgroups = cgroups || pods[i].Cgroup != before.Cgroup
-		changed = changed || cgroups || pods[i].Namespace != before.Namespace
+		cgroups = cgroups || pods[i].CgroupID != before.CgroupID
+		changed = changed || cgroups || pods[i].NetNSCookie != before.NetNSCookie
 		if s.due(i, &pods[i]) {
 			var err error
 			pods[i].facts, err = s.learn(&pods[i])
@@ -221,8 +221,8 @@ func (s *Shortcut) repair(onlyNew, changed bool) (cgroups bool) {
 func (s *Shortcut) writePolicies(pods []Pod) {
 	var rows []PodPolicy
 	for _, p := range pods {
-		if p.Cgroup != 0 {
-			rows = append(rows, PodPolicy{Cgroup: p.Cgroup, Namespace: p.Namespace, Policy: p.policyIn()})
+		if p.CgroupID != 0 {
+			rows = append(rows, PodPolicy{Cgroup: p.CgroupID, Namespace: p.NetNSCookie, Policy: p.policyIn()})
 		}
 	}
 	if err := s.datapath.SetPolicies(rows); err != nil {
@@ -234,22 +234,22 @@ func (s *Shortcut) writePolicies(pods []Pod) {
 // attached.
 func (p Pod) locate(at podcgroup.Location) (Pod, error) {
 	if p.UID != "" {
-		p.Directory = at.Directory
+		p.CgroupDirectory = at.Directory
 	}
 	if at.Cgroup == 0 {
 		return p.reset(0, p.missing(at.Err)), nil
 	}
-	if p.Cgroup != at.Cgroup {
+	if p.CgroupID != at.Cgroup {
 		p = p.reset(at.Cgroup, "")
 	}
-	if p.Namespace != 0 && p.Namespace != at.Namespace { // a new sandbox of the same pod
+	if p.NetNSCookie != 0 && p.NetNSCookie != at.Namespace { // a new sandbox of the same pod
 		p.facts = facts{}
 	}
-	switch p.Namespace = at.Namespace; {
-	case p.Namespace != 0:
+	switch p.NetNSCookie = at.Namespace; {
+	case p.NetNSCookie != 0:
 		return p, nil
 	case errors.Is(at.Err, podcgroup.ErrOnNode):
-		return p, fmt.Errorf("the pod of %s is in the node's network namespace: all connections to the node would go to its proxy", p.Directory)
+		return p, fmt.Errorf("the pod of %s is in the node's network namespace: all connections to the node would go to its proxy", p.CgroupDirectory)
 	}
 	return p, at.Err
 }
@@ -258,7 +258,7 @@ func (p Pod) locate(at podcgroup.Location) (Pod, error) {
 func (p *Pod) missing(err error) string {
 	switch {
 	case p.UID == "" && (err == nil || errors.Is(err, fs.ErrNotExist)):
-		return "the cgroup " + p.Directory + " does not exist"
+		return "the cgroup " + p.CgroupDirectory + " does not exist"
 	case err == nil:
 		return "no cgroup has its UID in its name"
 	}
@@ -270,35 +270,35 @@ const examineEvery = 5
 
 // due reports whether a pod is to be looked at: when its network namespace has become known, and then now and again.
 func (s *Shortcut) due(i int, p *Pod) bool {
-	return p.Namespace != 0 && (!p.facts.known || (s.turn+i)%examineEvery == 0)
+	return p.NetNSCookie != 0 && (!p.facts.known || (s.turn+i)%examineEvery == 0)
 }
 
 // serve attaches what is not attached to a pod that is located, or was not because of an error. located is what failed
 // before; it does not keep the programs from their work.
 func (s *Shortcut) serve(p *Pod, located error) {
-	before := p.Failed
-	if p.Cgroup == 0 {
+	before := p.Error
+	if p.CgroupID == 0 {
 		return
 	}
 	err := s.attach(p, p.detached)
-	p.Failed, p.detached = "", err != nil
+	p.Error, p.detached = "", err != nil
 	if err := errors.Join(err, s.reroute(p), located); err != nil {
-		p.Failed = err.Error()
+		p.Error = err.Error()
 	}
-	p.Listeners = len(s.datapath.ListenersOf(p.Namespace, false))
-	if p.Failed != before && p.Failed != "" {
-		condition.MeshPodFailed.Log(s.config.Log, "mesh: connections do not go to the proxy", "pod", p.Label(), "error", p.Failed)
+	p.ProxyListeners = len(s.datapath.ListenersOf(p.NetNSCookie, false))
+	if p.Error != before && p.Error != "" {
+		condition.MeshPodFailed.Log(s.config.Log, "mesh: connections do not go to the proxy", "pod", p.Label(), "error", p.Error)
 	}
 }
 
 func (s *Shortcut) attach(p *Pod, again bool) error {
 	if !p.attached || again {
-		if err := s.datapath.AttachCgroup(p.Directory); err != nil {
+		if err := s.datapath.AttachCgroup(p.CgroupDirectory); err != nil {
 			return err
 		}
 		p.attached = true
 	}
-	if p.Namespace == 0 || p.inbound == p.Namespace && !again {
+	if p.NetNSCookie == 0 || p.inbound == p.NetNSCookie && !again {
 		return nil
 	}
 	return s.attachInbound(p)
@@ -306,18 +306,18 @@ func (s *Shortcut) attach(p *Pod, again bool) error {
 
 // attachInbound attaches the program for connections from other hosts, which go to sockets that listen already.
 func (s *Shortcut) attachInbound(p *Pod) error {
-	namespace, err := podcgroup.Namespace(p.Directory)
+	namespace, err := podcgroup.Namespace(p.CgroupDirectory)
 	if namespace == nil || err != nil {
 		return err
 	}
 	defer namespace.Close()
 	if err := s.adopt(p, namespace); err != nil {
-		return fmt.Errorf("find the sockets at which the proxy of %s listens: %w", p.Directory, err)
+		return fmt.Errorf("find the sockets at which the proxy of %s listens: %w", p.CgroupDirectory, err)
 	}
-	if err := errors.Join(s.datapath.AttachInbound(p.Cgroup, namespace), s.datapath.AttachLoopback(p.Cgroup, namespace), addApplicationSource(namespace)); err != nil {
+	if err := errors.Join(s.datapath.AttachInbound(p.CgroupID, namespace), s.datapath.AttachLoopback(p.CgroupID, namespace), addApplicationSource(namespace)); err != nil {
 		return err
 	}
-	p.inbound = p.Namespace
+	p.inbound = p.NetNSCookie
 	return nil
 }
 
@@ -326,7 +326,7 @@ func (s *Shortcut) removeOthers() {
 	attached, err := s.datapath.AttachedPods()
 	wanted := s.Pods()
 	for id, pod := range attached {
-		switch i := slices.IndexFunc(wanted, func(p Pod) bool { return p.Cgroup == id }); {
+		switch i := slices.IndexFunc(wanted, func(p Pod) bool { return p.CgroupID == id }); {
 		case i < 0:
 			err = errors.Join(err, s.datapath.Detach(id))
 		case len(pod.Rerouted) > 0 && len(wanted[i].interfaces.virtual) == 0:
@@ -350,8 +350,8 @@ func (s *Shortcut) Audit() (repaired []string, err error) {
 	}
 	pods := s.Pods()
 	for i, p := range pods {
-		now := attached[p.Cgroup]
-		if p.Cgroup == 0 || now != nil && now.Outbound && (p.Namespace == 0 || slices.Contains(now.Inbound, p.Namespace)) && containsAll(now.Rerouted, p.rerouted) {
+		now := attached[p.CgroupID]
+		if p.CgroupID == 0 || now != nil && now.Outbound && (p.NetNSCookie == 0 || slices.Contains(now.Inbound, p.NetNSCookie)) && containsAll(now.Rerouted, p.rerouted) {
 			continue
 		}
 		repaired = append(repaired, "sidecar shortcut at "+p.Label())
@@ -370,7 +370,7 @@ func (s *Shortcut) Audit() (repaired []string, err error) {
 func (s *Shortcut) forgetMembers() error {
 	pods, strangers := s.Pods(), map[uint64]bool{}
 	err := s.datapath.ForgetMembers(func(netns uint64) bool {
-		if slices.ContainsFunc(pods, func(p Pod) bool { return p.Namespace == netns }) {
+		if slices.ContainsFunc(pods, func(p Pod) bool { return p.NetNSCookie == netns }) {
 			return false
 		}
 		strangers[netns] = true

@@ -23,7 +23,7 @@ func (s *Shortcut) SetNames(sidecars *Sidecars) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for i := range s.config.Cgroups {
-		s.pods[i].Name, s.pods[i].Unnamed = nameOf(s.pods[i].Directory, sidecars)
+		s.pods[i].Name, s.pods[i].NoNameReason = nameOf(s.pods[i].CgroupDirectory, sidecars)
 	}
 }
 
@@ -49,9 +49,9 @@ func (s *Status) Find(name string) (*Pod, error) {
 		p := &s.Pods[i]
 		switch {
 		case name == "":
-		case p.Name == name || p.Directory == name:
+		case p.Name == name || p.CgroupDirectory == name:
 			exact = append(exact, p)
-		case strings.HasSuffix(p.Name, "/"+name) || slices.Contains(strings.Split(p.Directory, "/"), name):
+		case strings.HasSuffix(p.Name, "/"+name) || slices.Contains(strings.Split(p.CgroupDirectory, "/"), name):
 			found = append(found, p)
 		}
 	}
@@ -59,7 +59,7 @@ func (s *Status) Find(name string) (*Pod, error) {
 		found = exact
 	}
 	// --mesh-pods may select a pod that --mesh-cgroups names, too.
-	found = slices.CompactFunc(found, func(a, b *Pod) bool { return a.Directory == b.Directory && a.Directory != "" })
+	found = slices.CompactFunc(found, func(a, b *Pod) bool { return a.CgroupDirectory == b.CgroupDirectory && a.CgroupDirectory != "" })
 	switch {
 	case len(found) == 1:
 		return found[0], nil
@@ -72,7 +72,7 @@ func (s *Status) Find(name string) (*Pod, error) {
 // apart is what people call the pod when they do not mean another one.
 func (p *Pod) apart(other *Pod) string {
 	if p.Label() == other.Label() {
-		return p.Directory
+		return p.CgroupDirectory
 	}
 	return p.Label()
 }
@@ -81,7 +81,7 @@ func (p *Pod) apart(other *Pod) string {
 const mostUnnamed = 3
 
 func (s *Status) notFound(name string) error {
-	for _, l := range s.Left {
+	for _, l := range s.LeftAlone {
 		if l.Name == name {
 			return fmt.Errorf("pod %s is left alone: %s", name, l.Why)
 		}
@@ -90,8 +90,8 @@ func (s *Status) notFound(name string) error {
 	for i := range s.Pods {
 		p := &s.Pods[i]
 		known = append(known, p.Label())
-		if p.Unnamed != "" {
-			unnamed = append(unnamed, fmt.Sprintf("%s: %s", p.Directory, p.Unnamed))
+		if p.NoNameReason != "" {
+			unnamed = append(unnamed, fmt.Sprintf("%s: %s", p.CgroupDirectory, p.NoNameReason))
 		}
 	}
 	hint := suggest.DidYouMean(name, known)

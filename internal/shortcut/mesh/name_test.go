@@ -15,12 +15,12 @@ func TestFindPod(t *testing.T) {
 	const odd = "/sys/fs/cgroup/app.slice/x.scope"
 	s := &Status{
 		Pods: []Pod{
-			{Name: "shop/web", Directory: "/sys/fs/cgroup/kubepods/pod1"}, {Name: "bank/web", Directory: "/sys/fs/cgroup/kubepods/pod2"},
-			{Name: "shop/db", Directory: "/sys/fs/cgroup/kubepods/pod3"}, {Directory: odd, Unnamed: "it is odd"},
-			{Name: "shop/db", Directory: "/sys/fs/cgroup/kubepods/pod3", UID: "3"}, // selected, too
-			{Name: "shop/two", Directory: "/sys/fs/cgroup/kubepods/pod4/a"}, {Name: "shop/two", Directory: "/sys/fs/cgroup/kubepods/pod4/b"},
+			{Name: "shop/web", CgroupDirectory: "/sys/fs/cgroup/kubepods/pod1"}, {Name: "bank/web", CgroupDirectory: "/sys/fs/cgroup/kubepods/pod2"},
+			{Name: "shop/db", CgroupDirectory: "/sys/fs/cgroup/kubepods/pod3"}, {CgroupDirectory: odd, NoNameReason: "it is odd"},
+			{Name: "shop/db", CgroupDirectory: "/sys/fs/cgroup/kubepods/pod3", UID: "3"}, // selected, too
+			{Name: "shop/two", CgroupDirectory: "/sys/fs/cgroup/kubepods/pod4/a"}, {Name: "shop/two", CgroupDirectory: "/sys/fs/cgroup/kubepods/pod4/b"},
 		},
-		Left: []Left{{Name: "shop/old", Why: "it is ambient"}},
+		LeftAlone: []Left{{Name: "shop/old", Why: "it is ambient"}},
 	}
 	for name, want := range map[string]string{
 		"shop/web": "shop/web", "bank/web": "bank/web", "db": "shop/db", "shop/db": "shop/db", "pod2": "bank/web", "/sys/fs/cgroup/kubepods/pod2": "bank/web",
@@ -35,7 +35,7 @@ func TestFindPod(t *testing.T) {
 			t.Errorf("%q: %v (%v), want %q", name, pod, err, want)
 		}
 	}
-	s.Pods = append(s.Pods[:0:0], Pod{Directory: "/1", Unnamed: "x"}, Pod{Directory: "/2", Unnamed: "x"}, Pod{Directory: "/3", Unnamed: "x"}, Pod{Directory: "/4", Unnamed: "x"}, Pod{Directory: "/5", Unnamed: "x"})
+	s.Pods = append(s.Pods[:0:0], Pod{CgroupDirectory: "/1", NoNameReason: "x"}, Pod{CgroupDirectory: "/2", NoNameReason: "x"}, Pod{CgroupDirectory: "/3", NoNameReason: "x"}, Pod{CgroupDirectory: "/4", NoNameReason: "x"}, Pod{CgroupDirectory: "/5", NoNameReason: "x"})
 	if _, err := s.Find("c"); err == nil || !strings.HasSuffix(err.Error(), "/1: x; /2: x; /3: x; and 2 others") {
 		t.Errorf("of five pods without a name: %v", err)
 	}

@@ -16,24 +16,24 @@ import (
 
 // A Pod is the state of a pod that has a proxy.
 type Pod struct {
-	// Name is the pod's in Kubernetes. For one of Config.Cgroups it may be empty, and Unnamed says why.
-	Name    string `json:"name,omitempty"`
-	Unnamed string `json:"unnamed,omitempty"`
+	// Name is the pod's in Kubernetes. For one of Config.Cgroups it may be empty, and NoNameReason says why.
+	Name         string `json:"name,omitempty"`
+	NoNameReason string `json:"noNameReason,omitempty"`
 	// UID is that of a pod that --mesh-pods selects; empty for one of Config.Cgroups.
 	UID string `json:"uid,omitempty"`
 	// Proxy is what tells its proxy from applications.
 	Proxy Identity `json:"proxy"`
 	// Native: its proxy is an init container that does not end.
-	Native    bool   `json:"nativeSidecar,omitempty"`
-	Directory string `json:"directory,omitempty"`
-	// Cgroup is the id of the cgroup; 0: there is none.
-	Cgroup uint64 `json:"cgroup,omitempty"`
-	// Namespace is the cookie of its network namespace; 0: the cgroup has had no process yet.
-	Namespace uint64 `json:"namespace,omitempty"`
-	// Listeners is the number of the proxy's sockets for inbound connections.
-	Listeners int `json:"listeners"`
-	// Failed is why connections do not go to the proxy; empty: they do.
-	Failed string `json:"failed,omitempty"`
+	Native          bool   `json:"nativeSidecar,omitempty"`
+	CgroupDirectory string `json:"cgroupDirectory,omitempty"`
+	// CgroupID is the id of the cgroup; 0: there is none.
+	CgroupID uint64 `json:"cgroupID,omitempty"`
+	// NetNSCookie is the cookie of its network namespace; 0: the cgroup has had no process yet.
+	NetNSCookie uint64 `json:"netnsCookie,omitempty"`
+	// ProxyListeners is the number of the proxy's sockets for inbound connections.
+	ProxyListeners int `json:"proxyListeners"`
+	// Error is why connections do not go to the proxy; empty: they do.
+	Error string `json:"error,omitempty"`
 
 	key        podcgroup.Key // by which it is followed
 	sidecar    Sidecar       // of which policy is made; zero for one of Config.Cgroups
@@ -90,26 +90,23 @@ type Left struct {
 	Why  string `json:"why"`
 }
 
-// StatusPath is the question at the agent's socket that is answered with a Status.
-const StatusPath = "/v1/mesh"
-
 // Status is the state of the sidecar shortcut.
 type Status struct {
 	Pods         []Pod  `json:"pods"`
-	Left         []Left `json:"left,omitempty"`
+	LeftAlone    []Left `json:"leftAlone,omitempty"`
 	OutboundPort uint16 `json:"outboundPort"`
 	InboundPort  uint16 `json:"inboundPort"`
 }
 
 // Served reports whether all connections of the pod go to its proxy.
-func (p *Pod) Served() bool { return p.Failed == "" && p.Namespace != 0 && p.Proxy.Known() }
+func (p *Pod) Served() bool { return p.Error == "" && p.NetNSCookie != 0 && p.Proxy.Known() }
 
 // Label is what people call the pod.
-func (p *Pod) Label() string { return cmp.Or(p.Name, p.Directory) }
+func (p *Pod) Label() string { return cmp.Or(p.Name, p.CgroupDirectory) }
 
 // reset returns the pod with a cgroup to which nothing is attached.
 func (p Pod) reset(cgroup uint64, failed string) Pod {
-	p.Cgroup, p.Namespace, p.attached, p.inbound, p.Failed, p.facts = cgroup, 0, false, 0, failed, facts{}
+	p.CgroupID, p.NetNSCookie, p.attached, p.inbound, p.Error, p.facts = cgroup, 0, false, 0, failed, facts{}
 	p.rerouted, p.transparent = nil, nil
 	p.identify()
 	return p
@@ -128,8 +125,8 @@ func (p *Pod) identify() {
 		return &outside
 	}
 	p.Proxy = Identity{mapped(p.policy.Proxy.UID, p.facts.users), mapped(p.policy.Proxy.GID, p.facts.groups), ""}
-	if p.Cgroup != 0 {
-		p.Proxy.Cgroup = containerOf(p.Directory, p.container)
+	if p.CgroupID != 0 {
+		p.Proxy.Cgroup = containerOf(p.CgroupDirectory, p.container)
 	}
 }
 
@@ -145,7 +142,7 @@ func (s *Shortcut) Status() *Status {
 	status := &Status{Pods: s.Pods(), OutboundPort: s.config.OutboundPort, InboundPort: s.config.InboundPort}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	status.Left = s.left
+	status.LeftAlone = s.left
 	return status
 }
 
@@ -154,17 +151,17 @@ func (s *Shortcut) Conditions() (all condition.List) {
 	pods := s.Pods()
 	for _, p := range pods {
 		switch {
-		case p.Cgroup != 0 && p.Failed != "":
-			all = append(all, condition.MeshPodFailed.New("%s", p.Failed).At(p.Label()))
-		case p.Namespace != 0 && !p.Proxy.Known():
+		case p.CgroupID != 0 && p.Error != "":
+			all = append(all, condition.MeshPodFailed.New("%s", p.Error).At(p.Label()))
+		case p.NetNSCookie != 0 && !p.Proxy.Known():
 			all = append(all, condition.MeshProxyUnknown.New("nothing tells the proxy of %s from applications: they have the same user and group, or it is root, and the cgroup of its container is not known",
 				p.Label()).At(p.Label()))
-		case p.Namespace != 0 && p.Listeners == 0 && p.facts.listensInbound:
+		case p.NetNSCookie != 0 && p.ProxyListeners == 0 && p.facts.listensInbound:
 			all = append(all, condition.MeshProxyMissing.New("a socket listens at port %d of %s, and the kernel does not let connections from other hosts be given to it, as to those of MPTCP: have the proxy listen by TCP (in Go: GODEBUG=multipathtcp=0)",
 				s.config.InboundPort, p.Label()).At(p.Label()))
-		case p.Namespace != 0 && p.Listeners == 0:
+		case p.NetNSCookie != 0 && p.ProxyListeners == 0:
 			all = append(all, condition.MeshProxyMissing.New("the proxy of %s does not listen at port %d", p.Label(), s.config.InboundPort).At(p.Label()))
-		case p.Namespace != 0 && p.facts.known && !p.facts.listens && p.takesOutbound():
+		case p.NetNSCookie != 0 && p.facts.known && !p.facts.listens && p.takesOutbound():
 			all = append(all, condition.MeshProxyMissing.New("the proxy of %s does not listen at port %d of loopback, to which connections of its applications go", p.Label(), s.config.OutboundPort).At(p.Label()))
 		}
 		if p.facts.devices.unclear != "" {
@@ -194,7 +191,7 @@ func (s *Shortcut) loopConditions(pods []Pod) (all condition.List) {
 		s.config.Log.Error("mesh: read which proxies' connections would have come back", "error", err)
 	}
 	for _, p := range pods {
-		if n := loops[p.Namespace]; p.Namespace != 0 && n > 0 {
+		if n := loops[p.NetNSCookie]; p.NetNSCookie != 0 && n > 0 {
 			all = append(all, condition.MeshProxyLoops.New("connections of the proxy of %[2]s would have come back to it, and were refused (%[1]d): it is not known by %[3]s", n, p.Label(), &p.Proxy).At(p.Label()))
 		}
 	}

@@ -138,7 +138,7 @@ func refuseUnfit(pods []Pod, ports, networks int) {
 	var order []int
 	for i := range pods {
 		pods[i].unfit = ""
-		if pods[i].Cgroup != 0 {
+		if pods[i].CgroupID != 0 {
 			order = append(order, i)
 		}
 	}

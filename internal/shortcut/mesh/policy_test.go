@@ -62,7 +62,7 @@ func rulesText[K comparable](rules map[K]Rule) map[K]string {
 func TestRulesOfManyPods(t *testing.T) {
 	const ports, networks = 1000, 500
 	pod := func(ports, networks int) Pod {
-		p := Pod{Cgroup: 1, policy: &Policy{OutboundPorts: map[uint16]Rule{}, Networks: map[netip.Prefix]Rule{}}}
+		p := Pod{CgroupID: 1, policy: &Policy{OutboundPorts: map[uint16]Rule{}, Networks: map[netip.Prefix]Rule{}}}
 		for i := range ports {
 			p.policy.OutboundPorts[uint16(i)] = Exclude
 		}

@@ -88,10 +88,10 @@ func credentialsOf(pid string) (user, group uint32, name string) {
 // processes lists those of the pods.
 func (s *Shortcut) processes() (all []hoststack.Process) {
 	for _, pod := range s.Pods() {
-		if pod.Cgroup == 0 {
+		if pod.CgroupID == 0 {
 			continue
 		}
-		pids, _ := podcgroup.Processes(pod.Directory) // as far as they could be read
+		pids, _ := podcgroup.Processes(pod.CgroupDirectory) // as far as they could be read
 		for _, text := range pids {
 			if pid, err := strconv.Atoi(text); err == nil && pid > 0 {
 				all = append(all, hoststack.Process{PID: pid, Pod: pod.Label()})

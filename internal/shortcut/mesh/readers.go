@@ -45,11 +45,11 @@ func (s *Shortcut) watchReaders() {
 
 // abort aborts a connection. Both ends get an error.
 func (s *Shortcut) abort(stuck *StuckSocket) {
-	i := slices.IndexFunc(s.pods, func(p Pod) bool { return p.Namespace == stuck.Program.Netns })
+	i := slices.IndexFunc(s.pods, func(p Pod) bool { return p.NetNSCookie == stuck.Program.Netns })
 	if i < 0 {
 		return
 	}
-	aborted, err := abortIn(s.pods[i].Directory, stuck.Cookie)
+	aborted, err := abortIn(s.pods[i].CgroupDirectory, stuck.Cookie)
 	switch {
 	case err != nil:
 		s.config.Log.Error("mesh: abort a connection whose reader misses messages", "pod", s.pods[i].Label(), "program", stuck.Program.Name, "error", err)
@@ -84,12 +84,12 @@ func (s *Shortcut) readerConditions(pods []Pod) (all condition.List) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, program := range s.readers.Splicers {
-		if i := slices.IndexFunc(pods, func(p Pod) bool { return p.Namespace == program.Netns }); i >= 0 {
+		if i := slices.IndexFunc(pods, func(p Pod) bool { return p.NetNSCookie == program.Netns }); i >= 0 {
 			all = append(all, condition.MeshProgramSplices.New("connections of the program %q take TCP, because it reads by splice(2)", program.Name).At(pods[i].Label()))
 		}
 	}
 	for _, p := range pods {
-		if p.Namespace != 0 && slices.Contains(s.readers.Full, p.Namespace) {
+		if p.NetNSCookie != 0 && slices.Contains(s.readers.Full, p.NetNSCookie) {
 			all = append(all, condition.MeshProgramsFull.New("%d programs with different names have read from proxies or applications, and connections of further ones take TCP",
 				bpf.MeshMeshSizeMESH_PROGRAMS_OF_POD).At(p.Label()))
 		}

@@ -15,7 +15,7 @@ import (
 
 // reroute has what virtual machines send to devices of a pod go to its proxy.
 func (s *Shortcut) reroute(p *Pod) error {
-	if p.Namespace == 0 || len(p.interfaces.virtual) == 0 {
+	if p.NetNSCookie == 0 || len(p.interfaces.virtual) == 0 {
 		p.rerouted, p.transparent, p.notRerouted = nil, nil, false
 		return nil
 	}
@@ -28,12 +28,12 @@ func (s *Shortcut) reroute(p *Pod) error {
 }
 
 func (s *Shortcut) attachReroute(p *Pod, devices []int) error {
-	namespace, err := podcgroup.Namespace(p.Directory)
+	namespace, err := podcgroup.Namespace(p.CgroupDirectory)
 	if namespace == nil || err != nil {
 		return err
 	}
 	defer namespace.Close()
-	err = s.datapath.AttachReroute(p.Cgroup, namespace, devices)
+	err = s.datapath.AttachReroute(p.CgroupID, namespace, devices)
 	p.notRerouted = errors.Is(err, ebpf.ErrNotSupported)
 	if err != nil && !p.notRerouted {
 		return err
@@ -46,11 +46,11 @@ func (s *Shortcut) attachReroute(p *Pod, devices []int) error {
 // it the kernel does not answer an IPv4 SYN to an address that is not the pod's. Sockets of a proxy that starts later
 // are found at the next call; till then the virtual machine repeats its SYN.
 func (s *Shortcut) makeTransparent(p *Pod) error {
-	listeners := s.datapath.ListenersOf(p.Namespace, true)
+	listeners := s.datapath.ListenersOf(p.NetNSCookie, true)
 	if slices.Equal(listeners, p.transparent) {
 		return nil
 	}
-	namespace, err := podcgroup.Namespace(p.Directory)
+	namespace, err := podcgroup.Namespace(p.CgroupDirectory)
 	if namespace == nil || err != nil {
 		return err
 	}

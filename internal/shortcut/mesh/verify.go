@@ -64,12 +64,12 @@ var ConnectArguments = []string{"mesh", "connect"}
 // Verify connects as an application of the pod, as its proxy and from this host, and asks the kernel which way each
 // connection took.
 func Verify(ctx context.Context, status *Status, p *Pod, o VerifyOptions) (all []Finding, err error) {
-	namespace, err := podcgroup.Namespace(p.Directory)
+	namespace, err := podcgroup.Namespace(p.CgroupDirectory)
 	if err != nil {
 		return nil, err
 	}
 	if namespace == nil {
-		return nil, fmt.Errorf("no process is in the cgroup %s of %s", p.Directory, p.Label())
+		return nil, fmt.Errorf("no process is in the cgroup %s of %s", p.CgroupDirectory, p.Label())
 	}
 	defer namespace.Close()
 	to, chosen := o.Outbound, o.Outbound.IsValid()
@@ -116,7 +116,7 @@ func (c *connector) String() string {
 
 // connectors are an application, and the proxy by one thing that tells it.
 func (p *Pod) connectors() []connector {
-	proxy := connector{who: "its proxy", in: p.Directory, want: Directly}
+	proxy := connector{who: "its proxy", in: p.CgroupDirectory, want: Directly}
 	switch {
 	case p.Proxy.UID != nil:
 		proxy.user, proxy.group = *p.Proxy.UID, *p.Proxy.UID
@@ -125,9 +125,9 @@ func (p *Pod) connectors() []connector {
 	case p.Proxy.Cgroup != "":
 		proxy.in = p.Proxy.Cgroup
 	default:
-		return []connector{{who: "an application", in: p.Directory, want: Refused}}
+		return []connector{{who: "an application", in: p.CgroupDirectory, want: Refused}}
 	}
-	return []connector{{who: "an application", in: p.Directory, notIn: p.Proxy.Cgroup, want: ByProxy}, proxy}
+	return []connector{{who: "an application", in: p.CgroupDirectory, notIn: p.Proxy.Cgroup, want: ByProxy}, proxy}
 }
 
 // connectResult is what the process in the pod found.
@@ -349,7 +349,7 @@ func (p *Pod) isOfProxy(s *sockdiag.Socket) bool {
 		return true
 	}
 	proxy := p.Proxy.recognizer()
-	pids, err := podcgroup.Processes(p.Directory)
+	pids, err := podcgroup.Processes(p.CgroupDirectory)
 	return err == nil && slices.ContainsFunc(descriptorsOf(pids, s.Inode), func(d descriptor) bool {
 		user, group, name := credentialsOf(d.pid)
 		return name != "" && proxy.is(d.pid, user, group)
@@ -358,7 +358,7 @@ func (p *Pod) isOfProxy(s *sockdiag.Socket) bool {
 
 // ownerOf returns the name of a process of the pod that has a socket; empty: none is found.
 func (p *Pod) ownerOf(s *sockdiag.Socket) (name string) {
-	pids, _ := podcgroup.Processes(p.Directory)
+	pids, _ := podcgroup.Processes(p.CgroupDirectory)
 	for _, d := range descriptorsOf(pids, s.Inode) {
 		_, _, name = credentialsOf(d.pid)
 	}

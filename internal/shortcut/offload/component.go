@@ -45,7 +45,7 @@ func (c *config) run(env component.Env) (*component.Instance, error) {
 		Run: []component.Task{{Name: "offload", Run: g.Run}}, Close: g.Close,
 		Status: r.status, Conditions: func() condition.List { return append(g.Conditions(), c.unmatched()...) }, Metrics: r.metrics,
 		Answers: map[string]component.Answer{
-			FlowsPath: func(context.Context) (any, error) { return g.List() },
+			api.OffloadFlowsPath: func(context.Context) (any, error) { return g.List() },
 		},
 	}, nil
 }
@@ -71,7 +71,7 @@ func removeTables(env component.Env, remove func() error) {
 
 func (r *running) status(s *api.Status) {
 	status := r.offload.Status()
-	status.Packets, status.Bytes, _ = ReadCounters(r.env.BPFFS)
+	status.Packets, status.CacheBytes, _ = ReadCounters(r.env.BPFFS)
 	s.Offload = &status
 }
 
@@ -81,7 +81,7 @@ func (r *running) metrics() ([]api.Metric, error) {
 		return nil, err
 	}
 	status := r.offload.Status()
-	status.Packets, status.Bytes = packets, bytes
+	status.Packets, status.CacheBytes = packets, bytes
 	b := metrics.NewBatch()
 	addStatus(b, &status)
 	return b.Metrics, nil
@@ -92,15 +92,15 @@ func addStatus(b *metrics.Batch, status *Status) {
 	for path, n := range status.Packets {
 		b.Add("beeline_offload_packets_total", float64(n), "path", path)
 	}
-	b.Add("beeline_offload_bytes_total", float64(status.Bytes))
-	b.Add("beeline_offload_entries", float64(status.Entries))
-	b.Add("beeline_offload_entries_limit", float64(status.Limit))
-	b.Add("beeline_offload_learned_total", float64(status.Learned))
-	for reason, n := range status.Ended {
+	b.Add("beeline_offload_bytes_total", float64(status.CacheBytes))
+	b.Add("beeline_offload_entries", float64(status.CacheEntries))
+	b.Add("beeline_offload_entries_limit", float64(status.CacheLimit))
+	b.Add("beeline_offload_learned_total", float64(status.LearnedEntries))
+	for reason, n := range status.EndedEntries {
 		b.Add("beeline_offload_ended_total", float64(n), "reason", reason)
 	}
 	refused := 0
-	for _, n := range status.Refused {
+	for _, n := range status.RefusedDirections {
 		refused += n
 	}
 	b.Add("beeline_offload_refused", float64(refused))

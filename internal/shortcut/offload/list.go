@@ -17,9 +17,6 @@ import (
 	"beeline.io/beeline/internal/node/flow"
 )
 
-// FlowsPath is the question at the agent's socket that List answers.
-const FlowsPath = "/v1/offload/flows"
-
 // FlowPath is where packets of one direction of a flow go.
 type FlowPath string
 
@@ -39,27 +36,27 @@ const (
 // FlowStatus is a flow of the kernel's conntrack that this node forwards.
 type FlowStatus struct {
 	Protocol string `json:"protocol"` // tcp or udp
-	// Client sends to Address. Backend sees the packets come from Via, and arrive at its own address. Without NAT
-	// Client is Via, and Address is Backend.
+	// Client sends to Address. Backend sees the packets come from SeenAs, and arrive at its own address. Without
+	// NAT Client is SeenAs, and Address is Backend.
 	Client  netip.AddrPort `json:"client"`
 	Address netip.AddrPort `json:"address"`
-	Via     netip.AddrPort `json:"via"`
+	SeenAs  netip.AddrPort `json:"seenAs"`
 	Backend netip.AddrPort `json:"backend"`
 	// State is that of the kernel's conntrack, as conntrack(8) names it: of TCP SYN_SENT, ESTABLISHED and so on; of
 	// UDP UNREPLIED, REPLIED or ASSURED.
 	State string `json:"state"`
-	// Sent are the client's packets, Received those to the client.
-	Sent     Direction `json:"sent"`
-	Received Direction `json:"received"`
+	// FromClient are the client's packets, ToClient those to the client.
+	FromClient Direction `json:"fromClient"`
+	ToClient   Direction `json:"toClient"`
 }
 
 // Direction is one direction of a flow.
 type Direction struct {
 	Path   FlowPath `json:"path"`
 	Reason string   `json:"reason,omitempty"` // of PathRefused
-	// In and Out are the devices; empty on the stack.
-	In  string `json:"in,omitempty"`
-	Out string `json:"out,omitempty"`
+	// InDevice and OutDevice are the devices; empty on the stack.
+	InDevice  string `json:"inDevice,omitempty"`
+	OutDevice string `json:"outDevice,omitempty"`
 	// Packets and Bytes, from the IP header on, are those that have left the stack; packets as merged by GRO. Of
 	// a flowtable they are those that conntrack counts, with the first ones on the stack.
 	Packets     uint64  `json:"packets"`
@@ -96,8 +93,8 @@ func (o *Offload) List() ([]FlowStatus, error) {
 		}
 		all = append(all, FlowStatus{
 			Protocol: protocolNames[there.Protocol],
-			Client:   there.Source, Address: there.Destination, Via: back.Destination, Backend: back.Source, State: stateOf(t),
-			Sent: direction(&t.CountersOrig, t.Status), Received: direction(&t.CountersReply, t.Status),
+			Client:   there.Source, Address: there.Destination, SeenAs: back.Destination, Backend: back.Source, State: stateOf(t),
+			FromClient: direction(&t.CountersOrig, t.Status), ToClient: direction(&t.CountersReply, t.Status),
 		})
 		o.addOwn(&all[len(all)-1], t, directions)
 	}
@@ -168,16 +165,16 @@ func (o *Offload) addOwn(s *FlowStatus, t *conntrack.Flow, cached map[flow.Tuple
 	if o.usesFlowtable() {
 		// Its devices are not known: they count as any.
 		if reason := o.refusal(flow.Flow{In: there, Out: back.Reverse(), Helper: t.Helper.Name}); reason != "" {
-			s.Sent = Direction{Path: PathRefused, Reason: reason}
-			s.Received = s.Sent
+			s.FromClient = Direction{Path: PathRefused, Reason: reason}
+			s.ToClient = s.FromClient
 		}
 		return
 	}
 	if d, ok := cached[there]; ok {
-		s.Sent = d
+		s.FromClient = d
 	}
 	if d, ok := cached[back]; ok {
-		s.Received = d
+		s.ToClient = d
 	}
 }
 
@@ -231,7 +228,7 @@ func (f *FlowCache) directions() map[flow.Tuple]Direction {
 	}
 	all := map[flow.Tuple]Direction{}
 	for one, why := range f.refused {
-		all[one.In] = Direction{Path: PathRefused, Reason: why.reason, In: name(one.InDevice), Out: name(one.OutDevice)}
+		all[one.In] = Direction{Path: PathRefused, Reason: why.reason, InDevice: name(one.InDevice), OutDevice: name(one.OutDevice)}
 	}
 	f.cache.each(func(e *Entry) {
 		if !f.cache.active(e) {
@@ -239,7 +236,7 @@ func (f *FlowCache) directions() map[flow.Tuple]Direction {
 		}
 		one := flowOf(e)
 		all[one.In] = Direction{
-			Path: PathCache, In: name(one.InDevice), Out: name(one.OutDevice), Packets: e.Packets, Bytes: e.Bytes,
+			Path: PathCache, InDevice: name(one.InDevice), OutDevice: name(one.OutDevice), Packets: e.Packets, Bytes: e.Bytes,
 			IdleSeconds: float64(max(0, int32(settable.Tick()-e.LastSeen))) * float64(1<<20) / 1e9,
 		}
 	})

@@ -23,8 +23,8 @@ func TestStatusAndMetrics(t *testing.T) {
 	})
 	for want, changed := range map[string]Status{
 		"beeline_offload_packets_total{path=cache}":         {Packets: map[string]uint64{"cache": 7}},
-		"beeline_offload_ended_total{reason=route}":         {Ended: map[string]uint64{"route": 7}},
-		"beeline_offload_refused":                           {Refused: map[string]int{"a rule": 3, "another": 4}},
+		"beeline_offload_ended_total{reason=route}":         {EndedEntries: map[string]uint64{"route": 7}},
+		"beeline_offload_refused":                           {RefusedDirections: map[string]int{"a rule": 3, "another": 4}},
 		"beeline_offload_flowtable_replaced_total":          {Flowtable: &flowtable.Status{Replaced: map[string]uint64{"a": 5, "b": 2}}},
 		"beeline_offload_provider_info{provider=flowtable}": {Provider: "flowtable"},
 	} {

@@ -297,7 +297,7 @@ func (o *Offload) apply(devices []Device) error {
 	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.refused = r.Refused
+	o.refused = r.RefusedDevices
 	return nil
 }
 

@@ -100,12 +100,12 @@ func (o *Offload) tryHardware() error {
 	if err := o.flowtable.Close(); err != nil {
 		return err
 	}
-	if len(r.Hardware) > 1 {
+	if len(r.HardwareDevices) > 1 {
 		return nil
 	}
 	reasons := []string{"fewer than two devices have it"}
 	for _, d := range devices {
-		if why := r.RefusedHardware[d.Name]; why != "" {
+		if why := r.RefusedHardwareDevices[d.Name]; why != "" {
 			reasons = append(reasons, d.Name+": "+why)
 		}
 	}

@@ -15,7 +15,7 @@ type Status = api.Offload
 // Status returns the state, without the counters of packets.
 func (o *Offload) Status() Status {
 	o.mu.Lock()
-	s := Status{Provider: string(o.provider), Why: o.why, Devices: slices.Clone(o.devices), Threshold: o.config.Threshold}
+	s := Status{Provider: string(o.provider), Why: o.why, Devices: slices.Clone(o.devices), ThresholdPackets: o.config.Threshold}
 	if !o.chosen {
 		s.Why = "a provider is being chosen"
 	}
@@ -27,16 +27,16 @@ func (o *Offload) Status() Status {
 		t := o.flowtable.Status()
 		s.Flowtable = &t
 	}
-	s.Filters = o.rules.findings()
+	s.PacketFilters = o.rules.findings()
 	return s
 }
 
 func (f *FlowCache) addTo(s *Status) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	s.Entries, s.Limit, s.Learned, s.Ended = len(f.cache.places), f.cache.max(), f.learned, maps.Clone(f.ended)
-	s.Refused = map[string]int{}
+	s.CacheEntries, s.CacheLimit, s.LearnedEntries, s.EndedEntries = len(f.cache.places), f.cache.max(), f.learned, maps.Clone(f.ended)
+	s.RefusedDirections = map[string]int{}
 	for _, why := range f.refused {
-		s.Refused[why.reason]++
+		s.RefusedDirections[why.reason]++
 	}
 }

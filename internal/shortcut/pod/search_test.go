@@ -165,7 +165,7 @@ func TestNewPodsWait(t *testing.T) {
 	b.set([]int{1, 2, 3}, 10, 11)
 	b.Reconcile()
 	b.want("before a search", []int{1, 2}, 10)
-	if d := b.Status().Devices[2]; d.Name != "veth3" || len(d.Waiting) != 1 || len(d.Pods) != 0 {
+	if d := b.Status().Devices[2]; d.Name != "veth3" || len(d.WaitingAddresses) != 1 || len(d.PodAddresses) != 0 {
 		t.Errorf("the status of a pod that waits: %+v", d)
 	}
 	for _, c := range b.Conditions() {
@@ -369,8 +369,8 @@ func TestAddressLimit(t *testing.T) {
 	b.searched()
 	b.want("after a search", slices.Concat(slices.Repeat([]int{2}, mostLearned), []int{3}, slices.Repeat([]int{4}, 2*mostLearned)))
 	for _, d := range b.Status().Devices {
-		if want := map[string]int{"veth2": 401 - mostLearned}[d.Name]; d.Excess != want {
-			t.Errorf("%s has %d addresses too many, want %d", d.Name, d.Excess, want)
+		if want := map[string]int{"veth2": 401 - mostLearned}[d.Name]; d.ExcessAddresses != want {
+			t.Errorf("%s has %d addresses too many, want %d", d.Name, d.ExcessAddresses, want)
 		}
 	}
 	for _, c := range b.Conditions() {

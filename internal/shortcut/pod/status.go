@@ -24,22 +24,22 @@ func (s *Shortcut) choose(filters []filter) (map[netip.Addr]place, api.Pods) {
 			i, rows[p.device] = len(status.Devices), len(status.Devices)
 			found := concerning(filters, p.device, false)
 			status.Devices = append(status.Devices, api.PodDevice{
-				Name: s.around.network.device(p.device).Name, Pods: []netip.Addr{}, Shortcut: len(found) == 0 || s.config.IgnoreFilters, Filters: found,
-				Excess: s.excess[p.device], Invalid: concerning(filters, p.device, true),
+				Name: s.around.network.device(p.device).Name, PodAddresses: []netip.Addr{}, Shortcut: len(found) == 0 || s.config.IgnoreFilters, PacketFilters: found,
+				ExcessAddresses: s.excess[p.device], InvalidDropRules: concerning(filters, p.device, true),
 			})
 		}
 		d := &status.Devices[i]
 		switch {
 		case !s.config.IgnoreFilters && !s.searched.hasPod(s.around, addr):
-			d.Waiting = append(d.Waiting, addr)
+			d.WaitingAddresses = append(d.WaitingAddresses, addr)
 			continue
 		case d.Shortcut:
 			at[addr] = p
 		}
-		d.Pods = append(d.Pods, addr)
+		d.PodAddresses = append(d.PodAddresses, addr)
 	}
 	for _, index := range s.around.unknown {
-		status.Devices = append(status.Devices, api.PodDevice{Name: s.around.network.device(index).Name, Pods: []netip.Addr{}, Unknown: true})
+		status.Devices = append(status.Devices, api.PodDevice{Name: s.around.network.device(index).Name, PodAddresses: []netip.Addr{}, PodUnknown: true})
 	}
 	for _, l := range s.around.uplinks {
 		status.Uplinks = append(status.Uplinks, l.Name)
@@ -91,11 +91,11 @@ func (s *Shortcut) Conditions() condition.List {
 		all = append(all, s.around.missing(s.config.Devices)...)
 	}
 	for _, d := range s.status.Devices {
-		if d.Excess > 0 {
-			all = append(all, condition.PodAddressLimit.New("%d addresses of pods behind the device, more than %d: packets of the others take the stack", mostLearned+d.Excess, mostLearned).At(d.Name))
+		if d.ExcessAddresses > 0 {
+			all = append(all, condition.PodAddressLimit.New("%d addresses of pods behind the device, more than %d: packets of the others take the stack", mostLearned+d.ExcessAddresses, mostLearned).At(d.Name))
 		}
-		if !d.Shortcut && len(d.Pods) > 0 {
-			all = append(all, condition.PodShortcutWithheld.New("packets of %s take the stack: %s", plural.Of(len(d.Pods), "pod address"), strings.Join(d.Filters, "; ")).At(d.Name))
+		if !d.Shortcut && len(d.PodAddresses) > 0 {
+			all = append(all, condition.PodShortcutWithheld.New("packets of %s take the stack: %s", plural.Of(len(d.PodAddresses), "pod address"), strings.Join(d.PacketFilters, "; ")).At(d.Name))
 		}
 	}
 	return append(all, s.passesInvalid()...)
@@ -106,8 +106,8 @@ func (s *Shortcut) passesInvalid() condition.List {
 	var rules []string
 	pods := 0
 	for _, d := range s.status.Devices {
-		if d.Shortcut && len(d.Pods) > 0 && len(d.Invalid) > 0 {
-			rules, pods = append(rules, d.Invalid...), pods+len(d.Pods)
+		if d.Shortcut && len(d.PodAddresses) > 0 && len(d.InvalidDropRules) > 0 {
+			rules, pods = append(rules, d.InvalidDropRules...), pods+len(d.PodAddresses)
 		}
 	}
 	if pods == 0 || s.config.IgnoreFilters {

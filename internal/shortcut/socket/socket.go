@@ -116,7 +116,7 @@ func (c *config) run(env component.Env) (*component.Instance, error) {
 }
 
 func (r *running) status(s *api.Status) {
-	s.NoBindProtection, s.Sockets = r.env.Datapath.Unavailable[bpf.BindProtection], r.sockets.Status()
+	s.BindProtectionUnavailable, s.SocketTermination = r.env.Datapath.Unavailable[bpf.BindProtection], r.sockets.Status()
 	r.optOuts.status(s)
 }
 

@@ -46,7 +46,7 @@ func (f *frontends) serves(protocol service.Protocol, address, backend netip.Add
 	if e == nil && address.Addr().Is4() && address.Addr().IsLoopback() {
 		loopback := netip.AddrFrom4([4]byte{127, 0, 0, 1})
 		e = f.applied[frontendKey(protocol, netip.AddrPortFrom(loopback, address.Port()))]
-		if e != nil && e.content.OneAddress() {
+		if e != nil && e.content.LoopbackExact() {
 			e = nil
 		}
 	}

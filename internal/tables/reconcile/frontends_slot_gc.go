@@ -150,7 +150,7 @@ type SlotUsage struct {
 	Contested int `json:"contested"`
 	// Seconds is the longest remaining wait for flows without conntrack entries. A slot stays contested
 	// for longer only while a tracked connection has another backend.
-	Seconds uint32 `json:"seconds"`
+	Seconds uint32 `json:"remainingSeconds"`
 }
 
 // slotUsage returns how many slots are contested.

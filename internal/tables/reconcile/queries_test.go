@@ -75,7 +75,7 @@ func TestServesOnLoopback(t *testing.T) {
 		k := newFakeKernel(t, bpf.Limits{})
 		s := newSyncer(t, k)
 		plan := simplePlan(ref("web"), 1, 1)
-		plan.Frontends[0].Key.Addr, plan.Frontends[0].OneAddress = netip.MustParseAddr("127.0.0.1"), one
+		plan.Frontends[0].Key.Addr, plan.Frontends[0].LoopbackExact = netip.MustParseAddr("127.0.0.1"), one
 		mustApply(t, s, difference(nil, map[service.Ref]*service.Plan{ref("web"): plan}))
 		backend := plan.Sets[0].Backends[0].Addr
 		for text, want := range map[string]bool{"127.0.0.1": true, "127.9.9.9": !one, "128.0.0.1": false} {

@@ -31,7 +31,7 @@ const (
 
 // Status is the state of one object.
 type Status struct {
-	Owner service.Ref `json:"owner"`
+	Owner service.Ref `json:"object"`
 	State State       `json:"state"`
 	// Reasons are the errors, one line for each failed frontend, at most maxReasons.
 	Reasons []string `json:"reasons,omitempty"`
@@ -75,25 +75,25 @@ type Stats struct {
 	LastSync time.Time `json:"lastSync"`
 	// LastSuccess is when the tables last held all that was wanted: after a change, or by an audit.
 	LastSuccess time.Time `json:"lastSuccess,omitzero"`
-	Applied     uint64    `json:"applied"` // calls of Apply
+	Applied     uint64    `json:"appliedPlans"` // calls of Apply
 	LastAudit   time.Time `json:"lastAudit"`
-	Updates     uint64    `json:"updates"`  // frontends changed in the tables
-	Failures    uint64    `json:"failures"` // steps that failed
+	Updates     uint64    `json:"frontendUpdates"` // frontends changed in the tables
+	Failures    uint64    `json:"failedSteps"`     // steps that failed
 	Retries     uint64    `json:"retries"`
-	Repairs     uint64    `json:"repairs"` // differences that Audit repaired
-	Failing     int       `json:"failing"` // frontends that differ from what is wanted
-	Pending     int       `json:"pending"` // frontends whose change is not in the tables yet
-	LeftOut     int       `json:"leftOut"` // objects that do not fit completely: left out, or served in part
+	Repairs     uint64    `json:"repairs"`          // differences that Audit repaired
+	Failing     int       `json:"failingFrontends"` // frontends that differ from what is wanted
+	Pending     int       `json:"pendingFrontends"` // frontends whose change is not in the tables yet
+	LeftOut     int       `json:"objectsLeftOut"`   // objects that do not fit completely: left out, or served in part
 	// Untracked is the number of frontends whose flows to other nodes need no conntrack entries,
 	// Remembering that of frontends with a history: in their contested slots flows need entries anyway.
-	Untracked   int `json:"untracked"`
-	Remembering int `json:"remembering"`
+	Untracked   int `json:"untrackedFrontends"`
+	Remembering int `json:"frontendsWithHistory"`
 	// Networks is why the ServiceCIDRs and pod networks in the tables are not the wanted ones.
-	Networks string `json:"networks,omitempty"`
+	Networks string `json:"networksError,omitempty"`
 	// Balancers is why the balancers in the tables are not the wanted ones.
-	Balancers string `json:"balancers,omitempty"`
+	Balancers string `json:"balancersError,omitempty"`
 	// BothNetworks are pod networks that are also ServiceCIDRs, and count as ServiceCIDRs.
-	BothNetworks []string `json:"bothNetworks,omitempty"`
+	BothNetworks []string `json:"podNetworksAlsoServiceCIDRs,omitempty"`
 }
 
 // Usage is how full a table is.

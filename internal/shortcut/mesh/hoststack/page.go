@@ -46,8 +46,8 @@ type Counters struct {
 	Sent     uint64 `json:"sentBytes"`
 	// Violations are connections that were reset because the other end wrote what cannot be.
 	Violations uint64 `json:"violations"`
-	// Returned are connections that went back to the kernel when rings were switched off.
-	Returned uint64 `json:"returned"`
+	// ReturnedToKernel are connections that went back to the kernel when rings were switched off.
+	ReturnedToKernel uint64 `json:"returnedToKernel"`
 	// Refused are connections and offers that were refused, by reason.
 	Refused map[string]uint64 `json:"refused"`
 }
@@ -59,10 +59,10 @@ type Session struct {
 	Role   string         `json:"role"`
 	Server netip.AddrPort `json:"server"`
 	Client netip.AddrPort `json:"client"`
-	// Sends and Receives are what carries the next octet of each direction: kernel before the ring, rings, or
+	// SendsBy and ReceivesBy are what carries the next octet of each direction: kernel before the ring, rings, or
 	// kernel-again.
-	Sends    string `json:"sends"`
-	Receives string `json:"receives"`
+	SendsBy    string `json:"sendsBy"`
+	ReceivesBy string `json:"receivesBy"`
 }
 
 var (
@@ -166,7 +166,7 @@ func (p *page) counters() (*Counters, error) {
 	for i := range words {
 		words[i] = binary.NativeEndian.Uint64(raw[8*i:])
 	}
-	c := &Counters{Attached: words[0], Unlisted: words[1], Received: words[2], Sent: words[3], Violations: words[4], Returned: words[5],
+	c := &Counters{Attached: words[0], Unlisted: words[1], Received: words[2], Sent: words[3], Violations: words[4], ReturnedToKernel: words[5],
 		Refused: map[string]uint64{}}
 	for i, reason := range refusals {
 		c.Refused[reason] = words[6+i]
@@ -210,5 +210,5 @@ func decodeSession(entry []byte) (Session, bool) {
 		a := netip.AddrFrom16([16]byte(entry[address : address+16])).Unmap()
 		return netip.AddrPortFrom(a, binary.NativeEndian.Uint16(entry[port:]))
 	}
-	return Session{Role: roles[role], Server: end(16, 8), Client: end(32, 10), Sends: phases[sends], Receives: phases[receives]}, true
+	return Session{Role: roles[role], Server: end(16, 8), Client: end(32, 10), SendsBy: phases[sends], ReceivesBy: phases[receives]}, true
 }

@@ -59,7 +59,7 @@ func (c Counters) clone() Counters {
 
 // fields returns the counters with their bounds, in one order.
 func (c *Counters) fields() (values []*uint64, most []uint64) {
-	return []*uint64{&c.Attached, &c.Unlisted, &c.Violations, &c.Returned, &c.Received, &c.Sent},
+	return []*uint64{&c.Attached, &c.Unlisted, &c.Violations, &c.ReturnedToKernel, &c.Received, &c.Sent},
 		[]uint64{maxGrowth, maxGrowth, maxGrowth, maxGrowth, maxOctetGrowth, maxOctetGrowth}
 }
 

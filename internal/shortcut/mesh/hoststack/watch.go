@@ -18,9 +18,6 @@ import (
 // lookInterval is the time between two looks at the programs: after as long at most a program that starts is switched.
 const lookInterval = 2 * time.Second
 
-// SessionsPath is the question at the agent's socket that is answered with a Report.
-const SessionsPath = "/v1/mesh/sessions"
-
 // A Mode is what the agent does about programs with the library.
 type Mode string
 
@@ -193,7 +190,7 @@ func (w *Watcher) Metrics(b *metrics.Batch) {
 	}
 	b.Add("beeline_mesh_hoststack_connections", float64(report.Sessions()))
 	b.Add("beeline_mesh_hoststack_attached_total", float64(sums.Attached))
-	b.Add("beeline_mesh_hoststack_returned_total", float64(sums.Returned))
+	b.Add("beeline_mesh_hoststack_returned_total", float64(sums.ReturnedToKernel))
 	b.Add("beeline_mesh_hoststack_violations_total", float64(sums.Violations))
 	b.Add("beeline_mesh_hoststack_bytes_total", float64(sums.Sent), "direction", "sent")
 	b.Add("beeline_mesh_hoststack_bytes_total", float64(sums.Received), "direction", "received")

@@ -54,11 +54,11 @@ func TestFlows(t *testing.T) {
 func (r *rig) wantVethReport(report Report) {
 	r.Helper()
 	for _, d := range bothDevices {
-		if why := report.RefusedHardware[d]; !strings.Contains(why, "its driver cannot offload flows: EOPNOTSUPP (operation not supported)") {
+		if why := report.RefusedHardwareDevices[d]; !strings.Contains(why, "its driver cannot offload flows: EOPNOTSUPP (operation not supported)") {
 			r.Errorf("hardware: %s is refused because %q", d, why)
 		}
 	}
-	if len(report.Software) != 2 || len(report.Hardware) != 0 || len(report.Refused) != 0 || !report.Accounting {
+	if len(report.SoftwareDevices) != 2 || len(report.HardwareDevices) != 0 || len(report.RefusedDevices) != 0 || !report.AccountingEnabled {
 		r.Errorf("Apply reports %+v, want both devices in the flowtable of the software, and accounting", report)
 	}
 }

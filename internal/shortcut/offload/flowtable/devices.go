@@ -38,7 +38,7 @@ const refusedExternal = "it is a tunnel in external mode: the kernel (seen with 
 // choose selects the devices of the configuration. Those of the earlier report are known to be accepted: a driver may
 // refuse a second flowtable while there is Beeline's first one.
 func (f *Flowtable) choose(n *network, c Config, earlier Report) (Report, error) {
-	r := Report{Refused: map[string]string{}, RefusedHardware: map[string]string{}}
+	r := Report{RefusedDevices: map[string]string{}, RefusedHardwareDevices: map[string]string{}}
 	others, err := f.othersFlowtables()
 	if err != nil {
 		return r, err
@@ -46,20 +46,20 @@ func (f *Flowtable) choose(n *network, c Config, earlier Report) (Report, error)
 	for _, name := range unique(c.Devices) {
 		switch l, ok := n.named(name); {
 		case !ok:
-			r.Refused[name] = "there is no such device"
+			r.RefusedDevices[name] = "there is no such device"
 		case l.External:
-			r.Refused[name] = refusedExternal
+			r.RefusedDevices[name] = refusedExternal
 		case others[name] != "":
-			r.Refused[name] = "it is in " + others[name]
+			r.RefusedDevices[name] = "it is in " + others[name]
 		default:
-			r.Software = append(r.Software, name)
+			r.SoftwareDevices = append(r.SoftwareDevices, name)
 		}
 	}
-	if err := f.chooseSoftware(&r, earlier.Software); err != nil {
+	if err := f.chooseSoftware(&r, earlier.SoftwareDevices); err != nil {
 		return r, err
 	}
 	if c.Hardware {
-		err = f.chooseHardware(&r, earlier.Hardware)
+		err = f.chooseHardware(&r, earlier.HardwareDevices)
 	}
 	return r, err
 }
@@ -73,29 +73,29 @@ func unique(names []string) []string {
 // chooseSoftware drops devices that the kernel refuses. If it accepts all, or has no flowtable, one attempt says so.
 func (f *Flowtable) chooseSoftware(r *Report, known []string) error {
 	tested := func(name string) bool { return slices.Contains(known, name) }
-	if len(known) > 0 && !slices.ContainsFunc(r.Software, func(name string) bool { return !tested(name) }) {
+	if len(known) > 0 && !slices.ContainsFunc(r.SoftwareDevices, func(name string) bool { return !tested(name) }) {
 		return nil
 	}
-	if f.try(r.Software, false) == nil {
+	if f.try(r.SoftwareDevices, false) == nil {
 		return nil
 	}
 	if err := f.try(nil, false); err != nil {
 		return unavailable(err)
 	}
-	r.Software = f.singly(r.Software, false, r.Refused)
+	r.SoftwareDevices = f.singly(r.SoftwareDevices, false, r.RefusedDevices)
 	return nil
 }
 
 func (f *Flowtable) chooseHardware(r *Report, known []string) error {
 	var untested []string
-	for _, name := range r.Software {
+	for _, name := range r.SoftwareDevices {
 		if slices.Contains(known, name) {
-			r.Hardware = append(r.Hardware, name)
+			r.HardwareDevices = append(r.HardwareDevices, name)
 		} else {
 			untested = append(untested, name)
 		}
 	}
-	r.Hardware = append(r.Hardware, f.singly(untested, true, r.RefusedHardware)...)
+	r.HardwareDevices = append(r.HardwareDevices, f.singly(untested, true, r.RefusedHardwareDevices)...)
 	return nil
 }
 

@@ -114,6 +114,6 @@ func (f *Flowtable) Status() Status {
 		return Status{}
 	}
 	return Status{
-		FlowtableReport: f.report, NextHops: len(f.network.hops(f.devices).valid), Replaced: maps.Clone(f.status.replaced), Last: f.status.last,
+		FlowtableReport: f.report, NextHops: len(f.network.hops(f.devices).valid), Replaced: maps.Clone(f.status.replaced), LastReplaced: f.status.last,
 	}
 }

@@ -122,10 +122,10 @@ func (f *Flowtable) install(c *Config) error {
 	if err != nil {
 		return err
 	}
-	report.Accounting = f.report.Accounting || !f.accounting()
-	devices := n.above(report.Software)
+	report.AccountingEnabled = f.report.AccountingEnabled || !f.accounting()
+	devices := n.above(report.SoftwareDevices)
 	if err := f.write(n, c, report, devices); err != nil {
-		f.report.Software = nil // to try the devices again
+		f.report.SoftwareDevices = nil // to try the devices again
 		return fmt.Errorf("create table inet %s of nftables: %w", TableName, err)
 	}
 	f.config, f.network, f.report, f.devices = c, n, report, devices
@@ -134,16 +134,16 @@ func (f *Flowtable) install(c *Config) error {
 
 func (f *Flowtable) write(n *network, c *Config, report Report, devices map[int]bool) error {
 	return f.batch(func(conn *nftables.Conn) error {
-		if len(report.Hardware) == 0 {
+		if len(report.HardwareDevices) == 0 {
 			remove(conn, tableOf(true))
 		} else {
-			inHardware := n.above(report.Hardware)
-			r := &ruleset{config: *c, devices: report.Hardware, indexes: indexes(inHardware), hops: n.hops(inHardware), hardware: true}
+			inHardware := n.above(report.HardwareDevices)
+			r := &ruleset{config: *c, devices: report.HardwareDevices, indexes: indexes(inHardware), hops: n.hops(inHardware), hardware: true}
 			if err := r.replace(conn); err != nil {
 				return err
 			}
 		}
-		r := &ruleset{config: *c, devices: report.Software, indexes: indexes(devices), hops: n.hops(devices)}
+		r := &ruleset{config: *c, devices: report.SoftwareDevices, indexes: indexes(devices), hops: n.hops(devices)}
 		return r.replace(conn)
 	})
 }

@@ -45,7 +45,7 @@ func (f *Flowtable) follows(c change) error {
 
 // tables returns the tables that are there.
 func (f *Flowtable) tables() []*nftables.Table {
-	if len(f.report.Hardware) > 0 {
+	if len(f.report.HardwareDevices) > 0 {
 		return []*nftables.Table{tableOf(true), tableOf(false)}
 	}
 	return []*nftables.Table{tableOf(false)}

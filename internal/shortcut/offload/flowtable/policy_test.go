@@ -105,11 +105,11 @@ func TestRefusedDevices(t *testing.T) {
 	for device, want := range map[string]string{
 		selftest.ClientDevice: "it is in flowtable ft of table inet firewalld, of firewalld", "external": refusedExternal, "missing": "there is no such device",
 	} {
-		if report.Refused[device] != want {
-			t.Errorf("%s is refused because %q, want %q", device, report.Refused[device], want)
+		if report.RefusedDevices[device] != want {
+			t.Errorf("%s is refused because %q, want %q", device, report.RefusedDevices[device], want)
 		}
 	}
-	if len(report.Software) != 1 || report.Software[0] != selftest.ServerDevice {
-		t.Errorf("in the flowtable are %v", report.Software)
+	if len(report.SoftwareDevices) != 1 || report.SoftwareDevices[0] != selftest.ServerDevice {
+		t.Errorf("in the flowtable are %v", report.SoftwareDevices)
 	}
 }

@@ -28,10 +28,10 @@ func (p *Prover) Attach(router *netns.Namespace, devices []string, threshold int
 	if err != nil {
 		return err
 	}
-	for device, why := range r.Refused {
+	for device, why := range r.RefusedDevices {
 		return p.refuse(device, why)
 	}
-	for device, why := range r.RefusedHardware {
+	for device, why := range r.RefusedHardwareDevices {
 		return p.refuse(device, why)
 	}
 	ctx, cancel := context.WithCancel(context.Background())

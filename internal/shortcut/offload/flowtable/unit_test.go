@@ -159,14 +159,14 @@ func TestHardware(t *testing.T) {
 	c := Config{Devices: []string{"c", "a", "b"}, Hardware: true}
 	report, err := f.choose(n, c, Report{})
 	must(t, err)
-	if !slices.Equal(report.Hardware, []string{"a", "c"}) || !slices.Equal(report.Software, []string{"a", "b", "c"}) || len(report.Refused) > 0 {
+	if !slices.Equal(report.HardwareDevices, []string{"a", "c"}) || !slices.Equal(report.SoftwareDevices, []string{"a", "b", "c"}) || len(report.RefusedDevices) > 0 {
 		t.Errorf("the report is %+v", report)
 	}
-	if why := report.RefusedHardware["b"]; why != "its driver cannot offload flows: EOPNOTSUPP (operation not supported)" {
+	if why := report.RefusedHardwareDevices["b"]; why != "its driver cannot offload flows: EOPNOTSUPP (operation not supported)" {
 		t.Errorf("b is refused because %q", why)
 	}
 	clear(k.committed)
-	must(t, f.write(n, &c, report, n.above(report.Software)))
+	must(t, f.write(n, &c, report, n.above(report.SoftwareDevices)))
 	if want := map[string]string{TableName: "a b c flags 2", HardwareTableName: "a c flags 3"}; !maps.Equal(k.committed, want) {
 		t.Errorf("the flowtables are %v, want %v", k.committed, want)
 	}

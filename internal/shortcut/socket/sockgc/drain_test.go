@@ -70,7 +70,7 @@ func TestJobDrainsTCP(t *testing.T) {
 				if !slices.Equal(w.resets, test.want) {
 					t.Errorf("resets at %v, want %v", w.resets, test.want)
 				}
-				if st := j.Status(); st.Pending || st.Draining != 0 || st.EndedTCP != uint64(len(test.want)) {
+				if st := j.Status(); st.Pending || st.DrainingBackends != 0 || st.EndedTCP != uint64(len(test.want)) {
 					t.Errorf("at the end: %+v", st)
 				}
 			})

@@ -12,7 +12,7 @@ import (
 )
 
 // Status is what was terminated, and how.
-type Status = api.Sockets
+type Status = api.SocketTermination
 
 // record adds a finished GC pass.
 func record(st *Status, s *pass, took time.Duration) {
@@ -22,8 +22,8 @@ func record(st *Status, s *pass, took time.Duration) {
 		st.EndedUDP += uint64(s.ended)
 	}
 	st.Passes++
-	st.LastPass, st.LastSeconds, st.Namespaces = s.now, took.Seconds(), s.namespaces
-	st.Unreadable = s.unreadable
+	st.LastPass, st.LastPassSeconds, st.NetworkNamespaces = s.now, took.Seconds(), s.namespaces
+	st.UnreadableProcesses = s.unreadable
 }
 
 // Status returns the current status.
@@ -31,7 +31,7 @@ func (j *Collector) Status() Status {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	status := j.status
-	status.Draining = len(j.drain.removed)
+	status.DrainingBackends = len(j.drain.removed)
 	status.Pending = j.running || !earlier(j.udp.next(), j.tcp.next()).IsZero()
 	if err := errors.Join(j.udp.err, j.tcp.err); err != nil {
 		status.LastError = err.Error()
