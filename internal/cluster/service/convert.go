@@ -50,10 +50,10 @@ func ConvertService(in *corev1.Service) (*Service, error) {
 			in.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal,
 		InternalLocal: in.Spec.InternalTrafficPolicy != nil &&
 			*in.Spec.InternalTrafficPolicy == corev1.ServiceInternalTrafficPolicyLocal,
-		Algorithm: algorithm(&errs, in.Annotations),
-		DSR:       dsr(&errs, in.Annotations),
-		DSRHybrid: annotatedSwitch(&errs, in.Annotations, AnnotationDSRHybrid),
-		Stateless: annotatedSwitch(&errs, in.Annotations, AnnotationStateless),
+		Algorithm: annotationValue[Algorithm](&errs, in.Annotations, AnnotationAlgorithm, Algorithms, strings.Join(Algorithms, " or ")),
+		DSR:       annotationValue[DSR](&errs, in.Annotations, AnnotationDSR, DSRs, strings.Join(DSRs, " or ")),
+		DSRHybrid: annotationValue[Switch](&errs, in.Annotations, AnnotationDSRHybrid, switches, `"true" or "false"`),
+		Stateless: annotationValue[Switch](&errs, in.Annotations, AnnotationStateless, switches, `"true" or "false"`),
 	}
 	for i, f := range in.Spec.IPFamilies {
 		switch f {
@@ -102,13 +102,14 @@ func clusterIPs(errs *fieldErrors, spec *corev1.ServiceSpec) []string {
 	return ips
 }
 
-func algorithm(errs *fieldErrors, annotations map[string]string) Algorithm {
-	v, ok := annotations[AnnotationAlgorithm]
-	if ok && !slices.Contains(Algorithms, v) {
-		errs.add("metadata.annotations["+AnnotationAlgorithm+"]", v, strings.Join(Algorithms, " or "))
+// annotationValue returns the value of an annotation; empty if it is not set or not valid.
+func annotationValue[T ~string](errs *fieldErrors, annotations map[string]string, name string, valid []string, expected string) T {
+	v, ok := annotations[name]
+	if ok && !slices.Contains(valid, v) {
+		errs.add("metadata.annotations["+name+"]", v, expected)
 		return ""
 	}
-	return Algorithm(v)
+	return T(v)
 }
 
 func affinity(errs *fieldErrors, spec *corev1.ServiceSpec) time.Duration {

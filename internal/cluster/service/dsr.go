@@ -6,7 +6,6 @@ import (
 	"cmp"
 	"net/netip"
 	"slices"
-	"strings"
 
 	"beeline.io/beeline/internal/report/condition"
 )
@@ -45,26 +44,10 @@ const (
 	Off Switch = "false"
 )
 
+var switches = []string{string(On), string(Off)}
+
 // or returns the value of a switch, or node if it is not set.
 func (s Switch) or(node bool) bool { return s == On || s == "" && node }
-
-func dsr(errs *fieldErrors, annotations map[string]string) DSR {
-	v, ok := annotations[AnnotationDSR]
-	if ok && !slices.Contains(DSRs, v) {
-		errs.add("metadata.annotations["+AnnotationDSR+"]", v, strings.Join(DSRs, " or "))
-		return ""
-	}
-	return DSR(v)
-}
-
-func annotatedSwitch(errs *fieldErrors, annotations map[string]string, name string) Switch {
-	v, ok := annotations[name]
-	if ok && v != string(On) && v != string(Off) {
-		errs.add("metadata.annotations["+name+"]", v, `"true" or "false"`)
-		return ""
-	}
-	return Switch(v)
-}
 
 // dsrOf returns the DSR method of a Service for a protocol; empty without DSR.
 func (c *Config) dsrOf(s *Service, protocol Protocol) DSR {
@@ -102,7 +85,7 @@ func (p *servicePlan) withNodes(all []candidate, port ServicePort) {
 	for i := range all {
 		c := &all[i]
 		if !c.local(p.node) {
-			c.node = p.node.addressOf(c.endpoint.Node, FamilyOf(c.addr.Addr()))
+			c.node = cmp.Or(p.node.objects[c.endpoint.Node], noNode).addressOf(FamilyOf(c.addr.Addr()))
 		}
 	}
 }

@@ -5,7 +5,6 @@ package service
 import (
 	"fmt"
 	"net/netip"
-	"slices"
 )
 
 // Via selects the path of clients' packets (DSR) for a health check: encapsulated, for a frontend. The zero
@@ -70,7 +69,7 @@ func (p *servicePlan) checkedAt(port ServicePort, clusterIP netip.Addr, ingress,
 	at := func(a netip.Addr) checkedAt { return checkedAt{kind, netip.AddrPortFrom(a, port.Port), p.node} }
 	switch {
 	case len(ingress) > 0:
-		if ranges != nil && !slices.ContainsFunc(ranges, func(r netip.Prefix) bool { return r.Contains(own) }) {
+		if ranges != nil && !inside(ranges, own) {
 			return checkedAt{}
 		}
 		return at(ingress[0])

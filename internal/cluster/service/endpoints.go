@@ -152,14 +152,6 @@ func (s *portSets) of(scope Scope) []Backend {
 	return s.cluster
 }
 
-// remoteNode returns the candidate's node unless it is this one.
-func (c candidate) remoteNode(here bool) netip.Addr {
-	if here {
-		return netip.Addr{}
-	}
-	return c.node
-}
-
 func backends(all []candidate, node *nodeFacts, admit func(candidate) bool) []Backend {
 	n := 0
 	for _, c := range all {
@@ -173,8 +165,11 @@ func backends(all []candidate, node *nodeFacts, admit func(candidate) bool) []Ba
 	bs := make([]Backend, 0, n)
 	for _, c := range all {
 		if admit(c) {
-			here := c.here(node)
-			bs = append(bs, Backend{Addr: c.addr, Local: here, Node: c.remoteNode(here), Weight: c.weight})
+			b := Backend{Addr: c.addr, Local: c.here(node), Weight: c.weight}
+			if !b.Local {
+				b.Node = c.node
+			}
+			bs = append(bs, b)
 		}
 	}
 	return bs
@@ -190,28 +185,21 @@ func (e *Endpoint) hints() Hints {
 // byTopology returns a filter for the endpoints that hints assign to this node (R13, KEP-2433, KEP-3015). Hints
 // of one kind apply only if every ready endpoint has some and one of them names this node or zone.
 func byTopology(all []candidate, node *nodeFacts) func(candidate) bool {
-	ready, nodeHints, zoneHints := 0, 0, 0
-	thisNode, thisZone := false, false
 	forNode := func(c candidate) bool { return slices.Contains(c.endpoint.hints().Nodes, node.name) }
 	forZone := func(c candidate) bool { return slices.Contains(c.endpoint.hints().Zones, node.zone) }
+	allNodes, allZones, thisNode, thisZone := true, true, false, false
 	for _, c := range all {
-		if !c.ready() {
-			continue
-		}
-		ready++
-		if len(c.endpoint.hints().Nodes) > 0 {
-			nodeHints++
+		if c.ready() {
+			allNodes = allNodes && len(c.endpoint.hints().Nodes) > 0
+			allZones = allZones && len(c.endpoint.hints().Zones) > 0
 			thisNode = thisNode || forNode(c)
-		}
-		if len(c.endpoint.hints().Zones) > 0 {
-			zoneHints++
 			thisZone = thisZone || forZone(c)
 		}
 	}
 	switch {
-	case nodeHints == ready && thisNode:
+	case allNodes && thisNode:
 		return forNode
-	case zoneHints == ready && thisZone:
+	case allZones && thisZone:
 		return forZone
 	}
 	return func(candidate) bool { return true }

@@ -3,6 +3,7 @@
 package service
 
 import (
+	"cmp"
 	"net/netip"
 	"slices"
 )
@@ -33,18 +34,16 @@ type nodeFacts struct {
 // newNodeFacts combines the state of this node. The Node object may not exist.
 func newNodeFacts(config *Config, objects map[string]*Node, interfaces []netip.Addr, nodes map[netip.Addr]int) nodeFacts {
 	f := nodeFacts{name: config.NodeName, localByAddress: config.LocalByAddress, nodes: nodes, objects: objects}
-	node := objects[config.NodeName]
+	node := cmp.Or(objects[config.NodeName], noNode)
+	f.zone, f.pods = node.Zone, node.PodCIDRs
 	all := slices.Clone(interfaces)
-	if node != nil {
-		f.zone, f.pods = node.Zone, node.PodCIDRs
-		for _, a := range node.Addresses {
-			if a.IsLoopback() {
-				continue
-			}
-			all = append(all, a)
-			if !f.primaryOf(FamilyOf(a)).IsValid() {
-				f.primary = append(f.primary, a)
-			}
+	for _, a := range node.Addresses {
+		if a.IsLoopback() {
+			continue
+		}
+		all = append(all, a)
+		if !f.primaryOf(FamilyOf(a)).IsValid() {
+			f.primary = append(f.primary, a)
 		}
 	}
 	f.local = sortedAddrs(all)
@@ -54,29 +53,20 @@ func newNodeFacts(config *Config, objects map[string]*Node, interfaces []netip.A
 
 // primaryOf returns the node's primary address of a family, or the zero Addr.
 func (f *nodeFacts) primaryOf(family Family) netip.Addr {
-	for _, a := range f.primary {
-		if FamilyOf(a) == family {
+	return firstOf(f.primary, family)
+}
+
+// addressOf returns the address at which others reach a node; the zero Addr if it has none of that family.
+func (n *Node) addressOf(family Family) netip.Addr { return firstOf(n.Addresses, family) }
+
+// firstOf returns the first address of a family except loopback addresses; the zero Addr if there is none.
+func firstOf(addrs []netip.Addr, family Family) netip.Addr {
+	for _, a := range addrs {
+		if FamilyOf(a) == family && !a.IsLoopback() {
 			return a
 		}
 	}
 	return netip.Addr{}
-}
-
-// addressOf returns the address at which others reach a node; the zero Addr if it has none of that family.
-func (f *nodeFacts) addressOf(name string, family Family) netip.Addr {
-	return f.objects[name].addressOf(family)
-}
-
-// addressOf returns the first address of a family; the zero Addr for a nil node.
-func (n *Node) addressOf(family Family) netip.Addr {
-	if n == nil {
-		return netip.Addr{}
-	}
-	i := slices.IndexFunc(n.Addresses, func(a netip.Addr) bool { return FamilyOf(a) == family && !a.IsLoopback() })
-	if i < 0 {
-		return netip.Addr{}
-	}
-	return n.Addresses[i]
 }
 
 // selectNodePorts returns the addresses that the prefixes select, and the primary address of each family
@@ -89,7 +79,7 @@ func (f *nodeFacts) selectNodePorts(prefixes []netip.Prefix, primary bool) []net
 		}
 	}
 	for _, a := range f.local {
-		if slices.ContainsFunc(prefixes, func(p netip.Prefix) bool { return p.Contains(a) }) && !slices.Contains(selected, a) {
+		if inside(prefixes, a) && !slices.Contains(selected, a) {
 			selected = append(selected, a)
 		}
 	}
@@ -104,7 +94,7 @@ func (f *nodeFacts) isLocal(a netip.Addr) bool {
 
 // has reports whether an address belongs to this node or to a pod on it.
 func (f *nodeFacts) has(a netip.Addr) bool {
-	return f.isLocal(a) || slices.ContainsFunc(f.pods, func(p netip.Prefix) bool { return p.Contains(a) })
+	return f.isLocal(a) || inside(f.pods, a)
 }
 
 // ofFamily returns the addresses of one family.

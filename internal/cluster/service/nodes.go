@@ -3,6 +3,7 @@
 package service
 
 import (
+	"cmp"
 	"fmt"
 	"iter"
 	"maps"
@@ -45,10 +46,16 @@ func (t *Cluster) SetNodeSockets(keys map[FrontendKey]bool) Delta {
 	return t.commit(b)
 }
 
+// noNode takes the place of a Node that does not exist.
+var noNode = &Node{}
+
+// ownNode returns this node's Node object, or noNode.
+func (t *Cluster) ownNode() *Node { return cmp.Or(t.nodes[t.config.NodeName], noNode) }
+
 func (t *Cluster) setNode(b *batch, c Change) {
-	old := t.nodes[c.Ref.Name]
+	old := cmp.Or(t.nodes[c.Ref.Name], noNode)
 	if c.Ref.Name == t.config.NodeName {
-		t.ownDeleted = c.Object == nil && (old != nil || c.Last != nil)
+		t.ownDeleted = c.Object == nil && (old != noNode || c.Last != nil)
 		if t.ownDeleted && c.Last == nil {
 			return // R39
 		}
@@ -57,35 +64,17 @@ func (t *Cluster) setNode(b *batch, c Change) {
 		}
 	}
 	set(t.nodes, c.Ref.Name, c.Object)
-	if n := t.nodes[c.Ref.Name]; n != nil {
-		t.count(b, n.Addresses, 1)
-		t.protected.nodes.count(b.protected, n.Addresses, 1)
-	}
-	if old != nil {
-		t.count(b, old.Addresses, -1)
-		t.protected.nodes.count(b.protected, old.Addresses, -1)
-	}
-	now := t.nodes[c.Ref.Name]
+	now := cmp.Or(t.nodes[c.Ref.Name], noNode)
+	t.count(b, now.Addresses, 1)
+	t.count(b, old.Addresses, -1)
+	t.protected.nodes.count(b.protected, now.Addresses, 1)
+	t.protected.nodes.count(b.protected, old.Addresses, -1)
 	if old.addressOf(IPv4) != now.addressOf(IPv4) || old.addressOf(IPv6) != now.addressOf(IPv6) {
 		b.renumbered[c.Ref.Name] = true
 	}
-	b.nodes = b.nodes || !slices.Equal(addressesOf(old), addressesOf(now))
-	b.podCIDRs = b.podCIDRs || !slices.Equal(podCIDRs(old), podCIDRs(t.nodes[c.Ref.Name]))
+	b.nodes = b.nodes || !slices.Equal(old.Addresses, now.Addresses)
+	b.podCIDRs = b.podCIDRs || !slices.Equal(old.PodCIDRs, now.PodCIDRs)
 	b.thisNode = b.thisNode || c.Ref.Name == t.config.NodeName
-}
-
-func addressesOf(n *Node) []netip.Addr {
-	if n == nil {
-		return nil
-	}
-	return n.Addresses
-}
-
-func podCIDRs(n *Node) []netip.Prefix {
-	if n == nil {
-		return nil
-	}
-	return n.PodCIDRs
 }
 
 // count records that a Node or this node's interfaces gained or lost addresses.
@@ -168,12 +157,7 @@ func (t *Cluster) UnknownNode() bool {
 }
 
 // OwnAddresses returns the addresses of this node's Node object, in its order.
-func (t *Cluster) OwnAddresses() []netip.Addr {
-	if n := t.nodes[t.config.NodeName]; n != nil {
-		return n.Addresses
-	}
-	return nil
-}
+func (t *Cluster) OwnAddresses() []netip.Addr { return t.ownNode().Addresses }
 
 // PodCIDRs returns the podCIDRs of all Nodes, sorted.
 func (t *Cluster) PodCIDRs() []netip.Prefix {
@@ -197,11 +181,16 @@ func (t *Cluster) updateServiceCIDRs(b *batch) *[]netip.Prefix {
 	for _, c := range t.cidrs {
 		all = append(all, c.CIDRs...)
 	}
-	if all = sortedPrefixes(all); slices.Equal(all, t.serviceCIDRs) {
+	return replaced(&t.serviceCIDRs, all)
+}
+
+// replaced sorts a new list and stores it; nil if it is the old one.
+func replaced(list *[]netip.Prefix, now []netip.Prefix) *[]netip.Prefix {
+	if now = sortedPrefixes(now); slices.Equal(now, *list) {
 		return nil
 	}
-	t.serviceCIDRs = all
-	return &all
+	*list = now
+	return &now
 }
 
 // PodNetworks returns the pod networks, sorted: the configured ones or, without any, the podCIDRs of all Nodes
@@ -215,12 +204,7 @@ func (t *Cluster) updatePodNetworks(b *batch) *[]netip.Prefix {
 		return nil
 	}
 	all := t.PodCIDRs()
-	all = sortedPrefixes(append(all, t.learnedPods(all)...))
-	if slices.Equal(all, t.podNetworks) {
-		return nil
-	}
-	t.podNetworks = all
-	return &all
+	return replaced(&t.podNetworks, append(all, t.learnedPods(all)...))
 }
 
 // Balancers returns the networks from which encapsulated packets for backends of this node are accepted,
@@ -235,17 +219,12 @@ func (t *Cluster) updateBalancers(b *batch) *[]netip.Prefix {
 	all := slices.Clone(t.config.Balancers)
 	for _, n := range t.nodes {
 		for _, a := range n.Addresses {
-			named := slices.ContainsFunc(t.config.Balancers, func(p netip.Prefix) bool { return p.Contains(a) })
-			if !a.IsLoopback() && !named {
+			if !a.IsLoopback() && !inside(t.config.Balancers, a) {
 				all = append(all, netip.PrefixFrom(a, a.BitLen()))
 			}
 		}
 	}
-	if all = sortedPrefixes(all); slices.Equal(all, t.balancers) {
-		return nil
-	}
-	t.balancers = all
-	return &all
+	return replaced(&t.balancers, all)
 }
 
 // Ineligible returns why load balancers outside the cluster must send no new connections to this node; empty if

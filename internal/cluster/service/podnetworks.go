@@ -21,7 +21,7 @@ func (t *Cluster) notePodAddresses(b *batch, ref Ref, p *Pod) {
 	if t.podAddrs[ref] = now; len(now) == 0 {
 		delete(t.podAddrs, ref)
 	}
-	cidrs := podCIDRs(t.nodes[t.config.NodeName])
+	cidrs := t.ownNode().PodCIDRs
 	b.podAddrs = b.podAddrs || slices.ContainsFunc(slices.Concat(old, now), func(a netip.Addr) bool { return !inside(cidrs, a) })
 }
 

@@ -2,7 +2,10 @@
 
 package service
 
-import "time"
+import (
+	"slices"
+	"time"
+)
 
 // A Trigger is the change of a pod or Service that made the controller write an EndpointSlice. The time from it
 // until the tables follow is the network programming latency (SIG Scalability's SLI).
@@ -44,31 +47,23 @@ func (p *Plan) WithoutLocalEndpoints() (lacks LocalPorts) {
 		return lacks
 	}
 	type place struct {
-		port   Port
-		family int
+		port  Port
+		count *int
 	}
-	internal, external := map[place]bool{}, map[place]bool{}
+	counted := map[place]bool{}
 	for i := range p.Frontends {
 		f := &p.Frontends[i]
-		at := place{f.Port, 0}
-		if FamilyOf(f.Key.Addr) == IPv6 {
-			at.family = 1
-		}
+		family := slices.Index(Families, FamilyOf(f.Key.Addr))
+		at, class := place{f.Port, &lacks.External[family]}, FromOutside
 		switch f.Kind {
 		case ClusterIP:
-			internal[at] = internal[at] || f.Decisions[FromPod].Verdict == Drop
-		case NodePort, LoadBalancer, ExternalIP:
-			external[at] = external[at] || f.Decisions[FromOutside].Verdict == Drop
+			at.count, class = &lacks.Internal[family], FromPod
+		case ClusterIPOther, HostPort, Echo:
+			continue
 		}
-	}
-	for at, drops := range internal {
-		if drops {
-			lacks.Internal[at.family]++
-		}
-	}
-	for at, drops := range external {
-		if drops {
-			lacks.External[at.family]++
+		if f.Decisions[class].Verdict == Drop && !counted[at] {
+			counted[at] = true
+			*at.count++
 		}
 	}
 	return lacks
