@@ -29,25 +29,21 @@ const blank = " \t\r\n"
 // comments and directives (%YAML).
 func split(data []byte) []document {
 	var docs []document
-	start, startLine, line, empty := 0, 1, 0, true
-	for pos := 0; pos < len(data); {
+	pos, start, startLine, line, empty := 0, 0, 1, 0, true
+	for text := range bytes.Lines(data) {
 		line++
-		end := len(data)
-		if i := bytes.IndexByte(data[pos:], '\n'); i >= 0 {
-			end = pos + i + 1
+		rest := text
+		if isMarker(text) {
+			rest = text[3:]
+			if !empty {
+				docs = append(docs, document{data[start:pos], startLine})
+				start, startLine, empty = pos, line, true
+			}
 		}
-		text := data[pos:end]
-		if marker := isMarker(text); marker && !empty {
-			docs = append(docs, document{data[start:pos], startLine})
-			start, startLine, empty = pos, line, true
-			text = text[3:]
-		} else if marker {
-			text = text[3:]
-		}
-		if rest := bytes.Trim(text, blank); len(rest) > 0 && rest[0] != '#' && rest[0] != '%' {
+		if rest = bytes.Trim(rest, blank); len(rest) > 0 && rest[0] != '#' && rest[0] != '%' {
 			empty = false
 		}
-		pos = end
+		pos += len(text)
 	}
 	if !empty {
 		docs = append(docs, document{data[start:], startLine})

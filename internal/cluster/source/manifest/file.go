@@ -129,16 +129,11 @@ func comparePlace(a, b source.Problem) int {
 
 // invalidLine returns the line of the first byte that is not UTF-8.
 func invalidLine(data []byte) int {
-	line := 1
-	for len(data) > 0 {
-		r, size := utf8.DecodeRune(data)
-		if r == utf8.RuneError && size == 1 {
-			return line
+	line := 0
+	for text := range bytes.Lines(data) {
+		if line++; !utf8.Valid(text) {
+			break
 		}
-		if r == '\n' {
-			line++
-		}
-		data = data[size:]
 	}
 	return line
 }

@@ -19,31 +19,36 @@ type reading struct {
 	problems source.Problems
 }
 
-// join joins the files. An object in two files is an error, because it is not clear which one is meant.
+// join joins the files. An object in two files is an error, because it is not clear which one is meant. So is an
+// allocation that two Services have: a working one must not lose it to a new one.
 func (s *Source) join() reading {
-	files := slices.SortedFunc(maps.Values(s.files), func(a, b *file) int { return strings.Compare(a.name, b.name) })
-	type place struct {
-		file string
-		line int
+	type holder struct {
+		ref   service.Ref
+		place string
 	}
 	r := reading{objects: make(map[service.Ref]service.Object)}
-	first := make(map[service.Ref]place)
-	for _, f := range files {
+	first, holders := map[service.Ref]string{}, map[allocation]holder{}
+	for _, f := range slices.SortedFunc(maps.Values(s.files), func(a, b *file) int { return strings.Compare(a.name, b.name) }) {
 		r.problems = append(r.problems, f.problems...)
 		for _, o := range f.objects {
-			ref := o.object.Ref()
-			if at, ok := first[ref]; ok {
-				r.problems = append(r.problems, source.Problem{
-					File: f.name, Line: o.line, Object: ref.String(),
-					Reason: fmt.Sprintf("is already in %s:%d; remove one of the two", at.file, at.line),
-				})
-				continue
+			ref, place := o.object.Ref(), fmt.Sprintf("%s:%d", f.name, o.line)
+			conflict := func(format string, args ...any) {
+				r.problems = append(r.problems, source.Problem{File: f.name, Line: o.line, Object: ref.String(), Reason: fmt.Sprintf(format, args...)})
 			}
-			first[ref] = place{f.name, o.line}
-			r.objects[ref] = o.object
+			if at, ok := first[ref]; ok {
+				conflict("is already in %s; remove one of the two", at)
+			} else {
+				first[ref], r.objects[ref] = place, o.object
+			}
+			for _, a := range allocated(o.object) {
+				if other, taken := holders[a]; !taken {
+					holders[a] = holder{ref, place}
+				} else if other.ref != ref { // a duplicate object is reported as such
+					conflict("%s: %s already belongs to %s (%s); choose another", a.field, a.value, other.ref, other.place)
+				}
+			}
 		}
 	}
-	r.problems = append(r.problems, sharedAddresses(files)...)
 	r.problems = s.inOrder(r.problems)
 	return r
 }
@@ -57,9 +62,12 @@ func (s *Source) inOrder(problems source.Problems) source.Problems {
 // allocation is a value that an API server gives to only one Service.
 type allocation struct{ field, value string }
 
-// allocated returns each allocation of a Service once.
-func allocated(s *service.Service) []allocation {
-	var all []allocation
+// allocated returns each allocation of a Service once; other objects have none.
+func allocated(o service.Object) (all []allocation) {
+	s, ok := o.(*service.Service)
+	if !ok {
+		return nil
+	}
 	for _, ip := range s.ClusterIPs {
 		if ip != "" && ip != "None" {
 			all = append(all, allocation{"spec.clusterIPs", ip})
@@ -72,32 +80,4 @@ func allocated(s *service.Service) []allocation {
 		}
 	}
 	return all
-}
-
-// sharedAddresses reports ClusterIPs and NodePorts that two Services have, which an API server would not
-// allocate twice. It is not clear which Service is meant, and a working one must not lose them to a new one.
-func sharedAddresses(files []*file) (problems source.Problems) {
-	type holder struct {
-		ref   service.Ref
-		place string
-	}
-	first := map[allocation]holder{}
-	for _, f := range files {
-		for _, o := range f.objects {
-			s, ok := o.object.(*service.Service)
-			if !ok {
-				continue
-			}
-			for _, c := range allocated(s) {
-				other, taken := first[c]
-				if !taken {
-					first[c] = holder{s.Ref(), fmt.Sprintf("%s:%d", f.name, o.line)}
-				} else if other.ref != s.Ref() { // duplicate objects are reported as such
-					problems = append(problems, source.Problem{File: f.name, Line: o.line, Object: s.Ref().String(),
-						Reason: fmt.Sprintf("%s: %s already belongs to %s (%s); choose another", c.field, c.value, other.ref, other.place)})
-				}
-			}
-		}
-	}
-	return problems
 }

@@ -136,11 +136,7 @@ func (c contents) add(f *file) bool {
 			return false
 		}
 		c.objects[ref] = o.object
-		s, ok := o.object.(*service.Service)
-		if !ok {
-			continue
-		}
-		for _, a := range allocated(s) {
+		for _, a := range allocated(o.object) {
 			if _, taken := c.allocated[a]; taken {
 				return false
 			}
