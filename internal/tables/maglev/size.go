@@ -4,6 +4,7 @@ package maglev
 
 import (
 	"fmt"
+	"math/big"
 	"slices"
 )
 
@@ -34,14 +35,5 @@ func CheckSize(size uint32) error {
 		size, below, above, Sizes[at-1], Sizes[at])
 }
 
-func isPrime(n uint32) bool {
-	if n < 2 {
-		return false
-	}
-	for d := uint32(2); d*d <= n; d++ {
-		if n%d == 0 {
-			return false
-		}
-	}
-	return true
-}
+// isPrime is exact: ProbablyPrime does not err below 1 << 64.
+func isPrime(n uint32) bool { return big.NewInt(int64(n)).ProbablyPrime(0) }

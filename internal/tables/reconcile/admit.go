@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 
 	"beeline.io/beeline/internal/cluster/service"
@@ -76,11 +77,7 @@ func (m *admission) admit(delta service.Delta) error {
 	}
 	refused := m.settleAll(changed)
 	if m.roomier && len(m.leftOut) > 0 {
-		waiting := make([]*account, 0, len(m.leftOut))
-		for a := range m.leftOut {
-			waiting = append(waiting, a)
-		}
-		m.settleAll(waiting)
+		m.settleAll(slices.Collect(maps.Keys(m.leftOut)))
 	}
 	m.roomier = false
 	refused = slices.DeleteFunc(refused, func(a *account) bool { return a.reason == nil })
@@ -170,13 +167,12 @@ func (m *admission) settle(a *account) {
 
 // hold counts c for an object in place of its previous cost.
 func (m *admission) hold(a *account, c cost) {
-	for table := range c {
-		m.roomier = m.roomier || c[table] < a.held[table]
-	}
 	namespace := m.namespaces[a.ref.Namespace]
-	for _, sum := range []*cost{&m.total, &namespace} {
-		sum.subtract(a.held)
-		sum.add(c)
+	for table := range c {
+		more := c[table] - a.held[table]
+		m.roomier = m.roomier || more < 0
+		m.total[table] += more
+		namespace[table] += more
 	}
 	a.held = c
 	if m.namespaces[a.ref.Namespace] = namespace; namespace == (cost{}) {

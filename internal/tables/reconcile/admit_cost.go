@@ -35,18 +35,6 @@ var costNames = [costTables]string{
 // have one entry, so the sum of all costs exceeds what is in use.
 func deduplicated(table int) bool { return table == costBackends || table == costRanges }
 
-func (c *cost) add(o cost) {
-	for table := range c {
-		c[table] += o[table]
-	}
-}
-
-func (c *cost) subtract(o cost) {
-	for table := range c {
-		c[table] -= o[table]
-	}
-}
-
 // limitsOf returns the sizes of the tables.
 func limitsOf(t *bpf.Tables) cost {
 	return cost{int64(t.Frontends.Max()), int64(t.Services.Max()), int64(t.Slots.Len()), int64(t.Backends.Len()) - 1, int64(t.SourceRanges.Max()), 0}

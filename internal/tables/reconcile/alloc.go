@@ -126,13 +126,6 @@ func checkReserve(isNew bool, table string, used, limit uint32) error {
 	return nil
 }
 
-// allocUsage is how many of each kind are in use.
-type allocUsage struct{ slots, backends, ports, ranges, reserved uint32 }
-
-func (a *alloc) usage() allocUsage {
-	return allocUsage{a.slots.used(), uint32(len(a.backends)), uint32(len(a.ports)), a.ranges, uint32(len(a.reserved))}
-}
-
 // remoteBackends returns the addresses of backends on other nodes, and of those nodes where they matter, unsorted and
 // with duplicates.
 func (a *alloc) remoteBackends() []netip.Addr {

@@ -10,11 +10,19 @@ import (
 
 // noteUntracked makes the edge look up an untracked frontend, before it is published.
 func (f *frontends) noteUntracked(key service.FrontendKey, e *entry) error {
-	ends := f.tables.UntrackedFrontends.Load(0)
-	if !e.concernsUntracked() || ends.Has(codec.FrontendKey(key)) {
+	if !e.concernsUntracked() {
 		return nil
 	}
-	ends.Add(codec.FrontendKey(key))
+	return f.changeEnds(func(ends *bpf.UntrackedEnds) { ends.Add(codec.FrontendKey(key)) })
+}
+
+// changeEnds changes what the edge knows of untracked frontends.
+func (f *frontends) changeEnds(change func(*bpf.UntrackedEnds)) error {
+	had := f.tables.UntrackedFrontends.Load(0)
+	ends := had
+	if change(&ends); ends == had {
+		return nil
+	}
 	return f.tables.UntrackedFrontends.Store(0, ends)
 }
 
@@ -27,21 +35,16 @@ func (f *frontends) forgetUntracked() error {
 	if !f.fewerUntracked {
 		return nil
 	}
-	had := f.tables.UntrackedFrontends.Load(0)
-	ends := bpf.UntrackedEnds{}
-	ends.Epoch, ends.Accepted = had.Epoch, had.Accepted
-	for key, e := range f.applied {
-		if e.concernsUntracked() {
-			ends.Add(codec.FrontendKey(key))
+	err := f.changeEnds(func(ends *bpf.UntrackedEnds) {
+		ends.Bits = bpf.UntrackedEnds{}.Bits
+		for key, e := range f.applied {
+			if e.concernsUntracked() {
+				ends.Add(codec.FrontendKey(key))
+			}
 		}
-	}
-	if ends != had {
-		if err := f.tables.UntrackedFrontends.Store(0, ends); err != nil {
-			return err
-		}
-	}
-	f.fewerUntracked = false
-	return nil
+	})
+	f.fewerUntracked = err != nil
+	return err
 }
 
 // beginPass begins a series of changes.
@@ -56,13 +59,9 @@ func (f *frontends) bumpEpoch() error {
 	if !f.epochStale {
 		return nil
 	}
-	ends := f.tables.UntrackedFrontends.Load(0)
-	ends.Epoch++
-	if err := f.tables.UntrackedFrontends.Store(0, ends); err != nil {
-		return err
-	}
-	f.epochStale = false
-	return nil
+	err := f.changeEnds(func(ends *bpf.UntrackedEnds) { ends.Epoch++ })
+	f.epochStale = err != nil
+	return err
 }
 
 // auditUntracked repairs the untracked frontends if another program has changed them.
@@ -113,12 +112,7 @@ func (f *frontends) wantedAccepted() (kinds bpf.Accepted) {
 
 // startAccepting makes programs accept more kinds.
 func (f *frontends) startAccepting(kinds bpf.Accepted) error {
-	ends := f.tables.UntrackedFrontends.Load(0)
-	if ends.Accepted|kinds == ends.Accepted {
-		return nil
-	}
-	ends.Accepted |= kinds
-	return f.tables.UntrackedFrontends.Store(0, ends)
+	return f.changeEnds(func(ends *bpf.UntrackedEnds) { ends.Accepted |= kinds })
 }
 
 // unusedAccepted returns the kinds that are accepted and not in use.
@@ -132,12 +126,7 @@ func (f *frontends) unusedAccepted() bpf.Accepted {
 
 // stopAccepting makes programs reject those of the kinds that are not in use.
 func (f *frontends) stopAccepting(kinds bpf.Accepted) error {
-	if kinds &= f.unusedAccepted(); kinds == 0 {
-		return nil
-	}
-	ends := f.tables.UntrackedFrontends.Load(0)
-	ends.Accepted &^= kinds
-	return f.tables.UntrackedFrontends.Store(0, ends)
+	return f.changeEnds(func(ends *bpf.UntrackedEnds) { ends.Accepted &^= kinds & f.unusedAccepted() })
 }
 
 // auditAccepted repairs the kinds if another program has changed them.

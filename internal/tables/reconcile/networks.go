@@ -201,14 +201,7 @@ func (n *networks) reconcileClasses(networks map[netip.Prefix]bpf.Network) error
 }
 
 // appliedServiceCIDRs returns the ServiceCIDRs in the tables.
-func (n *networks) appliedServiceCIDRs() (all []netip.Prefix) {
-	for p, network := range n.classes.applied {
-		if network == bpf.NetworkService {
-			all = append(all, p)
-		}
-	}
-	return all
-}
+func (n *networks) appliedServiceCIDRs() []netip.Prefix { return n.serviceNetworks(nil) }
 
 // wantedBalancers returns what the table of balancers should hold: their networks, and the node's own
 // addresses within these.
@@ -223,11 +216,7 @@ func (n *networks) wantedBalancers() map[netip.Prefix]bpf.Balancer {
 	}
 	for _, a := range n.own {
 		one := netip.PrefixFrom(a, a.BitLen())
-		_, named := want[one]
-		for _, p := range networks {
-			named = named || p.Contains(a)
-		}
-		if named {
+		if _, named := want[one]; named || slices.ContainsFunc(networks, func(p netip.Prefix) bool { return p.Contains(a) }) {
 			want[one] = bpf.IsOwn
 		}
 	}

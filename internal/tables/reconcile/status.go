@@ -114,11 +114,7 @@ func (s *Syncer) Stats() Stats {
 }
 
 // StatsWithoutWalk returns the statistics without those that need a walk of the frontends, Untracked and Remembering.
-func (s *Syncer) StatsWithoutWalk() Stats {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.statsWithoutWalk()
-}
+func (s *Syncer) StatsWithoutWalk() Stats { return ask(s, s.statsWithoutWalk) }
 
 func (s *Syncer) statsWithoutWalk() Stats {
 	stats := s.stats
@@ -137,12 +133,21 @@ func (s *Syncer) statsWithoutWalk() Stats {
 
 // Status returns the state of every object that has a plan, and of frontends that could not be removed
 // after their object was deleted; sorted by owner.
-func (s *Syncer) Status() []Status {
+func (s *Syncer) Status() []Status { return s.statuses(func(*Status) bool { return true }) }
+
+// Unsettled returns what Status does of objects that are not Applied or have problems.
+func (s *Syncer) Unsettled() []Status {
+	return s.statuses(func(st *Status) bool { return st.State != Applied || len(st.Problems) > 0 })
+}
+
+func (s *Syncer) statuses(wanted func(*Status) bool) []Status {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	all := s.unremoved()
 	for _, a := range s.admission.accounts {
-		all = append(all, s.statusOf(a))
+		if st := s.statusOf(a); wanted(&st) {
+			all = append(all, st)
+		}
 	}
 	slices.SortFunc(all, func(a, b Status) int { return a.Owner.Compare(b.Owner) })
 	return all
@@ -156,20 +161,6 @@ func (s *Syncer) unremoved() (all []Status) {
 				Reasons: []string{key.String() + ": cannot be removed: " + err.Error()}})
 		}
 	}
-	return all
-}
-
-// Unsettled returns what Status does of objects that are not Applied or have problems.
-func (s *Syncer) Unsettled() []Status {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	all := s.unremoved()
-	for _, a := range s.admission.accounts {
-		if st := s.statusOf(a); st.State != Applied || len(st.Problems) > 0 {
-			all = append(all, st)
-		}
-	}
-	slices.SortFunc(all, func(a, b Status) int { return a.Owner.Compare(b.Owner) })
 	return all
 }
 
@@ -217,16 +208,16 @@ func (s *Syncer) Usage() ([]Usage, error) {
 func (s *Syncer) UsageWith(clients uint32) []Usage {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	t, used := s.tables, s.alloc.usage()
+	t, a := s.tables, s.alloc
 	usage := []Usage{
 		usageOf(bpf.SockMapFrontends, s.frontends.count(), t.Frontends.Max()),
-		usageOf(bpf.SockMapSlots, used.slots, t.Slots.Len()),
-		usageOf(bpf.SockMapBackends, used.backends, t.Backends.Len()-1),
-		usageOf(bpf.SockMapServices, used.ports, t.Services.Max()),
-		usageOf(bpf.SockMapSourceRanges, used.ranges, t.SourceRanges.Max()),
+		usageOf(bpf.SockMapSlots, a.slots.used(), t.Slots.Len()),
+		usageOf(bpf.SockMapBackends, uint32(len(a.backends)), t.Backends.Len()-1),
+		usageOf(bpf.SockMapServices, uint32(len(a.ports)), t.Services.Max()),
+		usageOf(bpf.SockMapSourceRanges, a.ranges, t.SourceRanges.Max()),
 		usageOf(bpf.SockMapNetworks, uint32(len(s.networks.classes.applied)), t.Networks.Max()),
 		usageOf(bpf.SockMapAffinity, clients, t.Affinity.Max()),
-		usageOf(bpf.SockMapReservedPorts, used.reserved, t.ReservedPorts.Max()),
+		usageOf(bpf.SockMapReservedPorts, uint32(len(a.reserved)), t.ReservedPorts.Max()),
 	}
 	if t.Balancers != nil {
 		usage = append(usage, usageOf(bpf.EdgeTCMapBalancers, uint32(len(s.networks.balancerTable.applied)), t.Balancers.Max()))
