@@ -116,33 +116,31 @@ func (c *class) empty() bool {
 		c.states == 0 || c.protocols == 0 || c.in.empty() || c.out.empty()
 }
 
-// withSource returns a class with other sources; nil if there are none. So do the next three.
-func (c *class) withSource(s spans) *class {
-	return c.with(len(s), sameSlice(s, c.src), func(new *class) { new.src = s })
-}
+// Fields of a class, for what treats them alike.
+func sources(c *class) *spans          { return &c.src }
+func destinations(c *class) *spans     { return &c.dst }
+func sourcePorts(c *class) *ports      { return &c.sport }
+func destinationPorts(c *class) *ports { return &c.dport }
 
-func (c *class) withDestination(s spans) *class {
-	return c.with(len(s), sameSlice(s, c.dst), func(new *class) { new.dst = s })
-}
-
-func (c *class) withSourcePort(p ports) *class {
-	return c.with(len(p), sameSlice(p, c.sport), func(new *class) { new.sport = p })
-}
-
-func (c *class) withDestinationPort(p ports) *class {
-	return c.with(len(p), sameSlice(p, c.dport), func(new *class) { new.dport = p })
-}
-
-func (c *class) with(size int, same bool, set func(*class)) *class {
+// with returns a class with something else in a field; nil if that is nothing.
+func with[T ordered[T]](c *class, field func(*class) *intervals[T], s intervals[T]) *class {
 	switch {
-	case size == 0:
+	case len(s) == 0:
 		return nil
-	case same:
+	case sameSlice(s, *field(c)):
 		return c
 	}
 	new := *c
-	set(&new)
+	*field(&new) = s
 	return &new
+}
+
+// packets are those of a family with ports that arrive and leave by some devices.
+func packets(v6 bool, devices deviceSet, states ctStates) class {
+	return class{
+		v6: v6, in: devices, out: devices, src: everything(v6), dst: everything(v6), sport: allPorts, dport: allPorts,
+		states: states, protocols: withPorts,
+	}
 }
 
 func sameSlice[T any](a, b []T) bool {
@@ -199,10 +197,8 @@ func unionOf(all []*class) *class {
 		return u
 	}
 	u := *all[0]
-	u.src = orOf(all, func(c *class) spans { return c.src })
-	u.dst = orOf(all, func(c *class) spans { return c.dst })
-	u.sport = orOf(all, func(c *class) ports { return c.sport })
-	u.dport = orOf(all, func(c *class) ports { return c.dport })
+	u.src, u.dst = orOf(all, sources), orOf(all, destinations)
+	u.sport, u.dport = orOf(all, sourcePorts), orOf(all, destinationPorts)
 	for _, c := range all[1:] {
 		u.in, u.out = u.in.or(c.in), u.out.or(c.out)
 		u.states, u.protocols, u.mark = u.states|c.states, u.protocols|c.protocols, u.mark.or(c.mark)
@@ -212,15 +208,15 @@ func unionOf(all []*class) *class {
 }
 
 // orOf returns what is in a field of one of some classes.
-func orOf[T ordered[T]](all []*class, field func(*class) intervals[T]) intervals[T] {
+func orOf[T ordered[T]](all []*class, field func(*class) *intervals[T]) intervals[T] {
 	var distinct []interval[T]
 	for i, c := range all {
-		if s := field(c); i == 0 || !sameSlice(s, field(all[i-1])) {
+		if s := *field(c); i == 0 || !sameSlice(s, *field(all[i-1])) {
 			distinct = append(distinct, s...)
 		}
 	}
-	if len(distinct) == len(field(all[0])) {
-		return field(all[0])
+	if first := *field(all[0]); len(distinct) == len(first) {
+		return first
 	}
 	return merged(distinct)
 }
@@ -270,14 +266,11 @@ func (s *Subject) addresses(v6 bool) (networks, local spans) {
 			networks = append(networks, spanOf(p))
 		}
 	}
+	var pods []netip.Addr
 	for _, d := range s.Devices {
-		for _, a := range d.Pods {
-			if a.Is6() == v6 {
-				local = append(local, span{a, a})
-			}
-		}
+		pods = append(pods, d.Pods...)
 	}
-	return merged(networks), merged(local)
+	return merged(networks), addressSpans(pods, v6)
 }
 
 func (s *Subject) devices(f func(*Device) bool) deviceSet {

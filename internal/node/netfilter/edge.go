@@ -80,9 +80,7 @@ type edgeClass struct {
 // classes returns the packets that the base chain of a walk would see, as kube-proxy's rules have them on their way.
 func (s *EdgeSubject) classes(w *walk, v6 bool) []edgeClass {
 	devices := w.subject.devices(func(*Device) bool { return true })
-	any := class{
-		v6: v6, in: devices, out: devices, src: everything(v6), dst: everything(v6), sport: allPorts, dport: allPorts, states: ctAll, protocols: withPorts,
-	}
+	any := packets(v6, devices, ctAll)
 	own, backends := addressSpans(s.Own, v6), addressSpans(s.Backends, v6)
 	toService, toNode, toBackend, fromBackend, toClient := any, any, any, any, any
 	toService.dst, toService.dport, toService.protocols = addressSpans(s.Served, v6), portsOf(s.ServedPorts), allProtocols

@@ -95,8 +95,8 @@ func (r *translation) other(name string, a attributes) {
 	ending, ends := endings[name]
 	register, reads := unknownReaders[name]
 	switch {
-	case contains(harmless, name):
-	case contains(quantities, name):
+	case slices.Contains(harmless, name):
+	case slices.Contains(quantities, name):
 		r.add(quantity(name)...)
 	case name == "notrack":
 		r.add(effect{what: name, noTrack: true})
@@ -109,7 +109,7 @@ func (r *translation) other(name string, a attributes) {
 	case ends:
 		r.add(verdict{kind: end, what: ending})
 	case reads:
-		*r.register(a.number(register)) = value{varies: !contains(steadyReaders, name), route: name == "rt"}
+		*r.register(a.number(register)) = value{varies: !slices.Contains(steadyReaders, name), route: name == "rt"}
 	case name == "exthdr" && a.has(unix.NFTA_EXTHDR_DREG):
 		*r.register(a.number(unix.NFTA_EXTHDR_DREG)) = value{varies: true}
 	case name == "exthdr":
@@ -149,15 +149,6 @@ func (r *translation) object(a attributes) {
 	default:
 		r.add(opaque("object")...)
 	}
-}
-
-func contains(all []string, name string) bool {
-	for _, one := range all {
-		if one == name {
-			return true
-		}
-	}
-	return false
 }
 
 func zero(b []byte) bool { return bytes.Count(b, []byte{0}) == len(b) }

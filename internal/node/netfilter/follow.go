@@ -143,24 +143,33 @@ func (c *changes) tookRelevant() bool {
 
 // drain takes what has arrived, and adds it to what is to be read.
 func (c *changes) drain(to *named) error {
-	c.mu.Lock()
-	e := c.events
-	c.mu.Unlock()
-	if e == nil {
-		return nil
-	}
-	lost, err := e.take(c.add)
+	followed, err := c.take()
 	if err != nil {
 		return fmt.Errorf("watch the rules of nftables: %w", err)
 	}
-	if lost {
-		c.lose()
+	if !followed {
+		return nil
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	to.merge(c.named)
 	c.named = named{}
 	return nil
+}
+
+// take adds what has arrived, if changes are followed.
+func (c *changes) take() (followed bool, err error) {
+	c.mu.Lock()
+	e := c.events
+	c.mu.Unlock()
+	if e == nil {
+		return false, nil
+	}
+	lost, err := e.take(c.add)
+	if lost || err != nil {
+		c.lose()
+	}
+	return true, err
 }
 
 // lose: events were lost, so anything may have changed.
@@ -207,15 +216,8 @@ func (c *changes) forget() {
 
 // has reports whether changes are followed, and whether one of them is of a chain or set.
 func (c *changes) has(object objectKey) (known, named bool) {
-	c.mu.Lock()
-	e := c.events
-	c.mu.Unlock()
-	if e == nil {
+	if followed, _ := c.take(); !followed {
 		return false, false
-	}
-	lost, err := e.take(c.add)
-	if lost || err != nil {
-		c.lose()
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()

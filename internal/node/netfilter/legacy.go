@@ -7,13 +7,15 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
 
-// Rules of iptables-legacy are read only for the edge (legacy_rules.go), which packets pass without them. Otherwise,
+// Rules of iptables-legacy are read only for the edge (legacy_rules.go), which packets pass without them, and for
+// exemptions from conntrack. Otherwise,
 // that a chain has one, or a policy other than ACCEPT, is a filter. The kernel says so by getsockopt
 // (linux/netfilter_ipv4/ip_tables.h, linux/netfilter_ipv6/ip6_tables.h). Chains of users are reached only by rules of
 // the chains at hooks, so alone they do not count: the kubelet has such (KUBE-KUBELET-CANARY).
@@ -23,16 +25,16 @@ type legacyFamily struct {
 	family         uint8
 	domain, level  int
 	names, program string
-	verdict        int // offset of the verdict in a policy
+	header         int // size of an entry without matches and target
 	// Offsets in an entry: of those of its target and of the next entry, and of the flags that invert matches.
 	offsets, inversions int
 }
 
-// A policy is an entry: what it matches (struct ipt_ip, ip6t_ip6), nfcache, the offsets of its target and of the next
-// entry, comefrom, and, aligned to 8 bytes, two counters; then its target: a header of 32 bytes and the verdict.
+// The header of an entry is what it matches (struct ipt_ip, ip6t_ip6), nfcache, the offsets of its target and of the
+// next entry, comefrom, and, aligned to 8 bytes, two counters.
 var legacyFamilies = []*legacyFamily{
-	{familyIPv4, unix.AF_INET, unix.SOL_IP, "/proc/thread-self/net/ip_tables_names", "iptables-legacy", 96 + 16 + 32, 84 + 4, 83},
-	{familyIPv6, unix.AF_INET6, unix.SOL_IPV6, "/proc/thread-self/net/ip6_tables_names", "ip6tables-legacy", 152 + 16 + 32, 136 + 4, 132},
+	{familyIPv4, unix.AF_INET, unix.SOL_IP, "/proc/thread-self/net/ip_tables_names", "iptables-legacy", 96 + 16, 84 + 4, 83},
+	{familyIPv6, unix.AF_INET6, unix.SOL_IPV6, "/proc/thread-self/net/ip6_tables_names", "ip6tables-legacy", 152 + 16, 136 + 4, 132},
 }
 
 // Options of getsockopt, the same for both families.
@@ -85,9 +87,9 @@ func (c *legacyChain) title(part, chain string) string {
 }
 
 // readLegacy returns the chains of iptables-legacy in this network namespace that forwarded packets meet, and that
-// have rules, or a policy other than ACCEPT. With rules it also returns their rules, except
-// in tables of NAT, where kube-proxy has one for each endpoint.
-func readLegacy(rules bool) (all []base, err error) {
+// have rules, or a policy other than ACCEPT; of the named tables, or of all. With rules it also returns their rules,
+// except in tables of NAT, where kube-proxy has one for each endpoint.
+func readLegacy(rules bool, tables ...string) (all []base, err error) {
 	for _, f := range legacyFamilies {
 		text, err := os.ReadFile(f.names)
 		if errors.Is(err, os.ErrNotExist) {
@@ -97,6 +99,9 @@ func readLegacy(rules bool) (all []base, err error) {
 			return nil, fmt.Errorf("list the tables of %s: %w", f.program, err)
 		}
 		for _, name := range strings.Fields(string(text)) {
+			if len(tables) > 0 && !slices.Contains(tables, name) {
+				continue
+			}
 			chains, err := f.read(name, rules && name != "nat")
 			if errors.Is(err, unix.ENOENT) {
 				continue // the table is gone
@@ -172,14 +177,13 @@ func (f *legacyFamily) entries(fd int, name string, size uint32) ([]byte, error)
 	return all[entriesHeader:], nil
 }
 
-// drops reports whether the policy at an offset is not ACCEPT (-NF_ACCEPT-1).
+// drops reports whether the policy at an offset is not ACCEPT.
 func (f *legacyFamily) drops(entries []byte, at uint32) (bool, error) {
-	const accept = -1 - 1
-	place := int(at) + f.verdict
-	if place+4 > len(entries) {
-		return false, errors.New("unexpected layout")
+	e, err := f.entry(entries, int(at))
+	if err != nil || len(e.data) < 4 {
+		return false, errLegacyLayout
 	}
-	return int32(binary.NativeEndian.Uint32(entries[place:])) != accept, nil
+	return int32(binary.NativeEndian.Uint32(e.data)) != legacyAccept, nil
 }
 
 func getsockopt(fd, level, option int, buffer []byte) error {

@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"slices"
 	"strings"
@@ -71,21 +72,18 @@ const (
 	legacyAccept, legacyDrop, legacyQueue, legacyReturn = -2, -1, -4, -5 // -NF_ACCEPT-1 and so on
 )
 
-// header is the size of an entry without matches and target.
-func (f *legacyFamily) header() int { return f.verdict - extensionHeader }
-
 var errLegacyLayout = errors.New("unexpected layout")
 
 func (f *legacyFamily) entry(entries []byte, at int) (e legacyEntry, err error) {
-	if at < 0 || at+f.header() > len(entries) {
+	if at < 0 || at+f.header > len(entries) {
 		return e, errLegacyLayout
 	}
 	target := at + int(binary.NativeEndian.Uint16(entries[at+f.offsets:]))
 	e.next = at + int(binary.NativeEndian.Uint16(entries[at+f.offsets+2:]))
-	if e.next > len(entries) || target < at+f.header() || target+extensionHeader > e.next {
+	if e.next > len(entries) || target < at+f.header || target+extensionHeader > e.next {
 		return e, errLegacyLayout
 	}
-	e.match, e.matches = entries[at:at+f.header()], entries[at+f.header():target]
+	e.match, e.matches = entries[at:at+f.header], entries[at+f.header:target]
 	e.name, e.revision = extensionName(entries[target:])
 	e.data = entries[target+extensionHeader : e.next]
 	return e, nil
@@ -103,7 +101,7 @@ func (f *legacyFamily) clearCounters(entries []byte) {
 		if err != nil {
 			return
 		}
-		clear(entries[at+f.header()-countersSize : at+f.header()])
+		clear(entries[at+f.header-countersSize : at+f.header])
 		at = e.next
 	}
 }
@@ -232,6 +230,7 @@ const (
 	legacyGoto6                 = 1 << 2         // IP6T_F_GOTO
 	invertedIn, invertedOut     = 1 << 0, 1 << 1 // IPT_INV_VIA_IN, IPT_INV_VIA_OUT
 	invertedSource              = 1 << 3         // IPT_INV_SRCIP
+	invertedDestination         = 1 << 4         // IPT_INV_DSTIP
 	invertedFragment            = 1 << 5         // IPT_INV_FRAG
 	invertedProtocol            = 1 << 6         // XT_INV_PROTO
 )
@@ -253,7 +252,7 @@ func (f *legacyFamily) ownTests(match []byte) (steps []step) {
 	source, sourceMask := match[:size], match[2*size:3*size]
 	destination, destinationMask := match[size:2*size], match[3*size:4*size]
 	steps = append(steps, f.addressTest(testSource, source, sourceMask, inverted&invertedSource != 0)...)
-	steps = append(steps, f.addressTest(testDestination, destination, destinationMask, inverted&legacyInvertedDestination != 0)...)
+	steps = append(steps, f.addressTest(testDestination, destination, destinationMask, inverted&invertedDestination != 0)...)
 	devices := match[4*size:]
 	steps = append(steps, deviceTest(false, devices[:nameSize], devices[2*nameSize:3*nameSize], inverted&invertedIn != 0)...)
 	steps = append(steps, deviceTest(true, devices[nameSize:2*nameSize], devices[3*nameSize:4*nameSize], inverted&invertedOut != 0)...)
@@ -267,17 +266,12 @@ func (f *legacyFamily) ownTests(match []byte) (steps []step) {
 }
 
 func (f *legacyFamily) addressTest(make func(spans) test, address, mask []byte, inverted bool) []step {
-	if zero(mask) {
-		return nil
-	}
-	if !contiguous(mask) {
+	bits, size := net.IPMask(mask).Size()
+	switch {
+	case size == 0: // not that of a prefix
 		return []step{test(uncertain)}
-	}
-	bits := 0
-	for _, b := range mask {
-		for ; b != 0; b <<= 1 {
-			bits++
-		}
+	case bits == 0:
+		return nil
 	}
 	a, _ := netip.AddrFromSlice(address)
 	return []step{invertIf(inverted, make(spans{spanOf(netip.PrefixFrom(a, bits))}))}

@@ -11,7 +11,7 @@ import (
 )
 
 // Rules that exempt a destination from conntrack before it is routed are found in nftables and in both iptables, by
-// address, protocol and, but for iptables-legacy, port.
+// address, protocol and port.
 func TestNoTrack(t *testing.T) {
 	const tcp, udp = unix.IPPROTO_TCP, unix.IPPROTO_UDP
 	const dns, other, dns6 = "10.96.0.10", "10.96.0.11", "fd00:96::a"
@@ -39,11 +39,16 @@ func TestNoTrack(t *testing.T) {
 		{"of another address", nft("ip", "add rule ip n c ip daddr 10.96.0.12 notrack"), nil},
 		{"after a rule that accepts", nft("ip", "add rule ip n c ip daddr 10.96.0.10 accept; add rule ip n c ip daddr 10.96.0.0/24 udp dport 53 notrack"), all[3:4]},
 		{"iptables-nft", [][]string{{"iptables-nft", "-t raw -A PREROUTING -d 10.96.0.10 -p udp --dport 53 -j CT --notrack"}}, all[:1]},
-		{"iptables-legacy", [][]string{{"iptables-legacy", "-t raw -A PREROUTING -d 10.96.0.10 -p udp --dport 53 -j CT --notrack"}}, []destination{all[0], all[2]}},
-		{"iptables-legacy, inverted or for a network", [][]string{
-			{"iptables-legacy", "-t raw -A PREROUTING ! -d 10.96.0.10 -p udp -j CT --notrack"},
+		{"iptables-legacy", [][]string{{"iptables-legacy", "-t raw -A PREROUTING -d 10.96.0.10 -p udp --dport 53 -j CT --notrack"}}, all[:1]},
+		{"iptables-legacy, inverted", [][]string{{"iptables-legacy", "-t raw -A PREROUTING ! -d 10.96.0.10 -p udp -j CT --notrack"}}, all[3:4]},
+		{"iptables-legacy, for a network, after a rule that accepts", [][]string{
+			{"iptables-legacy", "-t raw -A PREROUTING -d 10.96.0.11 -j ACCEPT"},
 			{"iptables-legacy", "-t raw -A PREROUTING -d 10.96.0.0/24 -p udp -j CT --notrack"},
-			{"iptables-legacy", "-t raw -A PREROUTING -d 10.96.0.10 -p udp -j ACCEPT"},
+		}, []destination{all[0], all[2]}},
+		{"iptables-legacy, at a device, or another target", [][]string{
+			{"iptables-legacy", "-t raw -A PREROUTING -i eth7 -d 10.96.0.10 -p udp -j CT --notrack"},
+			{"iptables-legacy", "-t raw -A PREROUTING -d 10.96.0.10 -p udp -j CT --zone 7"},
+			{"iptables-legacy", "-t raw -A OUTPUT -d 10.96.0.10 -p udp -j CT --notrack"},
 		}, nil},
 		{"ip6tables-legacy", [][]string{
 			{"ip6tables-legacy", "-t raw -N dns"}, {"ip6tables-legacy", "-t raw -A dns -d fd00:96::a -p tcp --dport 53 -j CT --notrack"},

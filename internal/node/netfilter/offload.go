@@ -86,11 +86,7 @@ func (s stage) tuple(f *flow.Flow) flow.Tuple {
 
 // has compares a tuple with a class.
 func (c *class) has(t flow.Tuple) bool {
-	numbers := protocolNumbers(c.v6) // those without ports are last
-	i := slices.Index(numbers[:2], t.Protocol)
-	return i >= 0 && c.protocols&(1<<i) != 0 && c.v6 == t.Source.Addr().Is6() &&
-		c.src.has(t.Source.Addr()) && c.dst.has(t.Destination.Addr()) &&
-		c.sport.has(port(t.Source.Port())) && c.dport.has(port(t.Destination.Port()))
+	return c.leadsTo(t.Destination, t.Protocol) && c.src.has(t.Source.Addr()) && c.sport.has(port(t.Source.Port()))
 }
 
 // Priorities at which conntrack sees packets, and NAT is done (NF_IP_PRI_* of linux/netfilter_ipv4.h). Rules of the
@@ -138,10 +134,7 @@ func findForOffload(devices []Device, bases []base) (*Findings, error) {
 // startFlows follows the packets of established flows into the base chain.
 func (w *walk) startFlows(v6 bool) {
 	all := w.subject.devices(func(*Device) bool { return true })
-	c := class{
-		v6: v6, in: all, out: all, src: everything(v6), dst: everything(v6), sport: allPorts, dport: allPorts,
-		states: ctEstablished, protocols: withPorts,
-	}
+	c := packets(v6, all, ctEstablished)
 	b := w.base
 	switch {
 	case b.mayPrecedeConntrack():

@@ -199,33 +199,29 @@ func unlessConnectionsMarked(result bool) test {
 	}
 }
 
-// testSource and testDestination are tests of addresses. Those of the other family fail.
-func testSource(s spans) test {
+// testField is a test whether what a field has is in s.
+func testField[T ordered[T]](field func(*class) *intervals[T], s intervals[T]) test {
 	return func(_ *walk, c *class) (yes, no *class) {
-		in, out := c.src.split(s)
-		return c.withSource(in), c.withSource(out)
+		in, out := field(c).split(s)
+		return with(c, field, in), with(c, field, out)
 	}
 }
 
-func testDestination(s spans) test {
-	return func(_ *walk, c *class) (yes, no *class) {
-		in, out := c.dst.split(s)
-		return c.withDestination(in), c.withDestination(out)
-	}
-}
+// testSource and testDestination are tests of addresses. Those of the other family fail.
+func testSource(s spans) test      { return testField(sources, s) }
+func testDestination(s spans) test { return testField(destinations, s) }
 
 // testPort is a test of a port. Without one, as in ICMP, a rule reads something else there.
 func testPort(destination bool, p ports) test {
+	t := testField(sourcePorts, p)
+	if destination {
+		t = testField(destinationPorts, p)
+	}
 	return func(w *walk, c *class) (yes, no *class) {
 		if c.protocols&^withPorts != 0 {
 			return varying(w, c)
 		}
-		if destination {
-			in, out := c.dport.split(p)
-			return c.withDestinationPort(in), c.withDestinationPort(out)
-		}
-		in, out := c.sport.split(p)
-		return c.withSourcePort(in), c.withSourcePort(out)
+		return t(w, c)
 	}
 }
 
@@ -233,16 +229,7 @@ func testPort(destination bool, p ports) test {
 func testStates(states ctStates) test {
 	return func(w *walk, c *class) (yes, no *class) {
 		w.statesRead = true
-		switch in, out := c.states&states, c.states&^states; {
-		case out == 0:
-			return c, nil
-		case in == 0:
-			return nil, c
-		default:
-			y, n := *c, *c
-			y.states, n.states = in, out
-			return &y, &n
-		}
+		return divide(c, func(c *class) *ctStates { return &c.states }, states)
 	}
 }
 
@@ -253,22 +240,27 @@ func hasEntry(w *walk, c *class) (yes, no *class) { return testStates(^withoutEn
 // testProtocol is a test of the protocol's number.
 func testProtocol(ok func(number uint8) bool) test {
 	return func(_ *walk, c *class) (yes, no *class) {
-		in := c.protocols
+		var in protocols
 		for i, number := range protocolNumbers(c.v6) {
-			if !ok(number) {
-				in &^= 1 << i
+			if ok(number) {
+				in |= 1 << i
 			}
 		}
-		switch out := c.protocols &^ in; {
-		case out == 0:
-			return c, nil
-		case in == 0:
-			return nil, c
-		default:
-			y, n := *c, *c
-			y.protocols, n.protocols = in, out
-			return &y, &n
-		}
+		return divide(c, func(c *class) *protocols { return &c.protocols }, in)
+	}
+}
+
+// divide returns the packets that have one of some bits in a field, and the others; nil for none.
+func divide[T ctStates | protocols](c *class, field func(*class) *T, bits T) (yes, no *class) {
+	switch in, out := *field(c)&bits, *field(c)&^bits; {
+	case out == 0:
+		return c, nil
+	case in == 0:
+		return nil, c
+	default:
+		y, n := *c, *c
+		*field(&y), *field(&n) = in, out
+		return &y, &n
 	}
 }
 

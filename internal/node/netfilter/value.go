@@ -5,7 +5,7 @@ package netfilter
 import (
 	"bytes"
 	"encoding/binary"
-	"math/bits"
+	"net"
 	"net/netip"
 	"slices"
 )
@@ -96,13 +96,7 @@ func (v value) test(r ranges) test {
 func (v value) testField(r ranges) test {
 	switch v.field {
 	case constant:
-		v4, v6 := certainly(r.has(v.apply(v.v4))), certainly(r.has(v.apply(v.v6)))
-		return func(w *walk, c *class) (yes, no *class) {
-			if c.v6 {
-				return v6(w, c)
-			}
-			return v4(w, c)
-		}
+		return byFamily(certainly(r.has(v.apply(v.v4))), certainly(r.has(v.apply(v.v6))))
 	case packetMark:
 		return testMark(r, word(v.mask, ^uint32(0)), word(v.xor, 0))
 	case connectionMark:
@@ -206,13 +200,13 @@ func (v *value) span(r byteRange) (span, bool) {
 	if v.ipv6 {
 		size = 16
 	}
-	if len(r.first) > size || len(r.first) != len(r.last) || slices.ContainsFunc(v.xor, func(b byte) bool { return b != 0 }) {
+	if len(r.first) > size || len(r.first) != len(r.last) || !zero(v.xor) {
 		return span{}, false
 	}
 	first := append(slices.Clone(r.first), make([]byte, size-len(r.first))...)
 	last := append(slices.Clone(r.last), bytes.Repeat([]byte{0xff}, size-len(r.last))...)
 	if v.mask != nil {
-		if !bytes.Equal(r.first, r.last) || !contiguous(v.mask) {
+		if _, size := net.IPMask(v.mask).Size(); size == 0 || !bytes.Equal(r.first, r.last) { // not the mask of a prefix
 			return span{}, false
 		}
 		for i, m := range v.mask[:min(len(v.mask), size)] {
@@ -222,23 +216,6 @@ func (v *value) span(r byteRange) (span, bool) {
 	a, _ := netip.AddrFromSlice(first)
 	b, _ := netip.AddrFromSlice(last)
 	return span{a, b}, true
-}
-
-// contiguous reports whether a mask is that of a prefix.
-func contiguous(mask []byte) bool {
-	ones := 0
-	for _, m := range mask {
-		ones += bits.LeadingZeros8(^m)
-		if m != 0xff {
-			break
-		}
-	}
-	for i := range mask {
-		if want := byte(0xff) << (8 - min(max(ones-8*i, 0), 8)); mask[i] != want {
-			return false
-		}
-	}
-	return true
 }
 
 // nameSize is the size of a device's name (IFNAMSIZ).

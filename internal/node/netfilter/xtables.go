@@ -5,6 +5,7 @@ package netfilter
 import (
 	"encoding/binary"
 	"net/netip"
+	"slices"
 
 	"golang.org/x/sys/unix"
 )
@@ -45,11 +46,11 @@ var xtSteady = []string{"addrtype", "cgroup", "cluster", "connmark", "conntrack"
 // xtOther: a match that is not known here.
 func xtOther(name string) []step {
 	switch {
-	case contains(xtQuantities, name):
+	case slices.Contains(xtQuantities, name):
 		return quantity(name)
 	case name == "realm":
 		return []step{readsRoutes(uncertain)}
-	case contains(xtSteady, name):
+	case slices.Contains(xtSteady, name):
 		return []step{test(uncertain)}
 	}
 	return []step{test(varying)}
@@ -188,9 +189,9 @@ func xtTarget(name string, revision uint32, info []byte) []step {
 		return []step{xtConnmark(revision, info)}
 	case name == "REJECT":
 		return []step{verdict{kind: drop, what: name}}
-	case contains(xtFirst, name):
+	case slices.Contains(xtFirst, name):
 		return []step{effect{what: name, marks: marksAny, marksConnection: true, concerns: ofPods}}
-	case contains(xtEndings, name):
+	case slices.Contains(xtEndings, name):
 		return []step{verdict{kind: end, what: name}}
 	}
 	return []step{effect{what: name, marks: marksAny, marksConnection: true}}
