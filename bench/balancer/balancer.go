@@ -86,13 +86,7 @@ func (w *way) run(ctx context.Context, b *harness.Bench, seconds int) error {
 	if err != nil {
 		return err
 	}
-	add := func(m result.Metric, value float64) {
-		row := result.Row{Series: waySeries(w.name), Metric: m}
-		if w.name != wayOfDirect && m.Better != result.None {
-			row.Against = wayOfDirect
-		}
-		b.Results.Add(row, value)
-	}
+	add := func(m result.Metric, value float64) { b.Results.AddSide(wayOfDirect, waySeries(w.name), m, value) }
 	requests := float64(r.Requests)
 	add(metricRequests, requests)
 	add(harness.MetricPerSecond, requests/r.Microseconds*1e6)

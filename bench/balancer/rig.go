@@ -9,7 +9,6 @@ import (
 	"net/netip"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 
 	"beeline.io/beeline/bench/harness"
 	"beeline.io/beeline/bench/web"
@@ -129,11 +128,7 @@ func addPublished(w *harness.World, name string, number uint8, at netip.Addr, ds
 	node.SetPorts(s, slices, node.Port{Name: "tcp", Protocol: corev1.ProtocolTCP, Port: harness.ServicePort, Target: harness.ServerPort})
 	s.Annotations = map[string]string{service.AnnotationDSR: dsr}
 	s.Spec.ExternalIPs = []string{at.String()}
-	objects := []runtime.Object{s}
-	for _, slice := range slices {
-		objects = append(objects, slice)
-	}
-	return node.WriteManifest(w.Folder, name+".yaml", objects...)
+	return node.WriteManifest(w.Folder, name+".yaml", harness.Objects(s, slices)...)
 }
 
 // ways are the rows of the part: all others are compared with the first.

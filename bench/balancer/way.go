@@ -6,9 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
-	"net"
-	"net/http"
 	"net/netip"
 	"slices"
 	"strings"
@@ -65,10 +62,11 @@ func (w *way) prove(ctx context.Context) error {
 	}
 	var pods []string
 	for range proofs {
-		pod, sees, err := w.who(ctx)
+		_, text, err := web.Who(ctx, w.world.Host("client"), w.to)
 		if err != nil {
 			return err
 		}
+		pod, sees, _ := strings.Cut(text, " ")
 		if sees != w.sees.String() {
 			return fmt.Errorf("web server %s sees the client %s, want %s", pod, sees, w.sees)
 		}
@@ -84,32 +82,6 @@ func (w *way) prove(ctx context.Context) error {
 		return err
 	}
 	return w.proveHook(before, after)
-}
-
-// who asks a web server for its name and the client that it sees.
-func (w *way) who(ctx context.Context) (pod, sees string, err error) {
-	client := &http.Client{Timeout: web.ListenTimeout, Transport: &http.Transport{DisableKeepAlives: true,
-		DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
-			return w.world.Host("client").Dial(ctx, network, address)
-		}}}
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, fmt.Sprintf("http://%s/who", w.to), nil)
-	if err != nil {
-		return "", "", err
-	}
-	response, err := client.Do(request)
-	if err != nil {
-		return "", "", err
-	}
-	defer response.Body.Close()
-	text, err := io.ReadAll(response.Body)
-	if err != nil {
-		return "", "", err
-	}
-	pod, sees, ok := strings.Cut(string(text), " ")
-	if !ok || response.StatusCode != http.StatusOK {
-		return "", "", fmt.Errorf("GET %s: %s: %.100q", request.URL, response.Status, text)
-	}
-	return pod, sees, nil
 }
 
 // runs is how often the programs at node-a's eth0 have run, by hook.

@@ -186,10 +186,7 @@ func objectsOf(m *harness.ServiceFolder) (all []runtime.Object, err error) {
 		if service.Spec.IPFamilyPolicy = &single; len(m.Families) > 1 {
 			service.Spec.IPFamilyPolicy = nil
 		}
-		all = append(all, service)
-		for _, slice := range slices {
-			all = append(all, slice)
-		}
+		all = append(all, harness.Objects(service, slices)...)
 	}
 	return all, nil
 }

@@ -133,11 +133,7 @@ func (rig *edgeRig) end() error {
 
 // address is a host's in the rig's family.
 func (rig *edgeRig) address(host string) netip.Addr {
-	h := rig.world.Host(host)
-	if rig.family == "IPv6" {
-		return h.Addr6
-	}
-	return h.Addr4
+	return harness.AddressOf(rig.world.Host(host), rig.family)
 }
 
 // name sets the packets' addresses. The endpoints are only addresses: node-b has fewer pods.

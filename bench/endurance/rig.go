@@ -190,10 +190,7 @@ func (rig *enduranceRig) objects() (all []runtime.Object) {
 			node.Port{Name: "tcp", Protocol: corev1.ProtocolTCP, Port: harness.ServicePort, Target: harness.ServerPort},
 			node.Port{Name: "udp", Protocol: corev1.ProtocolUDP, Port: harness.ServicePort, Target: harness.ServerPort})
 		service.Spec.ExternalIPs = []string{s.at.String()}
-		all = append(all, service)
-		for _, slice := range slices {
-			all = append(all, slice)
-		}
+		all = append(all, harness.Objects(service, slices)...)
 	}
 	return all
 }
@@ -227,8 +224,8 @@ func (rig *enduranceRig) addRules(ctx context.Context) error {
 				{"POSTROUTING", "-d", backend.String(), "-p", protocol, "--dport", strconv.Itoa(harness.ServerPort), "-j", "MASQUERADE"},
 			} {
 				argv := append([]string{"iptables-nft", "-w", "-t", "nat", "-A"}, rule...)
-				if out, err := host.Command(ctx, argv...).CombinedOutput(); err != nil {
-					return fmt.Errorf("%s: %w: %s", strings.Join(argv, " "), err, out)
+				if err := harness.RunOn(ctx, host, "", argv...); err != nil {
+					return err
 				}
 			}
 		}

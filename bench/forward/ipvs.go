@@ -226,8 +226,8 @@ func (rig *Rig) addMasquerade(ctx context.Context, w *harness.World, name string
 	host, rule := w.Host(name), iptablesRule("iptables-legacy")
 	snat := []string{"iptables-legacy", "-w", "-t", "nat", "-A", "POSTROUTING", "-d", Endpoint.Addr().String(), "-p", "udp", "-j", "MASQUERADE"}
 	for _, command := range [][]string{rule[0], snat} {
-		if out, err := host.Command(ctx, command...).CombinedOutput(); err != nil {
-			return fmt.Errorf("%s: %w: %s", SideMasquerade, err, out)
+		if err := harness.RunOn(ctx, host, "", command...); err != nil {
+			return err
 		}
 	}
 	line, err := rig.newLine(ctx, w, name)
@@ -254,8 +254,5 @@ func prepareIPVS(ctx context.Context, host *lab.Host, method uint32, becomes bec
 		return nil
 	}
 	const script = `sysctl -q -w net.ipv4.vs.conntrack=1 && iptables-legacy -w -t nat -A POSTROUTING -d "$1" -p udp -m ipvs --vaddr "$2" -j MASQUERADE`
-	if out, err := host.Command(ctx, "sh", "-c", script, "sh", Endpoint.Addr().String(), Service.Addr().String()).CombinedOutput(); err != nil {
-		return fmt.Errorf("masquerading: %w: %s", err, out)
-	}
-	return nil
+	return harness.RunOn(ctx, host, "", "sh", "-c", script, "sh", Endpoint.Addr().String(), Service.Addr().String())
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
+	"beeline.io/beeline/bench/harness"
 	"beeline.io/beeline/test/lab"
 )
 
@@ -34,12 +35,8 @@ const (
 // NIC is not woken.
 func restless(ctx context.Context, host *lab.Host, device string) error {
 	const script = `mount -t sysfs sysfs /sys && cd "/sys/class/net/$1" && echo "$2" >gro_flush_timeout && echo "$3" >napi_defer_hard_irqs`
-	out, err := host.Command(ctx, "unshare", "--mount", "sh", "-c", script, "sh", device,
-		fmt.Sprint(restlessPause.Nanoseconds()), fmt.Sprint(restlessPolls)).CombinedOutput()
-	if err != nil {
-		return fmt.Errorf("host %s: making %s poll: %w: %s", host.Name, device, err, out)
-	}
-	return nil
+	return harness.RunOn(ctx, host, "", "unshare", "--mount", "sh", "-c", script, "sh", device,
+		fmt.Sprint(restlessPause.Nanoseconds()), fmt.Sprint(restlessPolls))
 }
 
 // newNAPIThread gives a device of a host its thread, on one CPU, in the real-time class: it precedes all
@@ -47,9 +44,8 @@ func restless(ctx context.Context, host *lab.Host, device string) error {
 func newNAPIThread(ctx context.Context, host *lab.Host, device string, index, cpu int) (napiThread, error) {
 	// The host's own /sys, visible only here.
 	const script = `mount -t sysfs sysfs /sys && echo 1 >"/sys/class/net/$1/threaded"`
-	out, err := host.Command(ctx, "unshare", "--mount", "sh", "-c", script, "sh", device).CombinedOutput()
-	if err != nil {
-		return 0, fmt.Errorf("host %s: a thread for what %s receives (Linux 5.12): %w: %s", host.Name, device, err, out)
+	if err := harness.RunOn(ctx, host, "", "unshare", "--mount", "sh", "-c", script, "sh", device); err != nil {
+		return 0, fmt.Errorf("a thread for what %s receives (Linux 5.12): %w", device, err)
 	}
 	var pid int
 	if err := host.Do(func() (err error) { pid, err = napiPID(index); return err }); err != nil {

@@ -41,8 +41,8 @@ func (rig *Rig) AddRules(ctx context.Context) error {
 		{SideOldIPTables, "node-c", iptablesRule("iptables-legacy"), iptablesCounter},
 	} {
 		host := w.Host(r.host)
-		if out, err := host.Command(ctx, r.commands[0]...).CombinedOutput(); err != nil {
-			return fmt.Errorf("%s: %w: %s", r.name, err, out)
+		if err := harness.RunOn(ctx, host, "", r.commands[0]...); err != nil {
+			return err
 		}
 		line, err := rig.newLine(ctx, w, r.host)
 		if err != nil {

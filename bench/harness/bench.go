@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"beeline.io/beeline/bench/result"
+	"beeline.io/beeline/bench/stat"
 )
 
 // Settings are those of a run that parts read.
@@ -67,6 +68,14 @@ type Report struct {
 
 // Say prints a line.
 func (r *Report) Say(format string, args ...any) { fmt.Fprintf(r.Out, format+"\n", args...) }
+
+// Ratios are those of a side to another one, in some metrics.
+func (r *Report) Ratios(side, by result.Series, metrics ...result.Metric) (text string) {
+	for _, m := range metrics {
+		text += fmt.Sprintf("  %s %s", m.Name, stat.MedianInterval(stat.Ratios(r.Results.Samples(side, m), r.Results.Samples(by, m))))
+	}
+	return text
+}
 
 // PrintHead prints the machine and the program.
 func (r *Report) PrintHead() {

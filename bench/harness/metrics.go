@@ -3,6 +3,7 @@
 package harness
 
 import (
+	"fmt"
 	"slices"
 	"time"
 
@@ -50,6 +51,18 @@ func Turns(round, sides int) []int {
 		slices.Reverse(order)
 	}
 	return order
+}
+
+// InTurns runs each side in each round, in the order of Turns.
+func InTurns(rounds int, sides []string, run func(side int) error) error {
+	for round := range rounds {
+		for _, side := range Turns(round, len(sides)) {
+			if err := run(side); err != nil {
+				return fmt.Errorf("%s: %w", sides[side], err)
+			}
+		}
+	}
+	return nil
 }
 
 // ChangeTimeout is how long a change may take until it is visible.

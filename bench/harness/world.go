@@ -6,14 +6,19 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 
 	"beeline.io/beeline/bench/endpoint"
@@ -81,11 +86,39 @@ const (
 func (w *World) AddService(name string, number uint8, backend *lab.Host, ports ...node.Port) error {
 	service, slices := node.Service(name, number), node.Slices(name, backend)
 	node.SetPorts(service, slices, ports...)
-	objects := []runtime.Object{service}
+	return node.WriteManifest(w.Folder, name+".yaml", Objects(service, slices)...)
+}
+
+// Objects are a Service and its slices, as one list.
+func Objects(service *corev1.Service, slices []*discoveryv1.EndpointSlice) []runtime.Object {
+	all := []runtime.Object{service}
 	for _, slice := range slices {
-		objects = append(objects, slice)
+		all = append(all, slice)
 	}
-	return node.WriteManifest(w.Folder, name+".yaml", objects...)
+	return all
+}
+
+// AddressOf is the address of a host in a family.
+func AddressOf(h *lab.Host, family string) netip.Addr {
+	if family == "IPv6" {
+		return h.Addr6
+	}
+	return h.Addr4
+}
+
+// ClusterIP is the cluster IP of the Service with a number, in a family.
+func ClusterIP(number uint8, family string) netip.Addr {
+	return netip.MustParseAddr(node.ClusterIPs(number)[slices.Index(BothFamilies, family)])
+}
+
+// RunOn runs a command on a host, with an input.
+func RunOn(ctx context.Context, host *lab.Host, input string, argv ...string) error {
+	cmd := host.Command(ctx, argv...)
+	cmd.Stdin = strings.NewReader(input)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("host %s: %s: %w: %s", host.Name, strings.Join(argv, " "), err, out)
+	}
+	return nil
 }
 
 // StartServer starts a server in a pod, on a CPU.

@@ -92,7 +92,7 @@ func hostStackRound(ctx context.Context, b *harness.Bench, library, pingpong str
 		if sample.Attached != want {
 			return fmt.Errorf("%s: %d of %d connections are on rings", names[side], sample.Attached, c.Connections)
 		}
-		sample.add(b.Results, hostStackSeries(side, c), side == kernel)
+		sample.add(b.Results, hostStackSeries(side, c))
 	}
 	return nil
 }
@@ -124,17 +124,10 @@ func pingPong(ctx context.Context, b *harness.Bench, program, preload string, co
 	return s, json.Unmarshal(out, &s)
 }
 
-func (s pingPongSample) add(results *result.File, series result.Series, yardstick bool) {
-	for _, m := range []struct {
-		metric result.Metric
-		value  float64
-	}{{harness.MetricP50, s.P50}, {harness.MetricP90, s.P90}, {harness.MetricCPU, s.ClientCPU + s.ServerCPU}} {
-		row := result.Row{Series: series, Metric: m.metric}
-		if !yardstick {
-			row.Against = names[kernel]
-		}
-		results.Add(row, m.value)
-	}
+func (s pingPongSample) add(results *result.File, series result.Series) {
+	results.AddSide(names[kernel], series, harness.MetricP50, s.P50)
+	results.AddSide(names[kernel], series, harness.MetricP90, s.P90)
+	results.AddSide(names[kernel], series, harness.MetricCPU, s.ClientCPU+s.ServerCPU)
 }
 
 func printHostStack(r *harness.Report) {
@@ -149,11 +142,7 @@ func printHostStack(r *harness.Report) {
 		r.Say("  %d connections, %s: kernel p50 %.1f us, p90 %.1f us, %.1f us of CPU time for each", c.Connections, c, stat.Median(of(kernel, harness.MetricP50)),
 			stat.Median(of(kernel, harness.MetricP90)), stat.Median(of(kernel, harness.MetricCPU)))
 		for _, side := range []int{kernelAgain, rings} {
-			line := fmt.Sprintf("    %-12s", names[side])
-			for _, m := range []result.Metric{harness.MetricP50, harness.MetricP90, harness.MetricCPU} {
-				line += fmt.Sprintf("  %s %s", m.Name, stat.MedianInterval(stat.Ratios(of(side, m), of(kernel, m))))
-			}
-			r.Say("%s", line)
+			r.Say("    %-12s%s", names[side], r.Ratios(hostStackSeries(side, c), hostStackSeries(kernel, c), harness.MetricP50, harness.MetricP90, harness.MetricCPU))
 		}
 	}
 	printExchanges(r)
@@ -224,7 +213,7 @@ func exchangeRound(ctx context.Context, b *harness.Bench, library, pingpong stri
 		if sample.Attached != want {
 			return fmt.Errorf("%s, %s: %d connections are on rings, want %d", exchangeNames[side], c, sample.Attached, want)
 		}
-		sample.add(b.Results, exchangeSeries(side, c), side == exchangeKernel)
+		sample.add(b.Results, exchangeSeries(side, c))
 	}
 	return nil
 }
@@ -241,11 +230,7 @@ func printExchanges(r *harness.Report) {
 		r.Say("  %s: kernel p50 %.1f us, %.1f us of CPU time for each", c, stat.Median(of(exchangeKernel, harness.MetricP50)),
 			stat.Median(of(exchangeKernel, harness.MetricCPU)))
 		for side := exchangeKernelAgain; side < exchangeSides; side++ {
-			line := fmt.Sprintf("    %-22s", exchangeNames[side])
-			for _, m := range []result.Metric{harness.MetricP50, harness.MetricCPU} {
-				line += fmt.Sprintf("  %s %s", m.Name, stat.MedianInterval(stat.Ratios(of(exchangeKernel, m), of(side, m))))
-			}
-			r.Say("%s", line)
+			r.Say("    %-22s%s", exchangeNames[side], r.Ratios(exchangeSeries(exchangeKernel, c), exchangeSeries(side, c), harness.MetricP50, harness.MetricCPU))
 		}
 	}
 }

@@ -156,14 +156,7 @@ func (rig *meshRig) measureCase(ctx context.Context, b *harness.Bench, proxy str
 		}
 		defer stop()
 	}
-	for round := range min(b.Runs, rounds) {
-		for _, side := range harness.Turns(round, sides) {
-			if err := rig.measure(ctx, b.Results, proxy, c, side); err != nil {
-				return fmt.Errorf("%s: %w", names[side], err)
-			}
-		}
-	}
-	return nil
+	return harness.InTurns(min(b.Runs, rounds), names[:], func(side int) error { return rig.measure(ctx, b.Results, proxy, c, side) })
 }
 
 // warmUp is how long a proxy may take to serve: a second, on a machine that is not busy.
@@ -208,11 +201,7 @@ func (rig *meshRig) measure(ctx context.Context, results *result.File, proxy str
 		return fmt.Errorf("%d of %d connections were on rings", rings, c.Connections)
 	}
 	add := func(m result.Metric, value float64) {
-		row := result.Row{Series: series(proxy, c, side), Metric: m}
-		if side != netfilter {
-			row.Against = names[netfilter]
-		}
-		results.Add(row, value)
+		results.AddSide(names[netfilter], series(proxy, c, side), m, value)
 	}
 	add(harness.MetricPerSecond, float64(r.Requests)/r.Microseconds*1e6)
 	add(harness.MetricP50, r.P50)

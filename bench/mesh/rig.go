@@ -8,9 +8,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
-	"net"
-	"net/http"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -93,8 +90,8 @@ func newRig(ctx context.Context, b *harness.Bench) (rig *meshRig, err error) {
 			return rig, err
 		}
 	}
-	if out, err := rig.world.Host(pods[netfilter]).Command(ctx, "nft", redirect).CombinedOutput(); err != nil {
-		return rig, fmt.Errorf("nft: %w: %s", err, out)
+	if err := harness.RunOn(ctx, rig.world.Host(pods[netfilter]), redirect, "nft", "-f", "-"); err != nil {
+		return rig, err
 	}
 	return rig, errors.Join(rig.startAgent(b, "node-a", sockmap, "--mesh-sockmap"), rig.startAgent(b, "node-b", hook, "--mesh-cgroups="+rig.world.Host(pods[meshRings]).Cgroup))
 }
@@ -255,28 +252,11 @@ func (rig *meshRig) prove(ctx context.Context, side int) error {
 
 // who returns the address of a client in the pod of a side, and the port that the web server sees.
 func (rig *meshRig) who(ctx context.Context, side int) (local netip.AddrPort, seen uint16, err error) {
-	client := &http.Client{Timeout: web.ListenTimeout, Transport: &http.Transport{DisableKeepAlives: true,
-		DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
-			conn, err := rig.world.Host(pods[side]).Dial(ctx, network, address)
-			if err == nil {
-				local = conn.LocalAddr().(*net.TCPAddr).AddrPort()
-			}
-			return conn, err
-		}}}
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, fmt.Sprintf("http://%s/who", rig.server), nil)
+	local, text, err := web.Who(ctx, rig.world.Host(pods[side]), rig.server)
 	if err != nil {
 		return local, 0, err
 	}
-	response, err := client.Do(request)
-	if err != nil {
-		return local, 0, err
-	}
-	defer response.Body.Close()
-	text, err := io.ReadAll(response.Body)
-	if err != nil {
-		return local, 0, err
-	}
-	port, err := strconv.ParseUint(string(text), 10, 16)
+	port, err := strconv.ParseUint(text, 10, 16)
 	return local, uint16(port), err
 }
 

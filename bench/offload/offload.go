@@ -10,7 +10,6 @@ import (
 
 	"beeline.io/beeline/bench/endpoint"
 	"beeline.io/beeline/bench/harness"
-	"beeline.io/beeline/bench/result"
 	"beeline.io/beeline/bench/stat"
 )
 
@@ -84,21 +83,7 @@ func printOffload(r *harness.Report) {
 		r.Say("  %s: stack %.0f per second, %.1f us of CPU time each", c, stat.Median(r.Results.Samples(c.series(stack), harness.MetricRate)),
 			stat.Median(r.Results.Samples(c.series(stack), harness.MetricCPU)))
 		for _, side := range []int{stackAgain, cache} {
-			line := fmt.Sprintf("    %-12s", names[side])
-			for _, m := range []result.Metric{harness.MetricP50, harness.MetricRate, harness.MetricCPU} {
-				of := func(side int) []float64 { return r.Results.Samples(c.series(side), m) }
-				line += fmt.Sprintf("  %s %s", m.Name, stat.MedianInterval(stat.Ratios(of(side), of(stack))))
-			}
-			r.Say("%s", line)
+			r.Say("    %-12s%s", names[side], r.Ratios(c.series(side), c.series(stack), harness.MetricP50, harness.MetricRate, harness.MetricCPU))
 		}
 	}
-}
-
-// offloadRow adds a sample of a side.
-func offloadRow(results *result.File, series func(side int) result.Series, side int, metric result.Metric, value float64) {
-	row := result.Row{Series: series(side), Metric: metric}
-	if side != stack {
-		row.Against = names[stack]
-	}
-	results.Add(row, value)
 }

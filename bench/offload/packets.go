@@ -9,7 +9,6 @@ import (
 	"math"
 	"net/netip"
 	"path/filepath"
-	"strings"
 	"time"
 
 	"github.com/cilium/ebpf"
@@ -104,7 +103,8 @@ func runPackets(ctx context.Context, b *harness.Bench) (err error) {
 		return err
 	}
 	router := w.Host("node-a")
-	if err := nftRun(ctx, router, fmt.Sprintf(offloadRules, forward.Service.Addr(), forward.Endpoint.Addr(), harness.ServerPort)); err != nil {
+	rules := fmt.Sprintf(offloadRules, forward.Service.Addr(), forward.Endpoint.Addr(), harness.ServerPort)
+	if err := harness.RunOn(ctx, router, rules, "nft", "-f", "-"); err != nil {
 		return err
 	}
 	cases := offloadCases(b)
@@ -331,16 +331,6 @@ func (rig *offloadRig) measure(ctx context.Context, c packetCase, s *forward.Sid
 	if o.Strange > 0 {
 		return fmt.Errorf("%d of %d packets were not translated", o.Strange, o.Sent)
 	}
-	offloadRow(rig.bench.Results, c.series, side, harness.MetricPacketCPU, float64(o.CPU.Nanoseconds())/float64(o.Sent))
-	return nil
-}
-
-// nftRun applies rules to a host.
-func nftRun(ctx context.Context, host *lab.Host, rules string) error {
-	cmd := host.Command(ctx, "nft", "-f", "-")
-	cmd.Stdin = strings.NewReader(rules)
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("host %s: nft: %w: %s", host.Name, err, out)
-	}
+	rig.bench.Results.AddSide(names[stack], c.series(side), harness.MetricPacketCPU, float64(o.CPU.Nanoseconds())/float64(o.Sent))
 	return nil
 }

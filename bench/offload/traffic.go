@@ -170,19 +170,16 @@ func connect(ctx context.Context, w *harness.World, router string, number int) e
 			return err
 		}
 	}
-	return nftRun(ctx, w.Host(router), fmt.Sprintf(offloadRules, fmt.Sprintf("10.%d.3.3", number), fmt.Sprintf("10.%d.2.2", number), harness.ServerPort))
+	rules := fmt.Sprintf(offloadRules, fmt.Sprintf("10.%d.3.3", number), fmt.Sprintf("10.%d.2.2", number), harness.ServerPort)
+	return harness.RunOn(ctx, w.Host(router), rules, "nft", "-f", "-")
 }
 
 // ipBatch runs commands of ip(8), in which names are filled in.
 func ipBatch(ctx context.Context, w *harness.World, host, script string, number int) error {
 	netns := func(name string) string { return filepath.Base(w.Host(name).NetNS) }
-	cmd := w.Host(host).Command(ctx, "ip", "-batch", "-")
-	cmd.Stdin = strings.NewReader(strings.NewReplacer("DEVICE", fmt.Sprintf("eth%d", number-1), "CLIENT", netns(clientHost), "SERVER", netns(serverHost),
-		".N.", fmt.Sprintf(".%d.", number), "20N", fmt.Sprint(200+number), "21N", fmt.Sprint(210+number)).Replace(script))
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("%s: ip: %w: %s", host, err, out)
-	}
-	return nil
+	names := strings.NewReplacer("DEVICE", fmt.Sprintf("eth%d", number-1), "CLIENT", netns(clientHost), "SERVER", netns(serverHost),
+		".N.", fmt.Sprintf(".%d.", number), "20N", fmt.Sprint(200+number), "21N", fmt.Sprint(210+number))
+	return harness.RunOn(ctx, w.Host(host), names.Replace(script), "ip", "-batch", "-")
 }
 
 // measure runs the sides in turn.
@@ -191,19 +188,17 @@ func (rig *hosts) measure(ctx context.Context, b *harness.Bench, c trafficCase) 
 	if err := rig.world.Servers[serverHost].Pin(cpus.Server); err != nil {
 		return err
 	}
-	for round := range b.Runs {
-		for _, side := range harness.Turns(round, offloadSides) {
-			r, err := rig.slice(ctx, b, c, side, cpus.Client)
-			if err != nil {
-				return fmt.Errorf("%s: %w", names[side], err)
-			}
-			operations := float64(r.Operations)
-			offloadRow(b.Results, c.series, side, harness.MetricP50, harness.Micros(r.P50))
-			offloadRow(b.Results, c.series, side, harness.MetricRate, operations/r.Elapsed.Seconds())
-			offloadRow(b.Results, c.series, side, harness.MetricCPU, harness.Micros(r.CPU)/operations)
+	return harness.InTurns(b.Runs, names[:offloadSides], func(side int) error {
+		r, err := rig.slice(ctx, b, c, side, cpus.Client)
+		if err != nil {
+			return err
 		}
-	}
-	return nil
+		operations := float64(r.Operations)
+		b.Results.AddSide(names[stack], c.series(side), harness.MetricP50, harness.Micros(r.P50))
+		b.Results.AddSide(names[stack], c.series(side), harness.MetricRate, operations/r.Elapsed.Seconds())
+		b.Results.AddSide(names[stack], c.series(side), harness.MetricCPU, harness.Micros(r.CPU)/operations)
+		return nil
+	})
 }
 
 // slice is a short time of traffic on one side, and the proof of its path. On a busy machine the agent may get a

@@ -207,16 +207,13 @@ func (rig *podsRig) measure(ctx context.Context, b *harness.Bench, c podsCase) e
 	if err := rig.world.Servers[servers[c.path]].Pin(cpus.Server); err != nil {
 		return err
 	}
-	for round := range b.Runs {
-		for _, side := range harness.Turns(round, sides) {
-			slice, err := rig.slice(ctx, b, c, side, cpus.Client)
-			if err != nil {
-				return fmt.Errorf("%s: %w", podsNames[side], err)
-			}
+	return harness.InTurns(b.Runs, podsNames[:], func(side int) error {
+		slice, err := rig.slice(ctx, b, c, side, cpus.Client)
+		if err == nil {
 			c.add(b.Results, side, slice)
 		}
-	}
-	return nil
+		return err
+	})
 }
 
 // slice is a short time of traffic on one side, and the proof of its path. Flows in the kernel's conntrack, which would
@@ -224,11 +221,8 @@ func (rig *podsRig) measure(ctx context.Context, b *harness.Bench, c podsCase) e
 func (rig *podsRig) slice(ctx context.Context, b *harness.Bench, c podsCase, side, cpu int) (r endpoint.Result, err error) {
 	server := servers[c.path]
 	config := endpoint.ClientConfig{
-		Mode: c.mode, Target: netip.AddrPortFrom(rig.world.Host(server).Addr4, harness.ServerPort), Connections: c.connections,
+		Mode: c.mode, Target: netip.AddrPortFrom(harness.AddressOf(rig.world.Host(server), c.family), harness.ServerPort), Connections: c.connections,
 		Warmup: b.Slice / 10, Measure: b.Slice, CPU: cpu, Processes: append([]int{rig.world.Servers[server].PID()}, rig.softirq...),
-	}
-	if c.family == "IPv6" {
-		config.Target = netip.AddrPortFrom(rig.world.Host(server).Addr6, harness.ServerPort)
 	}
 	var before, after uint64
 	var redirect *podsRedirect
@@ -283,19 +277,12 @@ func (c podsCase) series(side int) result.Series {
 }
 
 func (c podsCase) add(results *result.File, side int, r endpoint.Result) {
+	add := func(m result.Metric, value float64) { results.AddSide(podsNames[stack], c.series(side), m, value) }
 	operations := float64(r.Operations)
-	for _, sample := range []struct {
-		metric result.Metric
-		value  float64
-	}{
-		{harness.MetricP10, harness.Micros(r.P10)}, {harness.MetricP50, harness.Micros(r.P50)}, {harness.MetricRate, operations / r.Elapsed.Seconds()}, {harness.MetricCPU, harness.Micros(r.CPU) / operations},
-	} {
-		row := result.Row{Series: c.series(side), Metric: sample.metric}
-		if side != stack {
-			row.Against = podsNames[stack]
-		}
-		results.Add(row, sample.value)
-	}
+	add(harness.MetricP10, harness.Micros(r.P10))
+	add(harness.MetricP50, harness.Micros(r.P50))
+	add(harness.MetricRate, operations/r.Elapsed.Seconds())
+	add(harness.MetricCPU, harness.Micros(r.CPU)/operations)
 }
 
 func printPods(r *harness.Report) {
@@ -308,12 +295,7 @@ func printPods(r *harness.Report) {
 		r.Say("  %s: stack %.0f per second, %.1f us of CPU time each", c, stat.Median(r.Results.Samples(c.series(stack), harness.MetricRate)),
 			stat.Median(r.Results.Samples(c.series(stack), harness.MetricCPU)))
 		for _, side := range []int{stackAgain, shortcut, onlyRedirect} {
-			line := fmt.Sprintf("    %-13s", podsNames[side])
-			for _, m := range []result.Metric{harness.MetricP50, harness.MetricRate, harness.MetricCPU} {
-				of := func(side int) []float64 { return r.Results.Samples(c.series(side), m) }
-				line += fmt.Sprintf("  %s %s", m.Name, stat.MedianInterval(stat.Ratios(of(side), of(stack))))
-			}
-			r.Say("%s", line)
+			r.Say("    %-13s%s", podsNames[side], r.Ratios(c.series(side), c.series(stack), harness.MetricP50, harness.MetricRate, harness.MetricCPU))
 		}
 	}
 }

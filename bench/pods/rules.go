@@ -6,6 +6,8 @@ import (
 	"context"
 	"fmt"
 	"strings"
+
+	"beeline.io/beeline/bench/harness"
 )
 
 // kubeRules are the rules of a node with kube-proxy in iptables mode and the network plugin flannel, without those of
@@ -75,10 +77,8 @@ func (n *podsNode) setRules(ctx context.Context, rules int) error {
 		}
 		text := strings.NewReplacer("PODS", f.pods, "MULTICAST", f.multicast).Replace(kubeRules)
 		text = strings.Replace(text, "COMMIT\n", policy.String()+"COMMIT\n", 1)
-		restore := n.host.Command(ctx, f.restore)
-		restore.Stdin = strings.NewReader(text)
-		if out, err := restore.CombinedOutput(); err != nil {
-			return fmt.Errorf("%s: %w: %s", f.restore, err, out)
+		if err := harness.RunOn(ctx, n.host, text, f.restore); err != nil {
+			return err
 		}
 	}
 	return nil

@@ -192,6 +192,15 @@ func (f *File) Samples(s Series, m Metric) []float64 {
 	return nil
 }
 
+// AddSide adds a sample of a side. Others than the first side are compared with that.
+func (f *File) AddSide(first string, s Series, m Metric, sample float64) {
+	row := Row{Series: s, Metric: m}
+	if s.Side != first && m.Better != None {
+		row.Against = first
+	}
+	f.Add(row, sample)
+}
+
 // Counterpart returns the samples of the side that a row is compared with.
 func (f *File) Counterpart(r Row) []float64 {
 	if r.Against == "" {

@@ -15,7 +15,6 @@ import (
 	"beeline.io/beeline/bench/harness"
 	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/test/lab"
-	"beeline.io/beeline/test/node"
 )
 
 // A hook is a measured program, with Services of one protocol.
@@ -126,15 +125,11 @@ func (rig *hookRig) receiveCases(h hook) []*hookCase {
 	answer := func(n uint64) bpf.SocketCounters {
 		return bpf.SocketCounters{DatagramPass: n, DatagramBalance: 1, FlowNew: 1, DatagramName: n}
 	}
-	service := node.ClusterIPs(ownService)[0]
-	if h.family == "IPv6" {
-		service = node.ClusterIPs(ownService)[1]
-	}
+	service := netip.AddrPortFrom(harness.ClusterIP(ownService, h.family), harness.ServicePort)
 	return []*hookCase{
 		{name: caseEmpty, bare: true, call: rig.receiver(h.family, netip.AddrPort{}), counted: nothing},
 		{name: casePlain, call: rig.receiver(h.family, netip.AddrPort{}), counted: plain},
-		{name: caseAnswer, counted: answer,
-			call: rig.receiver(h.family, netip.AddrPortFrom(netip.MustParseAddr(service), harness.ServicePort))},
+		{name: caseAnswer, counted: answer, call: rig.receiver(h.family, service)},
 	}
 }
 
@@ -159,11 +154,7 @@ func (rig *hookRig) caller(config endpoint.CallerConfig) func(context.Context, *
 // receiver sends to a Service with the pod itself as its backend or, if that is not given, to the pod.
 func (rig *hookRig) receiver(family string, service netip.AddrPort) func(context.Context, *lab.Host, int) error {
 	return func(ctx context.Context, pod *lab.Host, calls int) error {
-		addr := pod.Addr4
-		if family == "IPv6" {
-			addr = pod.Addr6
-		}
-		config := endpoint.ReceiverConfig{Sender: netip.AddrPortFrom(addr, harness.ServerPort), Asked: service, Calls: calls, CPU: rig.cpu}
+		config := endpoint.ReceiverConfig{Sender: netip.AddrPortFrom(harness.AddressOf(pod, family), harness.ServerPort), Asked: service, Calls: calls, CPU: rig.cpu}
 		if !service.IsValid() {
 			config.Asked = config.Sender
 		}

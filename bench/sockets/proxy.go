@@ -25,10 +25,7 @@ func socketObjects(w *harness.World, services int) (all []runtime.Object) {
 		node.SetPorts(service, slices,
 			node.Port{Name: "tcp", Protocol: corev1.ProtocolTCP, Port: harness.ServicePort, Target: harness.ServerPort},
 			node.Port{Name: "udp", Protocol: corev1.ProtocolUDP, Port: harness.ServicePort, Target: harness.ServerPort})
-		all = append(all, service)
-		for _, slice := range slices {
-			all = append(all, slice)
-		}
+		all = append(all, harness.Objects(service, slices)...)
 	}
 	for _, o := range harness.Fillers(services-len(backends), corev1.ProtocolTCP) {
 		all = append(all, o.Service, o.Slice)
@@ -40,14 +37,9 @@ func socketObjects(w *harness.World, services int) (all []runtime.Object) {
 func serviceOf(server, family string) netip.AddrPort {
 	var found netip.AddrPort
 	for _, b := range backends {
-		if b.server != server {
-			continue
+		if b.server == server {
+			found = netip.AddrPortFrom(harness.ClusterIP(b.number, family), harness.ServicePort)
 		}
-		address := node.ClusterIPs(b.number)[0]
-		if family == "IPv6" {
-			address = node.ClusterIPs(b.number)[1]
-		}
-		found = netip.AddrPortFrom(netip.MustParseAddr(address), harness.ServicePort)
 	}
 	return found
 }
@@ -105,9 +97,9 @@ func (rig *socketRig) addProxied(ctx context.Context, b *harness.Bench, services
 // proveTranslated has a pod connect to a ClusterIP, and checks in its node's conntrack that the server's pod
 // has replied. There is no route to ClusterIPs: an untranslated connection fails.
 func proveTranslated(ctx context.Context, w *harness.World, client, server, family string) error {
-	target, pod, kind := serviceOf(server, family), w.Host(server).Addr4, unix.AF_INET
-	if family == "IPv6" {
-		pod, kind = w.Host(server).Addr6, unix.AF_INET6
+	target, pod, kind := serviceOf(server, family), harness.AddressOf(w.Host(server), family), unix.AF_INET
+	if pod.Is6() {
+		kind = unix.AF_INET6
 	}
 	conn, err := w.Host(client).Dial(ctx, "tcp", target.String())
 	if err != nil {

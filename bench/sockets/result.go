@@ -35,13 +35,7 @@ func (s scenario) series(side int) result.Series {
 // addSlice adds the results of one slice. All sides are compared with the first.
 func (s scenario) addSlice(results *result.File, side int, r endpoint.Result) {
 	operations := float64(r.Operations)
-	add := func(m result.Metric, value float64) {
-		row := result.Row{Series: s.series(side), Metric: m}
-		if side != sideBare && m.Better != result.None {
-			row.Against = sideNames[sideBare]
-		}
-		results.Add(row, value)
-	}
+	add := func(m result.Metric, value float64) { results.AddSide(sideNames[sideBare], s.series(side), m, value) }
 	add(metricOperations, operations)
 	add(harness.MetricP10, harness.Micros(r.P10))
 	add(harness.MetricP50, harness.Micros(r.P50))

@@ -166,12 +166,8 @@ func (rig *socketRig) end() error {
 // sides are those of a scenario; one without a client does not exist.
 func (rig *socketRig) sides(s scenario) [sides]side {
 	b, hooked, proxied := backends[s.Backend], rig.hooked[s.Services], rig.proxied[s.Services]
-	address := func(h *lab.Host) netip.Addr { return h.Addr4 }
-	if s.Family == "IPv6" {
-		address = func(h *lab.Host) netip.Addr { return h.Addr6 }
-	}
 	direct := func(w *harness.World, client, server string, p path) side {
-		to := netip.AddrPortFrom(address(w.Host(server)), harness.ServerPort)
+		to := netip.AddrPortFrom(harness.AddressOf(w.Host(server), s.Family), harness.ServerPort)
 		return side{w.Host(client), w.Servers[server], to, p}
 	}
 	service := func(w *harness.World, client, server string, p path) side {

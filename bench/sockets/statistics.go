@@ -105,16 +105,13 @@ func (rig *statisticsRig) measure(ctx context.Context, b *harness.Bench, connect
 	if err := rig.world.Servers[backends["local"].server].Pin(cpus.Server); err != nil {
 		return err
 	}
-	for round := range b.Runs {
-		for _, side := range harness.Turns(round, statisticsSides) {
-			slice, err := rig.slice(ctx, b, side, connections, cpus.Client)
-			if err != nil {
-				return fmt.Errorf("%s: %w", statisticsNames[side], err)
-			}
+	return harness.InTurns(b.Runs, statisticsNames[:], func(side int) error {
+		slice, err := rig.slice(ctx, b, side, connections, cpus.Client)
+		if err == nil {
 			rig.add(b.Results, side, connections, slice)
 		}
-	}
-	return nil
+		return err
+	})
 }
 
 // slice is a short time of traffic on one side, and the proof that its connections were counted, or not.
@@ -171,21 +168,20 @@ func statisticsSeries(side, connections int) result.Series {
 }
 
 func (rig *statisticsRig) add(results *result.File, side, connections int, r endpoint.Result) {
-	operations := float64(r.Operations)
-	for _, sample := range []struct {
-		metric result.Metric
-		value  float64
-	}{
-		{harness.MetricP10, harness.Micros(r.P10)}, {harness.MetricP50, harness.Micros(r.P50)}, {harness.MetricRate, operations / r.Elapsed.Seconds()}, {harness.MetricCPU, harness.Micros(r.CPU) / operations},
-	} {
-		row := result.Row{Series: statisticsSeries(side, connections), Metric: sample.metric}
-		for _, p := range statisticsPairs {
-			if p.side == side {
-				row.Against = statisticsNames[p.by]
-			}
+	first := statisticsNames[side]
+	for _, p := range statisticsPairs {
+		if p.side == side {
+			first = statisticsNames[p.by]
 		}
-		results.Add(row, sample.value)
 	}
+	add := func(m result.Metric, value float64) {
+		results.AddSide(first, statisticsSeries(side, connections), m, value)
+	}
+	operations := float64(r.Operations)
+	add(harness.MetricP10, harness.Micros(r.P10))
+	add(harness.MetricP50, harness.Micros(r.P50))
+	add(harness.MetricRate, operations/r.Elapsed.Seconds())
+	add(harness.MetricCPU, harness.Micros(r.CPU)/operations)
 }
 
 func printStatistics(r *harness.Report) {
@@ -200,12 +196,8 @@ func printStatistics(r *harness.Report) {
 			r.Say("%s", line)
 		}
 		for _, p := range statisticsPairs {
-			line := fmt.Sprintf("  %s / %s:", statisticsNames[p.side], statisticsNames[p.by])
-			for _, m := range ratioMetrics {
-				of := func(side int) []float64 { return r.Results.Samples(statisticsSeries(side, connections), m) }
-				line += fmt.Sprintf("  %s %s", m.Name, stat.MedianInterval(stat.Ratios(of(p.side), of(p.by))))
-			}
-			r.Say("%s", line)
+			r.Say("  %s / %s:%s", statisticsNames[p.side], statisticsNames[p.by],
+				r.Ratios(statisticsSeries(p.side, connections), statisticsSeries(p.by, connections), ratioMetrics...))
 		}
 	}
 }

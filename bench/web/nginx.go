@@ -7,6 +7,9 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"io"
+	"net"
+	"net/http"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -135,6 +138,32 @@ func StartNginx(ctx context.Context, on *lab.Host, config string, listens ...net
 		}
 	}
 	return n, nil
+}
+
+// Who asks a web server at /who, on a new connection. It returns the address of the client and the answer.
+func Who(ctx context.Context, from *lab.Host, server netip.AddrPort) (local netip.AddrPort, answer string, err error) {
+	client := &http.Client{Timeout: ListenTimeout, Transport: &http.Transport{DisableKeepAlives: true,
+		DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
+			conn, err := from.Dial(ctx, network, address)
+			if err == nil {
+				local = conn.LocalAddr().(*net.TCPAddr).AddrPort()
+			}
+			return conn, err
+		}}}
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, fmt.Sprintf("http://%s/who", server), nil)
+	if err != nil {
+		return local, "", err
+	}
+	response, err := client.Do(request)
+	if err != nil {
+		return local, "", err
+	}
+	defer response.Body.Close()
+	text, err := io.ReadAll(response.Body)
+	if err == nil && response.StatusCode != http.StatusOK {
+		err = fmt.Errorf("GET %s: %s: %.100q", request.URL, response.Status, text)
+	}
+	return local, string(text), err
 }
 
 // Stop ends nginx.
