@@ -31,9 +31,6 @@ func RunCaller(ctx context.Context, host *lab.Host, config CallerConfig) error {
 }
 
 func runCaller(config CallerConfig) error {
-	if err := pin(os.Getpid(), config.CPU); err != nil {
-		return err
-	}
 	first, targets := sockaddrsOf(config.First), sockaddrsOf(config.Targets)
 	kind, name, call := unix.SOCK_STREAM, "connect", connect
 	if config.Datagrams {

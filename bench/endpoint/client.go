@@ -91,9 +91,6 @@ type client struct {
 }
 
 func runClient(config ClientConfig) error {
-	if err := pin(os.Getpid(), config.CPU); err != nil {
-		return err
-	}
 	epoll, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
 	if err != nil {
 		return os.NewSyscallError("epoll_create1", err)

@@ -46,26 +46,9 @@ func Main() {
 	if !strings.HasPrefix(os.Args[0], prefix) {
 		return
 	}
-	var err error
-	switch os.Args[0] {
-	case partServer:
-		err = play(runServer)
-	case partClient:
-		err = play(runClient)
-	case partCaller:
-		err = play(runCaller)
-	case partReceiver:
-		err = play(runReceiver)
-	case partLoad:
-		err = play(runLoad)
-	case partLoadServer:
-		err = play(runLoadServer)
-	case partIdle:
-		err = play(runIdle)
-	case partFlood:
-		err = play(runFlood)
-	default:
-		err = fmt.Errorf("unknown part %q", os.Args[0])
+	err := fmt.Errorf("unknown part %q", os.Args[0])
+	if play, known := parts[os.Args[0]]; known {
+		err = play()
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, os.Args[0]+":", err)
@@ -74,15 +57,28 @@ func Main() {
 	os.Exit(0)
 }
 
-// play reads the part's configuration, a line of JSON on standard input.
-func play[C any](run func(C) error) error {
-	runtime.LockOSThread()
-	os.WriteFile("/proc/self/comm", []byte(os.Args[0]), 0) // for display only
-	var config C
-	if err := json.NewDecoder(os.Stdin).Decode(&config); err != nil {
-		return fmt.Errorf("read the configuration: %w", err)
+var parts = map[string]func() error{
+	partServer: player(runServer), partClient: player(runClient), partCaller: player(runCaller), partReceiver: player(runReceiver),
+	partLoad: player(runLoad), partLoadServer: player(runLoadServer), partIdle: player(runIdle), partFlood: player(runFlood),
+}
+
+// player reads the part's configuration, a line of JSON on standard input, and runs the part on the CPU that it names.
+func player[C any](run func(C) error) func() error {
+	return func() error {
+		runtime.LockOSThread()
+		os.WriteFile("/proc/self/comm", []byte(os.Args[0]), 0) // for display only
+		var text json.RawMessage
+		var config C
+		var place struct{ CPU int }
+		err := json.NewDecoder(os.Stdin).Decode(&text)
+		if err = errors.Join(err, json.Unmarshal(text, &config), json.Unmarshal(text, &place)); err != nil {
+			return fmt.Errorf("read the configuration: %w", err)
+		}
+		if err := pin(os.Getpid(), place.CPU); err != nil {
+			return err
+		}
+		return run(config)
 	}
-	return run(config)
 }
 
 // command prepares this program as an endpoint on a host.

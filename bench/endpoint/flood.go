@@ -79,9 +79,6 @@ type flood struct {
 }
 
 func runFlood(config FloodConfig) error {
-	if err := pin(os.Getpid(), config.CPU); err != nil {
-		return err
-	}
 	f := &flood{FloodConfig: config, random: 0x9e3779b97f4a7c15 ^ uint64(time.Now().UnixNano())}
 	if err := f.open(); err != nil {
 		return err

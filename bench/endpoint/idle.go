@@ -161,9 +161,6 @@ type idleConnection struct {
 }
 
 func runIdle(config IdleConfig) error {
-	if err := pin(os.Getpid(), config.CPU); err != nil {
-		return err
-	}
 	if n := len(config.Targets) * config.Each; n+fdReserve > openFiles() {
 		return fmt.Errorf("%d connections, but a process has at most %d descriptors (ulimit -n)", n, openFiles())
 	}

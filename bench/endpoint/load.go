@@ -98,9 +98,6 @@ type load struct {
 const fdReserve = 64
 
 func runLoad(config LoadConfig) error {
-	if err := pin(os.Getpid(), config.CPU); err != nil {
-		return err
-	}
 	// If all clients fail, so many wait at once.
 	if most := min(config.Count, int(float64(config.Rate)*config.Patience.Seconds())); most+fdReserve > openFiles() {
 		return fmt.Errorf("%d clients may wait at once, but a process has at most %d descriptors: raise the limit (ulimit -n) or lower the rate", most, openFiles())

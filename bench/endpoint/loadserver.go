@@ -92,9 +92,6 @@ type waitingConnection struct {
 const loadServerPatience = 30 * time.Second
 
 func runLoadServer(config loadServerConfig) error {
-	if err := pin(os.Getpid(), config.CPU); err != nil {
-		return err
-	}
 	s := &loadServer{clients: config.Clients, peer: &sockaddr{family: unix.AF_INET}, opened: make([]time.Duration, openFiles()),
 		speaks: map[int]bool{}, start: time.Now().Add(-time.Second)}
 	if err := s.listen(netip.AddrPortFrom(netip.IPv4Unspecified(), config.Port)); err != nil {

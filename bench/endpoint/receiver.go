@@ -32,9 +32,6 @@ func RunReceiver(ctx context.Context, host *lab.Host, config ReceiverConfig) err
 }
 
 func runReceiver(config ReceiverConfig) error {
-	if err := pin(os.Getpid(), config.CPU); err != nil {
-		return err
-	}
 	sender, _, err := patient(config.Sender)
 	if err != nil {
 		return err

@@ -3,14 +3,10 @@
 package endpoint
 
 import (
-	"bufio"
 	"context"
-	"encoding/json"
 	"fmt"
-	"io"
 	"net/netip"
 	"os"
-	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -30,41 +26,13 @@ type serverConfig struct {
 }
 
 // Server is a running server.
-type Server struct {
-	cmd   *lab.Cmd
-	input io.Closer
-}
+type Server struct{ *talker }
 
 // StartServer starts a server on a host, for TCP and UDP in both families, and returns when it listens. It ends
 // with ctx, with Stop, or with this program.
 func StartServer(ctx context.Context, host *lab.Host, port uint16, cpu int) (*Server, error) {
-	cmd, err := command(ctx, host, partServer)
-	if err != nil {
-		return nil, err
-	}
-	input, err := cmd.StdinPipe()
-	if err != nil {
-		return nil, err
-	}
-	output, err := cmd.StdoutPipe()
-	if err != nil {
-		return nil, err
-	}
-	complaints := &strings.Builder{}
-	cmd.Stderr = complaints
-	if err := cmd.Start(); err != nil {
-		return nil, err
-	}
-	s := &Server{cmd, input}
-	err = json.NewEncoder(input).Encode(serverConfig{port, cpu})
-	if err == nil {
-		_, err = bufio.NewReader(output).ReadString('\n')
-	}
-	if err != nil {
-		s.Stop()
-		return nil, fmt.Errorf("server in %s: %w: %s", host.Name, err, strings.TrimSpace(complaints.String()))
-	}
-	return s, nil
+	t, err := startTalker(ctx, host, partServer, serverConfig{port, cpu})
+	return &Server{t}, err
 }
 
 // PID is the server's process ID.
@@ -73,18 +41,8 @@ func (s *Server) PID() int { return s.cmd.Process.Pid }
 // Pin moves the server to another CPU.
 func (s *Server) Pin(cpu int) error { return pin(s.PID(), cpu) }
 
-// Stop ends the server.
-func (s *Server) Stop() {
-	s.input.Close()
-	s.cmd.Process.Kill()
-	s.cmd.Wait()
-}
-
 // runServer answers until standard input ends.
 func runServer(config serverConfig) error {
-	if err := pin(os.Getpid(), config.CPU); err != nil {
-		return err
-	}
 	epoll, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
 	if err != nil {
 		return err
