@@ -42,9 +42,7 @@ func (a *Agent) take(ev source.Event) error {
 		delta = completeState(a.cluster)
 		delta.Triggers = triggers
 	}
-	if err := a.apply(delta); err != nil {
-		a.logMissing(err)
-	}
+	a.apply(delta)
 	if first || len(ev.Changes) > 0 {
 		a.metrics.Proxy.Synced(begin, first)
 	}
@@ -64,21 +62,15 @@ func completeState(cluster *service.Cluster) service.Delta {
 	return delta
 }
 
-// program calls apply, and logs an error if part of the change failed.
+// program applies a change that is not the source's.
 func (a *Agent) program(delta service.Delta) {
 	begin := time.Now()
-	if err := a.apply(delta); err != nil {
-		a.logMissing(err)
-	}
+	a.apply(delta)
 	a.metrics.Proxy.Synced(begin, false)
 }
 
-func (a *Agent) logMissing(err error) {
-	a.log.Error("part of the change is not in the tables; the rest is, and earlier entries keep serving", "error", err)
-}
-
 // apply writes as much of a change to the tables as possible; the loop retries the rest.
-func (a *Agent) apply(delta service.Delta) error {
+func (a *Agent) apply(delta service.Delta) {
 	a.components.Prepare(delta)
 	a.syncer.SetOwn(slices.Concat(a.cluster.LocalAddresses(), a.cluster.OwnAddresses()))
 	err := a.syncer.Apply(delta)
@@ -86,7 +78,9 @@ func (a *Agent) apply(delta service.Delta) error {
 	a.components.Apply(delta)
 	a.noteRemoved()
 	a.components.Written()
-	return err
+	if err != nil {
+		a.log.Error("part of the change is not in the tables; the rest is, and earlier entries keep serving", "error", err)
+	}
 }
 
 // noteRemoved notifies the components of backends that the last change of the tables removed.

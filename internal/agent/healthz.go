@@ -119,7 +119,7 @@ func (a *Agent) noteFaults(repair error) {
 func (a *Agent) healthConditions() condition.List {
 	all := a.health.Conditions()
 	for _, p := range a.nodePorts.Problems() {
-		all = append(all, p.Condition)
+		all = append(all, p.Problem)
 	}
 	return all
 }

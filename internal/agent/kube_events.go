@@ -50,7 +50,7 @@ func (a *Agent) newEvents(component.Env) (*component.Instance, error) {
 func (e *events) run(ctx context.Context) error {
 	ticker := time.NewTicker(eventInterval)
 	defer ticker.Stop()
-	var objects []kubeevent.Item
+	var objects []service.ObjectProblem
 	for {
 		select {
 		case <-ctx.Done():
@@ -66,25 +66,22 @@ func (e *events) run(ctx context.Context) error {
 }
 
 // objectItems returns the conditions of objects.
-func (e *events) objectItems() (all []kubeevent.Item) {
+func (e *events) objectItems() (all []service.ObjectProblem) {
 	for _, st := range e.agent.syncer.Status() {
 		for _, c := range st.Conditions() {
-			all = append(all, kubeevent.Item{Object: st.Owner, Condition: c})
+			all = append(all, service.ObjectProblem{Object: st.Owner, Problem: c})
 		}
 	}
 	return all
 }
 
 // nodeItems returns the conditions of this node's Node, and of healthCheckNodePorts.
-func (e *events) nodeItems() (all []kubeevent.Item) {
+func (e *events) nodeItems() (all []service.ObjectProblem) {
 	node := service.Ref{Kind: service.KindNode, Name: e.agent.config.NodeName}
 	for _, c := range slices.Concat(e.agent.health.Conditions(), e.agent.listeners.conditions()) {
-		all = append(all, kubeevent.Item{Object: node, Condition: c})
+		all = append(all, service.ObjectProblem{Object: node, Problem: c})
 	}
-	for _, p := range e.agent.nodePorts.Problems() {
-		all = append(all, kubeevent.Item{Object: p.Owner, Condition: p.Condition})
-	}
-	return all
+	return append(all, e.agent.nodePorts.Problems()...)
 }
 
 // nodes tells the recorder which Nodes share the Events.
@@ -119,7 +116,7 @@ func (e *events) recordLost() {
 	for ref, since := range e.lost {
 		if time.Since(since) >= eventInterval {
 			delete(e.lost, ref)
-			e.recorder.Note(kubeevent.Item{Object: ref, Condition: condition.EndpointsLost.New("no endpoint takes new connections any more: clients are refused")})
+			e.recorder.Note(service.ObjectProblem{Object: ref, Problem: condition.EndpointsLost.New("no endpoint takes new connections any more: clients are refused")})
 		}
 	}
 }

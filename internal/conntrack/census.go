@@ -132,8 +132,7 @@ type Passes struct {
 func (c *Collector) Passes() Passes {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return Passes{
-		Last: c.stats.last, Took: c.stats.took, Expired: c.stats.expired, Census: c.census,
-		Assured: c.tables.Assured.Max(), Unreplied: c.tables.Unreplied.Max(),
-	}
+	p := c.passes
+	p.Assured, p.Unreplied = c.tables.Assured.Max(), c.tables.Unreplied.Max()
+	return p
 }

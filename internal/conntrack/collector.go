@@ -64,19 +64,11 @@ type Collector struct {
 	started    wakeup.Signal
 
 	mu          sync.Mutex
-	stats       gcStats
+	passes      Passes           // without limits
+	stale       uint64           // UDP flows whose backend no longer serves, since the agent started
 	withoutPort condition.Growth // packets of new flows
-	census      Census           // of the last complete pass
-}
-
-// gcStats are the results of GC passes.
-type gcStats struct {
-	last     time.Time
-	took     time.Duration
-	expired  uint64 // flows, since the agent started
-	stale    uint64 // UDP flows whose backend no longer serves, since the agent started
-	passErr  error
-	staleErr error
+	// The errors of the last pass, and of the last search for stale flows.
+	passErr, staleErr error
 }
 
 // NewCollector returns a Collector. wait returns when all programs have ended that run at the call. Begin
@@ -143,9 +135,9 @@ func (c *Collector) Collect() time.Duration {
 	busy = threadTime() - busy
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.noteError(&c.stats.passErr, err)
-	c.stats.last, c.stats.took = begin, took
-	c.stats.expired += expired
+	c.noteError(&c.passErr, err)
+	c.passes.Last, c.passes.Took = begin, took
+	c.passes.Expired += expired
 	return min(max(gcInterval, gcShare*busy), maxGCInterval)
 }
 
@@ -168,7 +160,7 @@ func (c *Collector) pass() (expired uint64, err error) {
 		return expired, err
 	}
 	c.mu.Lock()
-	c.census = census.result()
+	c.passes.Census = census.result()
 	c.mu.Unlock()
 	for _, s := range c.subscribers {
 		err = errors.Join(err, s.End())
@@ -194,7 +186,7 @@ func (c *Collector) noteError(last *error, err error) {
 // retryStaleUDP deletes stale UDP flows again if that has failed.
 func (c *Collector) retryStaleUDP() {
 	c.mu.Lock()
-	failed := c.stats.staleErr != nil
+	failed := c.staleErr != nil
 	c.mu.Unlock()
 	if failed {
 		c.deleteStaleUDP()
@@ -209,6 +201,6 @@ func (c *Collector) deleteStaleUDP() {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.noteError(&c.stats.staleErr, err)
-	c.stats.stale += stale.Total()
+	c.noteError(&c.staleErr, err)
+	c.stale += stale.Total()
 }

@@ -17,7 +17,7 @@ import (
 func CollectGarbage(tables *Tables, timeouts Timeouts, now uint32, visit func(assured bool, key Tuple, e *Entry)) (expired uint64, err error) {
 	for i, table := range tables.All() {
 		var failed error
-		see := func(Tuple, *Entry) {}
+		var see func(Tuple, *Entry)
 		if visit != nil {
 			see = func(key Tuple, e *Entry) { visit(i > 0, key, e) }
 		}

@@ -124,15 +124,8 @@ func compareFlows(a, b Flow) int {
 
 // Flush deletes flows and returns their number: those of services for whose ids of returns true and of
 // backends for which backend returns true; a nil backend selects all.
-func Flush(tables *Tables, of func(id uint32) bool, backend func(netip.AddrPort) bool) (flushed uint64, err error) {
-	for _, table := range tables.All() {
-		n, err := deleteFlows(table, nil, nil, func(key Tuple, t *Entry) bool {
-			return of(t.Lb.Service) && (backend == nil || backend(t.Connection(key).Backend))
-		})
-		flushed += n
-		if err != nil {
-			return flushed, err
-		}
-	}
-	return flushed, nil
+func Flush(tables *Tables, of func(id uint32) bool, backend func(netip.AddrPort) bool) (uint64, error) {
+	return DeleteFlows(tables, func(key Tuple, t *Entry) bool {
+		return of(t.Lb.Service) && (backend == nil || backend(t.Connection(key).Backend))
+	}, func() error { return nil })
 }

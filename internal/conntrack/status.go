@@ -43,9 +43,9 @@ func Count(tables *Tables) (s Status, err error) {
 func (c *Collector) CompleteStatus(s *Status, counters map[string]uint64) (all condition.List) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	s.LastGC, s.LastGCSeconds = c.stats.last, c.stats.took.Seconds()
-	s.ExpiredFlows, s.EndedUDPFlows = c.stats.expired, c.stats.stale
-	if err := errors.Join(c.stats.passErr, c.stats.staleErr); err != nil {
+	s.LastGC, s.LastGCSeconds = c.passes.Last, c.passes.Took.Seconds()
+	s.ExpiredFlows, s.EndedUDPFlows = c.passes.Expired, c.stale
+	if err := errors.Join(c.passErr, c.staleErr); err != nil {
 		all = append(all, condition.ConntrackGCFailed.New("conntrack garbage collection failed, and expired flows may be kept for longer: %v", err))
 	}
 	now := time.Now()

@@ -51,19 +51,20 @@ const (
 type timeoutFlag struct {
 	name    string
 	timeout *time.Duration
+	index   bpf.EdgeTCCtTimeout // in the programs
 	usage   string
 }
 
 // flags returns a flag for each timeout, named like kube-proxy's for the same state if it has one.
 func (t *Timeouts) flags() []timeoutFlag {
 	return []timeoutFlag{
-		{"conntrack-tcp-timeout-unreplied", &t.TCPUnreplied, "conntrack timeout of a TCP connection whose handshake is not complete"},
-		{"conntrack-tcp-timeout-established", &t.TCPEstablished, "conntrack timeout of an established TCP connection: how long an idle connection of a client is kept"},
-		{"conntrack-tcp-timeout-close-wait", &t.TCPCloseWait, "conntrack timeout of a TCP connection after a FIN of one side"},
-		{"conntrack-tcp-timeout-close-wait-dsr", &t.TCPCloseDSR, "conntrack timeout of a TCP connection by DSR after the client's FIN: the backend's packets are not seen"},
-		{"conntrack-tcp-timeout-close", &t.TCPClose, "conntrack timeout of a TCP connection after a RST, or a FIN of each side"},
-		{"conntrack-udp-timeout", &t.UDPUnreplied, "conntrack timeout of a UDP flow that is not a stream: unreplied, or younger than two seconds"},
-		{"conntrack-udp-timeout-stream", &t.UDPStream, "conntrack timeout of a UDP stream: a flow with packets in both directions for two seconds"},
+		{"conntrack-tcp-timeout-unreplied", &t.TCPUnreplied, bpf.EdgeTCCtTimeoutTIMEOUT_TCP_UNREPLIED, "conntrack timeout of a TCP connection whose handshake is not complete"},
+		{"conntrack-tcp-timeout-established", &t.TCPEstablished, bpf.EdgeTCCtTimeoutTIMEOUT_TCP_ESTABLISHED, "conntrack timeout of an established TCP connection: how long an idle connection of a client is kept"},
+		{"conntrack-tcp-timeout-close-wait", &t.TCPCloseWait, bpf.EdgeTCCtTimeoutTIMEOUT_CLOSING, "conntrack timeout of a TCP connection after a FIN of one side"},
+		{"conntrack-tcp-timeout-close-wait-dsr", &t.TCPCloseDSR, bpf.EdgeTCCtTimeoutTIMEOUT_CLOSING_DSR, "conntrack timeout of a TCP connection by DSR after the client's FIN: the backend's packets are not seen"},
+		{"conntrack-tcp-timeout-close", &t.TCPClose, bpf.EdgeTCCtTimeoutTIMEOUT_CLOSED, "conntrack timeout of a TCP connection after a RST, or a FIN of each side"},
+		{"conntrack-udp-timeout", &t.UDPUnreplied, bpf.EdgeTCCtTimeoutTIMEOUT_UDP_UNREPLIED, "conntrack timeout of a UDP flow that is not a stream: unreplied, or younger than two seconds"},
+		{"conntrack-udp-timeout-stream", &t.UDPStream, bpf.EdgeTCCtTimeoutTIMEOUT_UDP_STREAM, "conntrack timeout of a UDP stream: a flow with packets in both directions for two seconds"},
 	}
 }
 
@@ -97,31 +98,18 @@ func (t *Timeouts) Check() error {
 // Datapath returns the timeouts as the programs have them. The programs apply them without the agent.
 func (t *Timeouts) Datapath() *bpf.ConntrackTimeouts {
 	var ticks bpf.ConntrackTimeouts
-	for i, d := range t.byIndex() {
-		ticks[i] = uint32(d.Nanoseconds() >> tickBits)
+	for _, f := range t.flags() {
+		ticks[f.index] = uint32(f.timeout.Nanoseconds() >> tickBits)
 	}
 	return &ticks
 }
 
 // TimeoutsOf is the inverse of Datapath.
 func TimeoutsOf(ticks *bpf.ConntrackTimeouts) (t Timeouts) {
-	for i, d := range t.byIndex() {
-		*d = time.Duration(ticks[i]) << tickBits
+	for _, f := range t.flags() {
+		*f.timeout = time.Duration(ticks[f.index]) << tickBits
 	}
 	return t
-}
-
-// byIndex returns the timeouts by their index in the programs.
-func (t *Timeouts) byIndex() map[bpf.EdgeTCCtTimeout]*time.Duration {
-	return map[bpf.EdgeTCCtTimeout]*time.Duration{
-		bpf.EdgeTCCtTimeoutTIMEOUT_TCP_UNREPLIED:   &t.TCPUnreplied,
-		bpf.EdgeTCCtTimeoutTIMEOUT_TCP_ESTABLISHED: &t.TCPEstablished,
-		bpf.EdgeTCCtTimeoutTIMEOUT_CLOSING:         &t.TCPCloseWait,
-		bpf.EdgeTCCtTimeoutTIMEOUT_CLOSING_DSR:     &t.TCPCloseDSR,
-		bpf.EdgeTCCtTimeoutTIMEOUT_CLOSED:          &t.TCPClose,
-		bpf.EdgeTCCtTimeoutTIMEOUT_UDP_UNREPLIED:   &t.UDPUnreplied,
-		bpf.EdgeTCCtTimeoutTIMEOUT_UDP_STREAM:      &t.UDPStream,
-	}
 }
 
 // of returns the timeout of a flow in a state. oneSided: it is a flow by DSR, of which only the client's packets are

@@ -71,7 +71,7 @@ type OptOut struct {
 	IPs [2]netip.Addr
 }
 
-// ObjectProblem is a problem of an object that has no Plan.
+// ObjectProblem is a problem of an object.
 type ObjectProblem struct {
 	Object  Ref
 	Problem condition.Condition

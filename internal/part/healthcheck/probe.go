@@ -44,12 +44,10 @@ func Direct(mark uint32) Dialer {
 // connects another socket, without the mark.
 func Marked(d net.Dialer, mark uint32) *net.Dialer {
 	d.Control = func(_, _ string, raw syscall.RawConn) (err error) {
-		if err := raw.Control(func(fd uintptr) {
+		failed := raw.Control(func(fd uintptr) {
 			err = os.NewSyscallError("setsockopt SO_MARK", unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_MARK, int(mark)))
-		}); err != nil {
-			return err
-		}
-		return err
+		})
+		return cmp.Or(failed, err)
 	}
 	d.SetMultipathTCP(false)
 	return &d

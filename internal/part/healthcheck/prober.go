@@ -6,7 +6,6 @@ package healthcheck
 
 import (
 	"context"
-	"maps"
 	"math/rand/v2"
 	"sync"
 	"time"
@@ -279,8 +278,8 @@ func (p *Prober) takeChanges() (batch []Change) {
 		}
 	}
 	p.changes = nil
-	for w := range maps.Keys(last) {
-		batch = append(batch, Change{w, last[w]})
+	for w, state := range last {
+		batch = append(batch, Change{w, state})
 	}
 	return batch
 }

@@ -3,6 +3,7 @@
 package healthcheck
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -44,14 +45,11 @@ func Through(mark uint32, e Encapsulator) func(service.Via) Dialer {
 				if err := marked(network, address, raw); err != nil {
 					return err
 				}
-				if control := raw.Control(func(fd uintptr) { cookie, err = prepare(int(fd), via.To.Is4()) }); control != nil {
-					return control
+				failed := raw.Control(func(fd uintptr) { cookie, err = prepare(int(fd), via.To.Is4()) })
+				if err = cmp.Or(failed, err); err == nil {
+					err = e.Begin(cookie, via)
+					begun = err == nil
 				}
-				if err != nil {
-					return err
-				}
-				err = e.Begin(cookie, via)
-				begun = err == nil
 				return err
 			}
 			conn, err := d.DialContext(ctx, "tcp", to.String())

@@ -8,6 +8,7 @@ package kubeevent
 import (
 	"cmp"
 	"context"
+	"encoding/binary"
 	"encoding/hex"
 	"fmt"
 	"iter"
@@ -15,7 +16,6 @@ import (
 	"strings"
 	"sync"
 	"time"
-	"unicode/utf8"
 
 	eventsv1 "k8s.io/api/events/v1"
 
@@ -53,12 +53,6 @@ type Writer interface {
 	CreateEvent(ctx context.Context, event *eventsv1.Event) error
 }
 
-// Item is a condition of an object.
-type Item struct {
-	Object    service.Ref
-	Condition condition.Condition
-}
-
 type key struct {
 	object service.Ref
 	code   condition.Code
@@ -73,10 +67,10 @@ type Recorder struct {
 
 	mu      sync.Mutex
 	share   share
-	current map[key]bool      // of the last Set
-	queued  []Item            // in order
-	sent    map[key]time.Time // in the last period of again
-	dropped int               // for lack of room in the queue
+	current map[key]bool            // of the last Set
+	queued  []service.ObjectProblem // in order
+	sent    map[key]time.Time       // in the last period of again
+	dropped int                     // for lack of room in the queue
 	wake    wakeup.Signal
 
 	// Only Run uses these.
@@ -111,13 +105,13 @@ func (r *Recorder) SetNodes(names iter.Seq[string]) {
 }
 
 // Set replaces the conditions that hold. Those that the last Set did not have become Events.
-func (r *Recorder) Set(all []Item) {
+func (r *Recorder) Set(all []service.ObjectProblem) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	before := r.current
 	r.current = map[key]bool{}
 	for _, i := range all {
-		k := key{i.Object, i.Condition.Code}
+		k := key{i.Object, i.Problem.Code}
 		if !before[k] && !r.current[k] {
 			r.add(i)
 		}
@@ -126,15 +120,15 @@ func (r *Recorder) Set(all []Item) {
 }
 
 // Note makes an Event of something that happened.
-func (r *Recorder) Note(i Item) {
+func (r *Recorder) Note(i service.ObjectProblem) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.add(i)
 }
 
 // add queues an Event unless another node reports it, or one was written lately. The caller holds the lock.
-func (r *Recorder) add(i Item) {
-	k := key{i.Object, i.Condition.Code}
+func (r *Recorder) add(i service.ObjectProblem) {
+	k := key{i.Object, i.Problem.Code}
 	kind, known := kinds[k.code]
 	if !known || kind.everywhere && !r.share.has(i.Object.String()) {
 		return
@@ -180,11 +174,11 @@ func (r *Recorder) Run(ctx context.Context) error {
 }
 
 // next takes the first Event from the queue.
-func (r *Recorder) next() (item Item, ok bool) {
+func (r *Recorder) next() (item service.ObjectProblem, ok bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if len(r.queued) == 0 {
-		return Item{}, false
+		return service.ObjectProblem{}, false
 	}
 	if r.dropped > 0 {
 		r.log.Warn("more Events than the limit; the rest is only in the status", "dropped", r.dropped)
@@ -205,7 +199,7 @@ func (r *Recorder) take() time.Duration {
 }
 
 // write sends an Event, and drops it if that fails.
-func (r *Recorder) write(ctx context.Context, i Item) {
+func (r *Recorder) write(ctx context.Context, i service.ObjectProblem) {
 	if r.muted(i) {
 		return
 	}
@@ -232,12 +226,12 @@ func (r *Recorder) write(ctx context.Context, i Item) {
 			r.reported = true
 		}
 	case ctx.Err() == nil || ctx.Err() == context.DeadlineExceeded:
-		r.log.Debug("an Event was not written", "object", i.Object.String(), "code", i.Condition.Code, "error", err)
+		r.log.Debug("an Event was not written", "object", i.Object.String(), "code", i.Problem.Code, "error", err)
 	}
 }
 
 // muted reports whether an Event is not sent because the API server has lately refused one of its namespace.
-func (r *Recorder) muted(i Item) bool {
+func (r *Recorder) muted(i service.ObjectProblem) bool {
 	refused := r.refused[namespaceOf(i)]
 	if refused == nil {
 		return false
@@ -254,14 +248,16 @@ func (r *Recorder) muted(i Item) bool {
 }
 
 // namespaceOf is that of an object's Events.
-func namespaceOf(i Item) string { return cmp.Or(i.Object.Namespace, metav1.NamespaceDefault) } // default: as for all Events of Nodes
+func namespaceOf(i service.ObjectProblem) string {
+	return cmp.Or(i.Object.Namespace, metav1.NamespaceDefault)
+} // default: as for all Events of Nodes
 
 // event returns the Event of a condition. Its name follows from the object, the code and the time, so that
 // several nodes that find the same write one Event.
-func (r *Recorder) event(i Item, uid types.UID) *eventsv1.Event {
-	k := kinds[i.Condition.Code]
+func (r *Recorder) event(i service.ObjectProblem, uid types.UID) *eventsv1.Event {
+	k := kinds[i.Problem.Code]
 	now := r.now()
-	id := fmt.Sprintf("%s %s %s %d", i.Object, uid, i.Condition.Code, now.Unix()/int64(again.Seconds()))
+	id := fmt.Sprintf("%s %s %s %d", i.Object, uid, i.Problem.Code, now.Unix()/int64(again.Seconds()))
 	if !k.everywhere {
 		id += " " + r.node
 	}
@@ -272,28 +268,24 @@ func (r *Recorder) event(i Item, uid types.UID) *eventsv1.Event {
 
 		ReportingController: "beeline", ReportingInstance: clip("beeline-"+r.node, 128),
 		Action: k.action, Reason: k.reason, Type: corev1.EventTypeWarning,
-		Note:      clip(printable.Text(i.note(r.node, k)), maxNote),
+		Note:      clip(printable.Text(note(i, r.node, k)), maxNote),
 		Regarding: corev1.ObjectReference{APIVersion: "v1", Kind: string(i.Object.Kind), Namespace: i.Object.Namespace, Name: i.Object.Name, UID: uid},
 	}
 }
 
 // note is the condition's text; what concerns one node names it.
-func (i Item) note(node string, k kind) string {
+func note(i service.ObjectProblem, node string, k kind) string {
 	if k.everywhere || i.Object.Kind == service.KindNode {
-		return i.Condition.Text()
+		return i.Problem.Text()
 	}
-	return "node " + node + ": " + i.Condition.Text()
+	return "node " + node + ": " + i.Problem.Text()
 }
 
 // maxName is the maximum length of an object's name (RFC 1123 subdomain).
 const maxName = 253
 
 func eventName(object, id string) string {
-	var sum [8]byte
-	for n, h := 0, hash(id); n < len(sum); n, h = n+1, h>>8 {
-		sum[n] = byte(h)
-	}
-	suffix := "." + hex.EncodeToString(sum[:])
+	suffix := "." + hex.EncodeToString(binary.LittleEndian.AppendUint64(nil, hash(id)))
 	return strings.TrimRight(clip(object, maxName-len(suffix)), ".-") + suffix
 }
 
@@ -302,9 +294,5 @@ func clip(text string, max int) string {
 	if len(text) <= max {
 		return text
 	}
-	text = text[:max]
-	for len(text) > 0 && !utf8.ValidString(text) {
-		text = text[:len(text)-1]
-	}
-	return text
+	return strings.ToValidUTF8(text[:max], "")
 }

@@ -50,7 +50,9 @@ func web(name string) service.Ref {
 	return service.Ref{Kind: service.KindService, Namespace: "default", Name: name}
 }
 
-func item(name string, k *condition.Kind) Item { return Item{web(name), k.New("of %s", name)} }
+func item(name string, k *condition.Kind) service.ObjectProblem {
+	return service.ObjectProblem{Object: web(name), Problem: k.New("of %s", name)}
+}
 
 // run runs a recorder in synthetic time.
 func run(t *testing.T, s *server, log slog.Handler, f func(r *Recorder)) {
@@ -75,21 +77,21 @@ func TestOnce(t *testing.T) {
 		taken, full := item("web", condition.AddressTaken), item("web", condition.ObjectLeftOut)
 		for _, step := range []struct {
 			name string
-			set  []Item
+			set  []service.ObjectProblem
 			wait time.Duration
 			want int
 		}{
-			{"new", []Item{taken}, time.Second, 1},
-			{"again", []Item{taken}, time.Second, 1},
-			{"another code", []Item{taken, full}, time.Second, 2},
-			{"with another message", []Item{{web("web"), condition.AddressTaken.New("by another")}, full}, time.Second, 2},
+			{"new", []service.ObjectProblem{taken}, time.Second, 1},
+			{"again", []service.ObjectProblem{taken}, time.Second, 1},
+			{"another code", []service.ObjectProblem{taken, full}, time.Second, 2},
+			{"with another message", []service.ObjectProblem{{Object: web("web"), Problem: condition.AddressTaken.New("by another")}, full}, time.Second, 2},
 			{"gone", nil, 8 * time.Minute, 2},
-			{"back too soon", []Item{taken}, 10 * time.Minute, 2},
-			{"it lasts", []Item{taken}, again, 2},
+			{"back too soon", []service.ObjectProblem{taken}, 10 * time.Minute, 2},
+			{"it lasts", []service.ObjectProblem{taken}, again, 2},
 			{"gone", nil, time.Second, 2},
-			{"back", []Item{taken}, time.Second, 3},
-			{"no Event", []Item{taken, item("web", condition.TableNearlyFull)}, time.Second, 3},
-			{"an object that is gone", []Item{taken, item("gone", condition.AddressTaken)}, time.Second, 3},
+			{"back", []service.ObjectProblem{taken}, time.Second, 3},
+			{"no Event", []service.ObjectProblem{taken, item("web", condition.TableNearlyFull)}, time.Second, 3},
+			{"an object that is gone", []service.ObjectProblem{taken, item("gone", condition.AddressTaken)}, time.Second, 3},
 		} {
 			r.Set(step.set)
 			time.Sleep(step.wait)
@@ -168,7 +170,7 @@ func TestRefused(t *testing.T) {
 					strings.Count(log.String(), "\n"), c.logs, &log)
 			}
 			asked := s.asked
-			r.Note(Item{service.Ref{Kind: service.KindService, Namespace: "shop", Name: "web"}, condition.AddressTaken.New("x")})
+			r.Note(service.ObjectProblem{Object: service.Ref{Kind: service.KindService, Namespace: "shop", Name: "web"}, Problem: condition.AddressTaken.New("x")})
 			time.Sleep(time.Second)
 			if s.asked != asked+1 {
 				t.Errorf("the API server has refused Events of the namespace default with %q: it has %d requests for an Event of the namespace shop, want 1", c.err, s.asked-asked)
@@ -222,7 +224,7 @@ func TestShare(t *testing.T) {
 
 func TestLimitsOfTheAPI(t *testing.T) {
 	r := New(nil, strings.Repeat("n", 200), slog.New(slog.DiscardHandler))
-	e := r.event(Item{web(strings.Repeat("w", 252) + ".x"), condition.AddressTaken.New("%s", strings.Repeat("ü", 1000))}, "uid")
+	e := r.event(service.ObjectProblem{Object: web(strings.Repeat("w", 252) + ".x"), Problem: condition.AddressTaken.New("%s", strings.Repeat("ü", 1000))}, "uid")
 	if len(e.Name) > maxName || len(e.Note) > maxNote || len(e.ReportingInstance) > 128 || !strings.HasPrefix(e.Note, "üü") {
 		t.Errorf("name of %d bytes, note of %d, instance of %d", len(e.Name), len(e.Note), len(e.ReportingInstance))
 	}

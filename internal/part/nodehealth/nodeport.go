@@ -199,14 +199,8 @@ func (n *NodePorts) answer(w http.ResponseWriter, port *nodePort) {
 		port.owner.Namespace, port.owner.Name, ready, healthy)
 }
 
-// Problem is an address of a Service that is not served.
-type Problem struct {
-	Owner     service.Ref
-	Condition condition.Condition
-}
-
 // Problems returns the addresses at which the agent cannot listen, sorted.
-func (n *NodePorts) Problems() (all []Problem) {
+func (n *NodePorts) Problems() (all []service.ObjectProblem) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	for _, owner := range slices.SortedFunc(maps.Keys(n.serving), service.Ref.Compare) {
@@ -217,13 +211,13 @@ func (n *NodePorts) Problems() (all []Problem) {
 				waiting, port = waiting+1, addr.Port()
 			} else if err := p.server.Err(); err != nil {
 				c := condition.HealthCheckNodePortNotServed.New("healthCheckNodePort %d is not served at %s: %v", addr.Port(), addr.Addr(), err)
-				all = append(all, Problem{owner, c.At(owner.String())})
+				all = append(all, service.ObjectProblem{Object: owner, Problem: c.At(owner.String())})
 			}
 		}
 		if waiting > 0 {
 			c := condition.HealthCheckNodePortNotServed.New("healthCheckNodePort %d is not served at %d addresses: the agent has %d listeners for such ports, all that its limit of open files allows", port, waiting, n.started)
 			c = c.Do("select fewer addresses by --nodeport-addresses, or all of them (0.0.0.0/0 and ::/0), for which one listener suffices; or raise the agent's limit of open files")
-			all = append(all, Problem{owner, c.At(owner.String())})
+			all = append(all, service.ObjectProblem{Object: owner, Problem: c.At(owner.String())})
 		}
 	}
 	return all

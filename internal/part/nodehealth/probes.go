@@ -68,7 +68,7 @@ func (r Report) response(wrong condition.List) response {
 	// A fault of the datapath is of both families: the agent cannot tell whose packets it concerns.
 	both := len(wrong) > len(r.Stalled)
 	for f, state := range r.Families {
-		body.Status[families[f]] = familyResponse{state.Updated, !state.Late && !both}
+		body.Status[f.String()] = familyResponse{state.Updated, !state.Late && !both}
 		if state.Updated.After(body.LastUpdated) {
 			body.LastUpdated = state.Updated
 		}

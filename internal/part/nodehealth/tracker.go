@@ -19,9 +19,6 @@ import (
 // kube-proxy's bound, twice its default sync period.
 const late = time.Minute
 
-// families are the address families, under the names that they have in responses.
-var families = map[service.Family]string{service.IPv4: "IPv4", service.IPv6: "IPv6"}
-
 // A Tracker holds the agent's health. Its methods may be called from any goroutine.
 type Tracker struct {
 	now func() time.Time
@@ -45,7 +42,7 @@ type family struct {
 func NewTracker(now func() time.Time) *Tracker {
 	t := &Tracker{now: now, families: map[service.Family]*family{}, faults: map[string]condition.List{}}
 	t.beat = now()
-	for f := range families {
+	for _, f := range service.Families {
 		t.families[f] = &family{updated: t.beat}
 	}
 	return t
@@ -127,12 +124,12 @@ func (t *Tracker) Report() Report {
 	if wedged >= late {
 		r.Stalled = append(r.Stalled, condition.AgentStalled.New("the agent's loop has not completed a step for %s: changes of objects take no effect", wedged.Round(time.Second)))
 	}
-	for _, f := range slices.Sorted(maps.Keys(t.families)) {
+	for _, f := range service.Families {
 		state := t.families[f]
 		waits := now.Sub(state.pending)
 		isLate := !state.pending.IsZero() && waits >= late
 		if isLate {
-			r.Stalled = append(r.Stalled, condition.ChangesLate.New("the tables of %s lack changes that are %s old; earlier entries keep serving", f, waits.Round(time.Second)).At(families[f]))
+			r.Stalled = append(r.Stalled, condition.ChangesLate.New("the tables of %s lack changes that are %s old; earlier entries keep serving", f, waits.Round(time.Second)).At(f.String()))
 		}
 		r.Families[f] = Family{state.updated, isLate || wedged >= late}
 	}

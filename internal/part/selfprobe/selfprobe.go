@@ -5,6 +5,7 @@
 package selfprobe
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -158,10 +159,8 @@ func (p *Probe) answer(l net.Listener) {
 // that no packet leaves the node if it is not translated.
 func (p *Probe) connect(ctx context.Context, family service.Family) error {
 	dialer := net.Dialer{Timeout: timeout, KeepAlive: -1, Control: func(_, _ string, raw syscall.RawConn) (err error) {
-		if control := raw.Control(func(fd uintptr) { err = unix.BindToDevice(int(fd), "lo") }); control != nil {
-			return control
-		}
-		return err
+		failed := raw.Control(func(fd uintptr) { err = unix.BindToDevice(int(fd), "lo") })
+		return cmp.Or(failed, err)
 	}}
 	dialer.SetMultipathTCP(false)
 	conn, err := dialer.DialContext(ctx, "tcp", addresses[family].String())
@@ -206,7 +205,7 @@ func (p *Probe) note(ctx context.Context, family service.Family, err error) {
 func (p *Probe) Conditions() (all condition.List) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for _, family := range []service.Family{service.IPv4, service.IPv6} {
+	for _, family := range service.Families {
 		if n := p.failures[family]; n >= fall {
 			all = append(all, condition.SelfProbeFailed.New("%d connections in a row to the agent's own Service failed over %s: %v", n, family, p.errors[family]).At(family.String()))
 		}
