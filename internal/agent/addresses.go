@@ -5,12 +5,12 @@ package agent
 import (
 	"net/netip"
 
-	"beeline.io/beeline/internal/node/netdev"
+	"beeline.io/beeline/internal/node"
 )
 
 // updateAddresses rereads the addresses of this node's interfaces (R22).
 func (a *Agent) updateAddresses() {
-	addresses, err := localAddresses()
+	addresses, err := localAddresses(a.network)
 	if err != nil {
 		a.log.Error("cannot read the addresses of this node; the last known ones stay in use", "error", err)
 		return
@@ -23,8 +23,8 @@ func (a *Agent) updateAddresses() {
 
 // localAddresses returns the addresses of this node's interfaces that other hosts can reach:
 // neither loopback nor link-local.
-func localAddresses() ([]netip.Addr, error) {
-	list, err := netdev.Addresses()
+func localAddresses(network *node.Network) ([]netip.Addr, error) {
+	list, err := network.Addresses()
 	var all []netip.Addr
 	for _, a := range list {
 		if !a.IsLoopback() && !a.IsLinkLocalUnicast() && !a.IsMulticast() {

@@ -20,6 +20,7 @@ import (
 	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/cluster/source"
 	"beeline.io/beeline/internal/component"
+	"beeline.io/beeline/internal/node"
 	"beeline.io/beeline/internal/part/healthcheck"
 	"beeline.io/beeline/internal/part/nodehealth"
 	"beeline.io/beeline/internal/report/metrics"
@@ -39,6 +40,7 @@ type Agent struct {
 	syncer      *reconcile.Syncer
 	nodeSockets nodeSockets
 	cluster     *service.Cluster
+	network     *node.Network
 	components  component.Running
 	prober      *healthcheck.Prober
 	listeners   listeners
@@ -71,7 +73,9 @@ func Run(ctx context.Context, config Config, version string, log *slog.Logger) e
 	}
 	loaded := a.loadManifests()
 	a.cluster = service.NewCluster(config.Service)
-
+	if a.network, err = node.Follow(); err != nil {
+		return errors.Join(<-loaded, err)
+	}
 	a.datapath, err = bpf.Open(config.datapathOptions())
 	bad := <-loaded
 	if err != nil {
@@ -94,7 +98,7 @@ func Run(ctx context.Context, config Config, version string, log *slog.Logger) e
 	a.metrics = a.newMetrics()
 	a.syncer.SetProgrammed(a.metrics.Proxy.Programmed)
 	a.components, err = slices.Concat(config.Components, a.parts()).New(component.Env{Datapath: a.datapath, Syncer: a.syncer, BPFFS: config.BPFFS, Node: config.NodeName, Cluster: a.cluster,
-		Metrics: a.metrics.Proxy, Log: log})
+		Network: a.network, Metrics: a.metrics.Proxy, Log: log})
 	if err != nil {
 		return err
 	}

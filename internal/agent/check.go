@@ -14,6 +14,7 @@ import (
 	"beeline.io/beeline/internal/cluster/source"
 	"beeline.io/beeline/internal/cluster/source/kube"
 	"beeline.io/beeline/internal/cluster/source/manifest"
+	"beeline.io/beeline/internal/node"
 	"beeline.io/beeline/internal/report/assess"
 	"beeline.io/beeline/internal/report/condition"
 )
@@ -62,7 +63,7 @@ func Check(config Config) (*Checked, error) {
 
 // resolve reports requests of objects that a node with this machine's addresses would not fulfil.
 func (c *Checked) resolve(config Config, objects []service.Object) error {
-	addresses, err := localAddresses()
+	addresses, err := localAddresses(new(node.Network))
 	if err != nil {
 		return err
 	}

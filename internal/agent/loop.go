@@ -9,12 +9,11 @@ import (
 	"time"
 
 	"github.com/coreos/go-systemd/v22/daemon"
-	"golang.org/x/sys/unix"
 
 	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/cluster/source"
 	"beeline.io/beeline/internal/component"
-	"beeline.io/beeline/internal/node/netdev"
+	"beeline.io/beeline/internal/node"
 	"beeline.io/beeline/internal/part/healthcheck"
 	"beeline.io/beeline/internal/util/wakeup"
 )
@@ -32,14 +31,13 @@ func (a *Agent) serve(ctx context.Context) error {
 	}
 	events, health := make(chan source.Event), make(chan []healthcheck.Change)
 	addresses := wakeup.NewSignal()
+	a.network.Notify(addresses, node.Addresses)
 	var group gosync.WaitGroup
 	tasks := append(a.components.Tasks(),
 		component.Task{Name: "socket", Run: func(ctx context.Context) error { return a.serveSocket(ctx, listener) }},
 		component.Task{Name: "source", Run: func(ctx context.Context) error { return a.source.Run(ctx, events) }},
 		component.Task{Name: "health checks", Run: func(ctx context.Context) error { return a.prober.Run(ctx, health) }},
-		component.Task{Name: "addresses of the node", Run: func(ctx context.Context) error {
-			return netdev.Watch(ctx, addresses, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR)
-		}})
+		component.Task{Name: "network", Run: a.network.Run})
 	failed := make(chan error, len(tasks))
 	for _, task := range tasks {
 		group.Go(func() {
@@ -170,6 +168,7 @@ func (a *Agent) loop(ctx context.Context, events <-chan source.Event, health <-c
 // audit repairs the tables, pins, links, and the components' own state.
 func (a *Agent) audit() {
 	a.repair()
+	a.network.Forget()
 	if a.synced {
 		repaired, err := a.components.Audit()
 		a.logRepaired(repaired)

@@ -14,6 +14,7 @@ import (
 	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/cluster/service"
+	"beeline.io/beeline/internal/node"
 	"beeline.io/beeline/internal/report/condition"
 	"beeline.io/beeline/internal/report/metrics"
 	"beeline.io/beeline/internal/tables/reconcile"
@@ -57,7 +58,8 @@ type Env struct {
 	Datapath *bpf.Datapath
 	Syncer   *reconcile.Syncer
 	BPFFS    string
-	Node     string // the name of this node
+	Node     string        // the name of this node
+	Network  *node.Network // that of this node
 	// Cluster is the state of the cluster. Only Objects, Prepare and Apply may use it.
 	Cluster *service.Cluster
 	// Metrics are those with kube-proxy's names; Instance.Metrics returns the others.

@@ -30,7 +30,7 @@ type DeviceRoutes struct {
 	Direct []netip.Prefix
 	// Addresses are reachable by others, in the kernel's order of preference.
 	Addresses []netip.Addr
-	// Leads are the device's routes to the destinations that ReadDevices was asked for. Sources are the source
+	// Leads are the device's routes to the destinations that DeviceRoutes was asked for. Sources are the source
 	// addresses that these routes prescribe.
 	Leads   []Lead
 	Sources []netip.Addr
@@ -42,9 +42,9 @@ type Lead struct {
 	MTU int
 }
 
-// ReadDevices reads the devices of this network namespace. Destinations are sorted.
-func ReadDevices(destinations []netip.Addr) ([]DeviceRoutes, error) {
-	devices, err := netdev.Devices()
+// DeviceRoutes returns the devices and what leads there. Destinations are sorted.
+func (n *Network) DeviceRoutes(destinations []netip.Addr) ([]DeviceRoutes, error) {
+	devices, err := n.Devices()
 	if err != nil {
 		return nil, err
 	}
@@ -59,20 +59,22 @@ func ReadDevices(destinations []netip.Addr) ([]DeviceRoutes, error) {
 			all[parent].TakesTags = netdev.StripsTags(all[parent].Name)
 		}
 	}
-	if err := readAddresses(all, at); err != nil {
+	addresses, err := n.Addresses()
+	if err != nil {
 		return nil, err
 	}
-	return all, readRoutes(all, at, destinations)
+	noteAddresses(all, at, addresses)
+	list, err := n.Routes()
+	if err == nil {
+		noteRoutes(all, at, list, destinations)
+	}
+	return all, err
 }
 
 // unusable are flags of addresses that the node must not send from.
 const unusable = unix.IFA_F_TENTATIVE | unix.IFA_F_DADFAILED | unix.IFA_F_DEPRECATED
 
-func readAddresses(all []DeviceRoutes, at map[int]int) error {
-	list, err := netdev.Addresses()
-	if err != nil {
-		return err
-	}
+func noteAddresses(all []DeviceRoutes, at map[int]int, list []netdev.Address) {
 	for _, secondary := range []bool{false, true} { // IPv6: of privacy extensions
 		for _, a := range list {
 			i, known := at[a.Device]
@@ -81,14 +83,9 @@ func readAddresses(all []DeviceRoutes, at map[int]int) error {
 			}
 		}
 	}
-	return nil
 }
 
-func readRoutes(all []DeviceRoutes, at map[int]int, destinations []netip.Addr) error {
-	list, err := routesOf(append(rejecting, unix.RTN_UNICAST)...)
-	if err != nil {
-		return err
-	}
+func noteRoutes(all []DeviceRoutes, at map[int]int, list []Route, destinations []netip.Addr) {
 	routes, several := routes{destinations: destinations}, false
 	for i := range list {
 		route := &list[i]
@@ -104,7 +101,7 @@ func readRoutes(all []DeviceRoutes, at map[int]int, destinations []netip.Addr) e
 		}
 	}
 	if several {
-		for index, hops := range nextHops(slices.DeleteFunc(list, func(r Route) bool { return r.To.Addr().Is6() })) {
+		for index, hops := range nextHops(slices.DeleteFunc(slices.Clone(list), func(r Route) bool { return r.To.Addr().Is6() })) {
 			if i, known := at[index]; known {
 				all[i].NextHops = hops
 			}
@@ -122,7 +119,6 @@ func readRoutes(all []DeviceRoutes, at map[int]int, destinations []netip.Addr) e
 			}
 		}
 	})
-	return nil
 }
 
 // note notes a route by the device. direct: without a gateway.

@@ -11,7 +11,7 @@ import (
 
 // Routes are of the devices to which they lead, also by a nexthop object that the route alone names, and those that
 // reject packets of none.
-func TestReadDevices(t *testing.T) {
+func TestDeviceRoutes(t *testing.T) {
 	inNamespace(t, func() error {
 		if err := os.WriteFile("/proc/sys/net/ipv4/nexthop_compat_mode", []byte("0"), 0o644); err != nil {
 			return err
@@ -25,7 +25,7 @@ func TestReadDevices(t *testing.T) {
 				return err
 			}
 		}
-		all, err := ReadDevices([]netip.Addr{netip.MustParseAddr("10.10.1.1"), netip.MustParseAddr("10.10.2.1"), netip.MustParseAddr("198.51.100.1")})
+		all, err := new(Network).DeviceRoutes([]netip.Addr{netip.MustParseAddr("10.10.1.1"), netip.MustParseAddr("10.10.2.1"), netip.MustParseAddr("198.51.100.1")})
 		if err != nil {
 			return err
 		}

@@ -34,9 +34,11 @@ func NewDestinationMTUs(routes []Route) DestinationMTUs {
 	if !slices.ContainsFunc(routes, func(r Route) bool { return r.MTU != 0 }) {
 		return nil
 	}
-	all := make([]tableMTU, len(routes))
+	var all []tableMTU
 	for i := range routes {
-		all[i] = tableMTU{tableOf(&routes[i]), routes[i].To, routes[i].MTU}
+		if !routes[i].rejects() {
+			all = append(all, tableMTU{tableOf(&routes[i]), routes[i].To, routes[i].MTU})
+		}
 	}
 	return longestMatches(all)
 }

@@ -7,7 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"slices"
+	"syscall"
 
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
@@ -43,8 +43,10 @@ type Encap uint16
 // routeObject is the attribute RTA_NH_ID of a route.
 const routeObject = 30
 
-// rejecting are the types of routes that drop or reject packets.
-var rejecting = []uint8{unix.RTN_UNREACHABLE, unix.RTN_BLACKHOLE, unix.RTN_PROHIBIT}
+// rejects reports whether a route drops or rejects packets.
+func (r *Route) rejects() bool {
+	return r.Type == unix.RTN_UNREACHABLE || r.Type == unix.RTN_BLACKHOLE || r.Type == unix.RTN_PROHIBIT
+}
 
 // Those that the programs distinguish.
 const (
@@ -77,15 +79,12 @@ func (r *Route) String() string {
 	return text
 }
 
-// Routes returns the unicast routes of all tables.
-func Routes() ([]Route, error) {
-	return routesOf(unix.RTN_UNICAST)
-}
+// Routes returns the routes of all tables that are unicast or reject packets. The latter have no next hops.
+func (n *Network) Routes() ([]Route, error) { return read(n, Routes, &n.routes, listRoutes) }
 
-// routesOf returns the routes of some types.
-func routesOf(types ...uint8) (all []Route, err error) {
+func listRoutes() (all []Route, err error) {
 	err = EachRoute(func() { all = nil }, func(r *Route) error {
-		if slices.Contains(types, r.Type) {
+		if r.Type == unix.RTN_UNICAST || r.rejects() {
 			all = append(all, *r)
 		}
 		return nil
@@ -129,6 +128,15 @@ func EachRoute(begin func(), visit func(*Route) error) error {
 		return fmt.Errorf("list routes: %w", err)
 	}
 	return nil
+}
+
+// RouteOf returns the route of a message; the zero one if it is about something else. It is an error if messages were
+// lost.
+func RouteOf(m syscall.NetlinkMessage) (r Route, err error) {
+	if t := m.Header.Type; t == 0 || t == unix.RTM_NEWROUTE || t == unix.RTM_DELROUTE {
+		r, _, err = parseRoute(m.Data)
+	}
+	return r, err
 }
 
 // parseRoute ignores what is cached of routes.
@@ -181,7 +189,7 @@ func parseRoute(m []byte) (r Route, ok bool, err error) {
 		}
 	}
 	switch {
-	case slices.Contains(rejecting, r.Type):
+	case r.rejects():
 		r.Hops = nil // IPv6: at lo
 	case r.Hops == nil && (one.Device != 0 || r.Object == 0):
 		r.Hops = []NextHop{one}

@@ -3,7 +3,6 @@
 package node
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -37,9 +36,9 @@ type Routing struct {
 // An EncapRoute is one of Routing.Encaps. MTU is the route's; 0: it has none.
 type EncapRoute struct{ Device, MTU uint32 }
 
-// ReadRouting reads the routes and the routing rules of this network namespace.
-func ReadRouting() (r Routing, _ error) {
-	devices, err := netdev.Devices()
+// Routing returns what look-ups lack.
+func (n *Network) Routing() (r Routing, _ error) {
+	devices, err := n.Devices()
 	if err != nil {
 		return r, err
 	}
@@ -47,11 +46,11 @@ func ReadRouting() (r Routing, _ error) {
 	for _, d := range devices {
 		mtus[d.Index] = d.MTU
 	}
-	routes, err := Routes()
+	routes, err := n.Routes()
 	if err != nil {
 		return r, err
 	}
-	rules, err := Rules()
+	rules, err := n.Rules()
 	if err != nil {
 		return r, err
 	}
@@ -68,6 +67,9 @@ func ReadRouting() (r Routing, _ error) {
 func NewRouting(routes []Route, rules []Rule, deviceMTUs map[int]int) Routing {
 	r := Routing{MTUs: NewRouteMTUs(routes, deviceMTUs), Encaps: map[netip.Prefix]EncapRoute{}}
 	for i := range routes {
+		if routes[i].rejects() {
+			continue
+		}
 		r.BySource = r.BySource || routes[i].From
 		r.ByTOS = r.ByTOS || routes[i].TOS != 0
 		r.noteEncap(&routes[i])
@@ -118,18 +120,15 @@ func (r *Routing) HasRoutes() bool {
 	return len(r.MTUs.Of) > 0 || len(r.Encaps) > 0 || len(r.Unusable) > 0
 }
 
-// nextHopGroup is RTNLGRP_NEXTHOP, since Linux 5.3.
-const nextHopGroup = 32
-
-// WatchRouting sends a signal at the start and when ReadRouting may have another result, until ctx ends. A change of a
-// route concerns only while `routes` returns true, and if the route itself has what ReadRouting is about, or may have:
-// without net.ipv4.nexthop_compat_mode a message names an object instead of its next hops.
-func WatchRouting(ctx context.Context, changed wakeup.Signal, routes func() bool) error {
-	return netdev.WatchSome(ctx, changed, func(m syscall.NetlinkMessage) bool {
+// NotifyRouting sends a signal now and whenever Routing may have another result. A change of a route concerns only
+// while `routes` returns true, and if the route itself has what Routing is about, or may have: without
+// net.ipv4.nexthop_compat_mode a message names an object instead of its next hops.
+func (n *Network) NotifyRouting(signal wakeup.Signal, routes func() bool) {
+	n.NotifyIf(signal, Devices|Routes|Rules, func(m syscall.NetlinkMessage) bool {
 		if m.Header.Type != unix.RTM_NEWROUTE && m.Header.Type != unix.RTM_DELROUTE || routes() {
 			return true
 		}
-		r, ok, err := parseRoute(m.Data)
-		return err != nil || ok && r.Type == unix.RTN_UNICAST && (r.MTU != 0 || r.TOS != 0 || r.From || r.Hops == nil || slices.ContainsFunc(r.Hops, func(h NextHop) bool { return h.Encap != 0 }))
-	}, unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE, unix.RTNLGRP_IPV4_RULE, unix.RTNLGRP_IPV6_RULE, nextHopGroup)
+		r, err := RouteOf(m)
+		return err != nil || r.Type == unix.RTN_UNICAST && (r.MTU != 0 || r.TOS != 0 || r.From || r.Hops == nil || slices.ContainsFunc(r.Hops, func(h NextHop) bool { return h.Encap != 0 }))
+	})
 }

@@ -3,7 +3,6 @@
 package node
 
 import (
-	"context"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -144,7 +143,7 @@ func TestReadRouting(t *testing.T) {
 				return err
 			}
 		}
-		r, err := ReadRouting()
+		r, err := new(Network).Routing()
 		if err != nil {
 			return err
 		}
@@ -165,7 +164,7 @@ func TestReadRouting(t *testing.T) {
 		if err := os.WriteFile("/proc/sys/net/ipv4/nexthop_compat_mode", []byte("0"), 0o644); err != nil {
 			return err
 		}
-		if r, err = ReadRouting(); err != nil || !maps.Equal(r.MTUs.Of, want) {
+		if r, err = new(Network).Routing(); err != nil || !maps.Equal(r.MTUs.Of, want) {
 			t.Errorf("without the compatibility mode of next hops: %v, %v; want %v", err, r.MTUs.Of, want)
 		}
 		return readRules(t)
@@ -187,7 +186,7 @@ func readRules(t *testing.T) error {
 			if err := ip(family + " rule add pref 9 " + c.text + " table 77"); err != nil {
 				return err
 			}
-			r, err := ReadRouting()
+			r, err := new(Network).Routing()
 			if err != nil {
 				return err
 			}
@@ -211,7 +210,7 @@ func readRules(t *testing.T) error {
 	if err := ip("-6 route add 2001:db8:9::/48 from 2001:db8:8::/48 dev d0"); err != nil {
 		return err
 	}
-	r, err := ReadRouting()
+	r, err := new(Network).Routing()
 	if !r.ByTOS || !r.BySource {
 		t.Errorf("by TOS %t, by the source %t: a route is not noticed", r.ByTOS, r.BySource)
 	}
@@ -230,9 +229,7 @@ func TestWatchRouting(t *testing.T) {
 		if err := os.WriteFile("/proc/sys/net/ipv4/nexthop_compat_mode", []byte("0"), 0o644); err != nil {
 			return err
 		}
-		return wantNoticed(t, func(ctx context.Context, changed wakeup.Signal) error {
-			return WatchRouting(ctx, changed, func() bool { return false })
-		},
+		return wantNoticed(t, func(n *Network, changed wakeup.Signal) { n.NotifyRouting(changed, func() bool { return false }) },
 			"route add 10.1.0.0/16 dev d0 mtu 1300", "route del 10.1.0.0/16", "route add 10.2.0.0/16 tos 0x10 dev d0", "-6 route add 2001:db8:9::/48 from 2001:db8:8::/48 dev d0",
 			"rule add pref 9 from 192.0.2.1 table 77", "-6 rule add pref 9 from 2001:db8::1 table 77", "nexthop add id 7 via 192.0.2.7 dev d0", "route add 10.3.0.0/16 nhid 7", "link set d0 mtu 1400")
 	})

@@ -19,8 +19,12 @@ const (
 )
 
 // RPFilters returns the effective rp_filter of each device, by index: the larger of net.ipv4.conf.all.rp_filter and the
-// device's own. RTNLGRP_IPV4_NETCONF announces changes.
-func RPFilters() (map[int]uint8, error) {
+// device's own.
+func (n *Network) RPFilters() (map[int]uint8, error) {
+	return read(n, RPFilters, &n.rpFilters, listRPFilters)
+}
+
+func listRPFilters() (map[int]uint8, error) {
 	messages, err := netdev.Dump(func() ([][]byte, error) {
 		r := nl.NewNetlinkRequest(unix.RTM_GETNETCONF, unix.NLM_F_DUMP)
 		r.AddRawData([]byte{unix.AF_INET, 0, 0, 0}) // struct netconfmsg

@@ -13,6 +13,10 @@ import (
 // The effective rp_filter of a device is the larger one of the device's and that of all.
 func TestRPFilters(t *testing.T) {
 	inNamespace(t, func() error {
+		n, err := Follow()
+		if err != nil {
+			return err
+		}
 		if err := ip("link add d0 type veth peer name d1"); err != nil {
 			return err
 		}
@@ -22,7 +26,7 @@ func TestRPFilters(t *testing.T) {
 					return err
 				}
 			}
-			got, err := RPFilters()
+			got, err := n.RPFilters()
 			if err != nil {
 				return err
 			}

@@ -49,7 +49,9 @@ const (
 )
 
 // Rules returns the routing rules of both families.
-func Rules() (all []Rule, _ error) {
+func (n *Network) Rules() ([]Rule, error) { return read(n, Rules, &n.rules, listRules) }
+
+func listRules() (all []Rule, _ error) {
 	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
 		messages, err := netdev.Dump(func() ([][]byte, error) {
 			r := nl.NewNetlinkRequest(unix.RTM_GETRULE, unix.NLM_F_DUMP)
@@ -126,10 +128,9 @@ func (r *Rule) String() string {
 // A RuleMark is what a routing rule requires of the marks of packets: Mark in the bits of Mask.
 type RuleMark struct{ Mark, Mask uint32 }
 
-// RuleMarks returns the marks that routing rules of either family match. Changes are events of RTNLGRP_IPV4_RULE and
-// RTNLGRP_IPV6_RULE.
-func RuleMarks() (all []RuleMark, _ error) {
-	rules, err := Rules()
+// RuleMarks returns the marks that routing rules of either family match.
+func (n *Network) RuleMarks() (all []RuleMark, _ error) {
+	rules, err := n.Rules()
 	for i := range rules {
 		if rules[i].MarkMask != 0 {
 			all = append(all, RuleMark{rules[i].Mark, rules[i].MarkMask})

@@ -11,6 +11,10 @@ import (
 // Marks of rules of both families are found with their masks, and other rules have none.
 func TestRuleMarks(t *testing.T) {
 	inNamespace(t, func() error {
+		n, err := Follow()
+		if err != nil {
+			return err
+		}
 		for _, c := range []struct {
 			do   string
 			want []RuleMark
@@ -25,7 +29,7 @@ func TestRuleMarks(t *testing.T) {
 			if err := ip(c.do); err != nil {
 				return err
 			}
-			if got, err := RuleMarks(); err != nil || !slices.Equal(got, c.want) {
+			if got, err := n.RuleMarks(); err != nil || !slices.Equal(got, c.want) {
 				return fmt.Errorf("after %q: %v, %w, want %v", c.do, got, err, c.want)
 			}
 		}
@@ -39,7 +43,7 @@ func TestRuleInput(t *testing.T) {
 		if err := ip("rule add pref 100 iif d0 lookup main"); err != nil {
 			return err
 		}
-		rules, err := Rules()
+		rules, err := new(Network).Rules()
 		i := slices.IndexFunc(rules, func(r Rule) bool { return r.Priority == 100 })
 		if err != nil || i < 0 || rules[i].Input != "d0" {
 			return fmt.Errorf("%+v, %w, want one for input by d0", rules, err)

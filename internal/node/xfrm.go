@@ -3,18 +3,17 @@
 package node
 
 import (
-	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"beeline.io/beeline/internal/node/netdev"
-	"beeline.io/beeline/internal/util/wakeup"
 )
 
 // An XFRMDirection says which packets a policy is for (XFRM_POLICY_* of linux/xfrm.h). A forwarded packet has to pass
@@ -93,7 +92,12 @@ func (p *XFRMPolicy) Matches(source, destination netip.AddrPort, protocol uint8)
 
 // XFRMPolicies returns the policies that do more than allow packets, and the default actions that block. Policies of
 // sockets are none: they concern packets of the node's own programs.
-func XFRMPolicies() ([]XFRMPolicy, error) {
+func (n *Network) XFRMPolicies() ([]XFRMPolicy, error) {
+	all, err := read(n, XFRM, &n.xfrm, listXFRMPolicies)
+	return slices.Clone(all), err
+}
+
+func listXFRMPolicies() ([]XFRMPolicy, error) {
 	messages, err := netdev.Dump(func() ([][]byte, error) {
 		r := nl.NewNetlinkRequest(nl.XFRM_MSG_GETPOLICY, unix.NLM_F_DUMP)
 		return r.Execute(unix.NETLINK_XFRM, nl.XFRM_MSG_NEWPOLICY)
@@ -116,17 +120,6 @@ func XFRMPolicies() ([]XFRMPolicy, error) {
 	}
 	defaults, err := xfrmDefaults()
 	return append(all, defaults...), err
-}
-
-// WatchXFRMPolicies sends a signal at the start and when policies or default actions have changed, until ctx ends.
-// Policies that expire are not announced.
-func WatchXFRMPolicies(ctx context.Context, changed wakeup.Signal) error {
-	err := netdev.WatchFamily(ctx, changed, unix.NETLINK_XFRM, nl.XFRMNLGRP_POLICY)
-	if errors.Is(err, unix.EPROTONOSUPPORT) {
-		<-ctx.Done()
-		return nil
-	}
-	return err
 }
 
 // Layout of struct xfrm_userpolicy_info (linux/xfrm.h): struct xfrm_selector, lifetimes, then these.

@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -51,6 +52,10 @@ func ip(arguments string) error {
 // none. A default action that blocks is one for both families.
 func TestXFRMPolicies(t *testing.T) {
 	inNamespace(t, func() error {
+		n, err := Follow()
+		if err != nil {
+			return err
+		}
 		for _, c := range []struct {
 			do   string
 			want []string
@@ -68,7 +73,7 @@ func TestXFRMPolicies(t *testing.T) {
 			if err := ip(c.do); err != nil {
 				return err
 			}
-			all, err := XFRMPolicies()
+			all, err := n.XFRMPolicies()
 			if err != nil {
 				return err
 			}
@@ -116,32 +121,26 @@ func TestXFRMPolicyMatches(t *testing.T) {
 // The watcher notices added and deleted policies, a flush and a change of default actions.
 func TestWatchXFRMPolicies(t *testing.T) {
 	inNamespace(t, func() error {
-		return wantNoticed(t, WatchXFRMPolicies,
+		return wantNoticed(t, func(n *Network, changed wakeup.Signal) { n.Notify(changed, XFRM) },
 			"xfrm policy add dir out src 10.1.0.0/16 dst 10.2.0.0/16 action block", "xfrm policy delete dir out src 10.1.0.0/16 dst 10.2.0.0/16",
 			"xfrm policy add dir out src 10.1.0.0/16 dst 10.2.0.0/16", "xfrm policy flush", "xfrm policy setdefault fwd block", "xfrm policy setdefault fwd accept")
 	})
 }
 
-// wantNoticed checks that a watcher sends a signal at the start, and after each of some commands of ip(8).
-func wantNoticed(t *testing.T, watch func(context.Context, wakeup.Signal) error, commands ...string) error {
+// wantNoticed checks that a signal is sent at the start, and after each of some commands of ip(8).
+func wantNoticed(t *testing.T, notify func(*Network, wakeup.Signal), commands ...string) error {
 	t.Helper()
-	// The thread is in the namespace, so the subscription has to be made on it.
-	changed := wakeup.NewSignal()
-	ctx, cancel := context.WithCancel(t.Context())
-	n, err := netns.Current()
+	n, err := Follow()
 	if err != nil {
-		cancel()
 		return err
 	}
-	ended := make(chan error, 1)
-	go func() {
-		ended <- n.Do(func() error { return watch(ctx, changed) })
-		n.Close()
-	}()
-	defer func() {
-		cancel()
-		<-ended
-	}()
+	changed := wakeup.NewSignal()
+	notify(n, changed)
+	var loop sync.WaitGroup
+	defer loop.Wait()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	loop.Go(func() { _ = n.Run(ctx) })
 	<-changed // the start
 	for _, do := range commands {
 		if err := ip(do); err != nil {

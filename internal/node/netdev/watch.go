@@ -1,91 +1,97 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package netdev reads the devices, addresses and sysctls of a network namespace, and watches these and routes for
-// changes.
 package netdev
 
 import (
 	"context"
-	"fmt"
-	"slices"
+	"errors"
+	"os"
+	"sync"
 	"syscall"
-	"time"
 
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
-
-	"beeline.io/beeline/internal/util/wakeup"
 )
 
-// Watch sends a signal at the start, and whenever an object of these groups (RTNLGRP_*, rtnetlink(7)) may have
-// changed, until ctx ends. If the subscription fails, as it does when messages arrive faster than they are
-// read, Watch subscribes again. It returns an error if it cannot subscribe.
-func Watch(ctx context.Context, changed wakeup.Signal, groups ...uint) error {
-	return WatchFamily(ctx, changed, unix.NETLINK_ROUTE, groups...)
+// A Watcher receives the kernel's notifications of changes in a network namespace. All methods may be called from any
+// goroutine.
+type Watcher struct {
+	file   *os.File
+	socket syscall.RawConn
+
+	mu     sync.Mutex // held while messages are received, so that they are handled in order
+	buffer [nl.RECEIVE_BUFFER_SIZE]byte
+	handle func(syscall.NetlinkMessage)
 }
 
-// WatchIn is Watch for the network namespace in which `in` runs a function.
-func WatchIn(ctx context.Context, changed wakeup.Signal, in func(func() error) error, groups ...uint) error {
-	return watch(ctx, changed, subscription{whose: "a pod", in: in, family: unix.NETLINK_ROUTE, concerns: anything, groups: groups})
-}
+// receiveBuffer has room for the messages of hundreds of devices that come or go at once.
+const receiveBuffer = 2 << 20
 
-// WatchFamily is Watch for the groups of a netlink family (netlink(7)).
-func WatchFamily(ctx context.Context, changed wakeup.Signal, family int, groups ...uint) error {
-	return watch(ctx, changed, subscription{whose: "this node", in: here, family: family, concerns: anything, groups: groups})
-}
-
-// WatchSome is Watch for the messages for which a function returns true.
-func WatchSome(ctx context.Context, changed wakeup.Signal, concerns func(syscall.NetlinkMessage) bool, groups ...uint) error {
-	return watch(ctx, changed, subscription{whose: "this node", in: here, family: unix.NETLINK_ROUTE, concerns: concerns, groups: groups})
-}
-
-// A subscription says of which messages a signal is sent. `in` runs a function in their network namespace.
-type subscription struct {
-	whose    string // for errors
-	in       func(func() error) error
-	family   int
-	concerns func(syscall.NetlinkMessage) bool
-	groups   []uint
-}
-
-func here(f func() error) error { return f() }
-
-func anything(syscall.NetlinkMessage) bool { return true }
-
-func watch(ctx context.Context, changed wakeup.Signal, to subscription) error {
-	for {
-		if err := subscribe(ctx, changed, to); err != nil {
-			return fmt.Errorf("watch the network of %s: %w", to.whose, err)
-		}
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-time.After(time.Second):
-		}
-	}
-}
-
-// subscribe runs one subscription until it ends.
-func subscribe(ctx context.Context, changed wakeup.Signal, to subscription) error {
-	var s *nl.NetlinkSocket
-	err := to.in(func() (err error) {
-		s, err = nl.Subscribe(to.family, to.groups...)
-		return err
-	})
+// Subscribe subscribes to groups of a netlink family (netlink(7)) in the network namespace of the calling thread. The
+// function is called with each message, one at a time, by Receive and Run; with an empty message when some were lost.
+// The data of a message are valid during the call.
+func Subscribe(handle func(syscall.NetlinkMessage), family int, groups ...uint) (*Watcher, error) {
+	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, family)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	defer s.Close()
-	stop := context.AfterFunc(ctx, s.Close)
+	w := &Watcher{file: os.NewFile(uintptr(fd), "netlink"), handle: handle}
+	_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, receiveBuffer) // what does not fit is reported
+	to := unix.SockaddrNetlink{Family: unix.AF_NETLINK}
+	for _, g := range groups {
+		to.Groups |= 1 << (g - 1) // those that the kernel does not have are ignored
+	}
+	if err = unix.Bind(fd, &to); err == nil {
+		w.socket, err = w.file.SyscallConn()
+	}
+	if err != nil {
+		w.Close()
+		return nil, err
+	}
+	return w, nil
+}
+
+// Close ends the subscription.
+func (w *Watcher) Close() { w.file.Close() }
+
+// Receive handles all messages of changes that were made before the call.
+func (w *Watcher) Receive() {
+	_ = w.socket.Control(w.receive) // fails if the watcher is closed
+}
+
+// Run handles messages as they come, until ctx ends.
+func (w *Watcher) Run(ctx context.Context) {
+	stop := context.AfterFunc(ctx, w.Close)
 	defer stop()
-	changed.Send() // for changes before the subscription
+	_ = w.socket.Read(func(fd uintptr) (done bool) { // called whenever the socket is readable
+		w.receive(fd)
+		return false
+	})
+}
+
+func (w *Watcher) receive(fd uintptr) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
 	for {
-		messages, _, err := s.Receive()
-		if err != nil || ctx.Err() != nil {
-			return nil
+		n, _, err := unix.Recvfrom(int(fd), w.buffer[:], unix.MSG_DONTWAIT)
+		switch {
+		case errors.Is(err, unix.EINTR):
+		case errors.Is(err, unix.EAGAIN):
+			return
+		case err != nil: // ENOBUFS: messages did not fit
+			w.handle(syscall.NetlinkMessage{})
+		default:
+			w.handleAll(w.buffer[:n])
 		}
-		if slices.ContainsFunc(messages, to.concerns) {
-			changed.Send()
-		}
+	}
+}
+
+func (w *Watcher) handleAll(b []byte) {
+	messages, err := syscall.ParseNetlinkMessage(b)
+	if err != nil {
+		messages = []syscall.NetlinkMessage{{}}
+	}
+	for _, m := range messages {
+		w.handle(m)
 	}
 }

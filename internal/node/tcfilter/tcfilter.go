@@ -134,12 +134,9 @@ type Found struct {
 	Egress  []string // filters, programs and the queue, if it shapes traffic
 }
 
-// At describes what is at some devices, by their indexes and names, in the order of the indexes.
-func (f *Finder) At(devices map[int]string) (all []Found, err error) {
-	qdiscs, err := netdev.Dump(func() ([]netlink.Qdisc, error) { return netlink.QdiscList(nil) })
-	if err != nil {
-		return nil, fmt.Errorf("list qdiscs: %w", err)
-	}
+// At describes what is at some devices, by their indexes and names, in the order of the indexes. qdiscs are those of
+// all devices.
+func (f *Finder) At(devices map[int]string, qdiscs []netlink.Qdisc) (all []Found, err error) {
 	for _, index := range slices.Sorted(maps.Keys(devices)) {
 		found, err := f.at(index, qdiscs)
 		if err != nil {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"regexp"
 	"runtime"
+	"sync"
 	"testing"
 	"time"
 
@@ -16,7 +17,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"beeline.io/beeline/internal/node/netns"
+	"beeline.io/beeline/internal/node"
 	"beeline.io/beeline/internal/util/wakeup"
 )
 
@@ -86,7 +87,11 @@ func follow(t *testing.T) error {
 		if err := step.do(); err != nil {
 			return err
 		}
-		all, err := f.At(map[int]string{index: "eth0"})
+		queues, err := netlink.QdiscList(nil)
+		if err != nil {
+			return err
+		}
+		all, err := f.At(map[int]string{index: "eth0"}, queues)
 		if err != nil || len(all) != 1 {
 			return fmt.Errorf("%+v, %w", all, err)
 		}
@@ -144,18 +149,17 @@ func watch(t *testing.T) error {
 		return err
 	}
 	defer program.Close()
-	here, err := netns.Current()
+	network, err := node.Follow()
 	if err != nil {
 		return err
 	}
-	defer here.Close()
-	changed, ended := wakeup.NewSignal(), make(chan error, 1)
+	changed := wakeup.NewSignal()
+	network.NotifyIf(changed, node.Queues, Concerns)
+	var loop sync.WaitGroup
+	defer loop.Wait()
 	ctx, cancel := context.WithCancel(t.Context())
-	go func() { ended <- here.Do(func() error { return Watch(ctx, changed) }) }()
-	defer func() {
-		cancel()
-		<-ended
-	}()
+	defer cancel()
+	loop.Go(func() { _ = network.Run(ctx) })
 	<-changed // the start
 	index := device.Attrs().Index
 	own := filter(index, netlink.HANDLE_MIN_INGRESS, program).(*netlink.BpfFilter)

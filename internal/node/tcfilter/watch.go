@@ -3,29 +3,19 @@
 package tcfilter
 
 import (
-	"context"
 	"strings"
 	"syscall"
 
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
-
-	"beeline.io/beeline/internal/node/netdev"
-	"beeline.io/beeline/internal/util/wakeup"
 )
 
 // OwnPrefix begins the names of Beeline's own filters.
 const OwnPrefix = "beeline_"
 
-// Watch sends a signal at the start, and whenever queues or filters of tc may have changed, until ctx ends. Beeline's
-// own filters are no change: who attaches them because of a signal would get the next one.
-func Watch(ctx context.Context, changed wakeup.Signal) error {
-	return netdev.WatchSome(ctx, changed, concerns, unix.RTNLGRP_TC)
-}
-
-// concerns reports whether a message of RTNLGRP_TC may be about anything but Beeline's own filters. A qdisc clsact, or
-// a chain, does nothing with packets by itself.
-func concerns(m syscall.NetlinkMessage) bool {
+// Concerns reports whether a message of RTNLGRP_TC may be about anything but Beeline's own filters: who attaches these
+// because of a signal would get the next one. A qdisc clsact, or a chain, does nothing with packets by itself.
+func Concerns(m syscall.NetlinkMessage) bool {
 	if len(m.Data) < nl.SizeofTcMsg {
 		return true
 	}

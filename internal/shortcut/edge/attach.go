@@ -12,6 +12,7 @@ import (
 
 	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/bpf/xdpdispatch"
+	"beeline.io/beeline/internal/node"
 	"beeline.io/beeline/internal/report/condition"
 )
 
@@ -132,7 +133,7 @@ func wantedEntry(c Config, d Device) (mode bpf.XDPMode, why string, try bool) {
 
 // MayEnterXDP reports whether XDP would be tried on some device of this node if that device is served.
 func MayEnterXDP(c Config) bool {
-	devices, err := readDevices(nil)
+	devices, err := readDevices(new(node.Network), nil)
 	return err != nil || slices.ContainsFunc(devices, func(d Device) bool {
 		d.Clients = true
 		_, _, try := wantedEntry(c, d)

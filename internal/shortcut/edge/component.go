@@ -78,7 +78,7 @@ func (c *config) run(env component.Env) (*component.Instance, error) {
 		return r.instanceOff(), nil
 	}
 	config := c.edge
-	config.Destinations, config.SNATPorts, config.Log = env.Syncer, c.ports, env.Log
+	config.Network, config.Destinations, config.SNATPorts, config.Log = env.Network, env.Syncer, c.ports, env.Log
 	counters := func() (map[string]uint64, error) { return bpf.ReadEdgeCounters(env.BPFFS) }
 	config.Counters = counters
 	datapath := bpf.NewEdgeKernel(env.Datapath, c.dispatcher)

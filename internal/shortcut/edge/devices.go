@@ -30,13 +30,13 @@ type Device struct {
 	Draining bool
 }
 
-// readDevices reads the devices of this network namespace. backends are those on other nodes, sorted.
-func readDevices(backends []netip.Addr) (all []Device, err error) {
-	found, err := node.ReadDevices(backends)
+// readDevices reads the devices of a network. backends are those on other nodes, sorted.
+func readDevices(network *node.Network, backends []netip.Addr) (all []Device, err error) {
+	found, err := network.DeviceRoutes(backends)
 	if err != nil {
 		return nil, err
 	}
-	rpFilters, err := node.RPFilters()
+	rpFilters, err := network.RPFilters()
 	for _, d := range found {
 		all = append(all, Device{DeviceRoutes: d, Backends: len(d.Leads) > 0, RPFilter: rpFilters[d.Index]})
 	}
@@ -152,7 +152,7 @@ func CheckPatterns(patterns []string) (all condition.List) {
 	if len(patterns) == 0 {
 		return nil
 	}
-	devices, err := readDevices(nil)
+	devices, err := readDevices(new(node.Network), nil)
 	if err != nil {
 		return condition.List{condition.DevicesUnreadable.New("the devices of this node cannot be read: %v", err)}
 	}

@@ -44,6 +44,8 @@ type Config struct {
 	Generic bool
 	// Devices are names or shell patterns; if empty, devices are detected.
 	Devices []string
+	// Network is that of the node.
+	Network *node.Network
 	// Destinations are the backends on other nodes; nil: there are none.
 	Destinations Destinations
 	// SetSysctls enables setting the sysctls that the kernel needs to forward packets.
@@ -143,8 +145,10 @@ type attached struct {
 // newEdge returns an edge. flows are the conntrack tables of the datapath. Start attaches it.
 func newEdge(d Datapath, flows *conntrack.Tables, c Config) *Edge {
 	return &Edge{
-		config: c, datapath: d, flows: flows, read: readDevices, deviceTo: netdev.DeviceTo, lost: netdev.XDPLosses,
-		policies: node.XFRMPolicies, routing: node.ReadRouting, changed: wakeup.NewSignal(),
+		config: c, datapath: d, flows: flows,
+		read:     func(backends []netip.Addr) ([]Device, error) { return readDevices(c.Network, backends) },
+		deviceTo: netdev.DeviceTo, lost: netdev.XDPLosses,
+		policies: c.Network.XFRMPolicies, routing: c.Network.Routing, changed: wakeup.NewSignal(),
 		devices: map[int]*attached{}, sysctls: netdev.SysctlRoot,
 	}
 }

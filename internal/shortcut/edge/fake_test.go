@@ -185,6 +185,7 @@ func (d *destinations) ServicesOf(backend netip.Addr) []service.Ref { return d.s
 
 func newWorld(t *testing.T, c Config, devices ...Device) *world {
 	w := &world{t: t, kernel: newKernel(), devices: devices}
+	c.Network = new(node.Network)
 	c.Log = slog.New(slog.NewTextHandler(io.Discard, nil))
 	tables := &conntrack.Tables{Assured: w.kernel.assured, Unreplied: conntracktest.Table{}}
 	w.Edge = newEdge(w.kernel, tables, c)

@@ -23,16 +23,16 @@ const (
 )
 
 // followRouting writes what look-ups of routes lack when routes or routing rules have changed, until ctx ends.
-func (e *Edge) followRouting(ctx context.Context) error {
-	changed, ended := wakeup.NewSignal(), make(chan error, 1)
-	go func() { ended <- node.WatchRouting(ctx, changed, e.hasRoutes.Load) }()
+func (e *Edge) followRouting(ctx context.Context) {
+	changed := wakeup.NewSignal()
+	e.config.Network.NotifyRouting(changed, e.hasRoutes.Load)
 	ticker := time.NewTicker(routingInterval)
 	defer ticker.Stop()
 	took := time.Duration(0)
 	for {
 		select {
-		case err := <-ended:
-			return err
+		case <-ctx.Done():
+			return
 		case <-ticker.C:
 			if took > routingInterval/routingShare {
 				continue
@@ -40,7 +40,7 @@ func (e *Edge) followRouting(ctx context.Context) error {
 		case <-changed:
 		}
 		if !sleep(ctx, max(settleTime, routingShare*took)) {
-			return <-ended
+			return
 		}
 		begin := time.Now()
 		routing, err := e.routing()

@@ -7,9 +7,8 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/sys/unix"
-
-	"beeline.io/beeline/internal/node/netdev"
+	"beeline.io/beeline/internal/node"
+	"beeline.io/beeline/internal/util/wakeup"
 )
 
 // The devices are read settleTime after a change, so that several changes need only one read; later if a
@@ -28,26 +27,17 @@ const lossInterval = 10 * time.Second
 
 // Run follows the devices until ctx ends. The programs stay attached.
 func (e *Edge) Run(ctx context.Context) error {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	failed := make(chan error, 3)
-	go func() {
-		failed <- netdev.Watch(ctx, e.changed, unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR,
-			unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE, unix.RTNLGRP_IPV4_NETCONF)
-	}()
-	go func() { failed <- e.watchPolicies(ctx) }()
-	go func() { failed <- e.followRouting(ctx) }()
+	policies := wakeup.NewSignal()
+	e.config.Network.Notify(e.changed, node.Devices|node.Addresses|node.Routes|node.RPFilters)
+	e.config.Network.Notify(policies, node.XFRM)
 	e.countAll(time.Now())
 	var loops sync.WaitGroup
-	loops.Go(func() { e.followDevices(ctx) })
-	loops.Go(func() { e.followFilters(ctx) })
-	loops.Go(func() { e.followDrops(ctx) })
-	err := <-failed
-	cancel()
-	<-failed
-	<-failed
+	loops.Go(func() { e.followPolicies(ctx, policies) })
+	for _, loop := range []func(context.Context){e.followDevices, e.followRouting, e.followFilters, e.followDrops} {
+		loops.Go(func() { loop(ctx) })
+	}
 	loops.Wait()
-	return err
+	return nil
 }
 
 func (e *Edge) followDevices(ctx context.Context) {

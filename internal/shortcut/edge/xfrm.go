@@ -20,18 +20,6 @@ import (
 // policyShare: walks of all flows for policies take at most 1/policyShare of the time.
 const policyShare = 20
 
-// watchPolicies is followPolicies with the kernel's notifications of changes.
-func (e *Edge) watchPolicies(ctx context.Context) error {
-	ctx, cancel := context.WithCancel(ctx)
-	changed := wakeup.NewSignal()
-	var loop sync.WaitGroup
-	loop.Go(func() { e.followPolicies(ctx, changed) })
-	err := node.WatchXFRMPolicies(ctx, changed)
-	cancel() // also if it has failed: Run waits for the error
-	loop.Wait()
-	return err
-}
-
 // followPolicies writes the XFRM policies when they have changed, and has the flows deleted that they concern, until
 // ctx ends. A policy that comes or goes does not wait for a walk of the flows.
 func (e *Edge) followPolicies(ctx context.Context, changed wakeup.Signal) {

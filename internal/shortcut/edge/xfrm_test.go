@@ -4,18 +4,12 @@ package edge
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"net/netip"
-	"runtime"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/node"
@@ -107,38 +101,4 @@ func TestPoliciesDoNotWaitForFlows(t *testing.T) {
 	close(w.kernel.readers)
 	cancel()
 	loop.Wait()
-}
-
-// That policies cannot be watched is reported at once, not only when the agent ends.
-func TestPoliciesCannotBeWatched(t *testing.T) {
-	w := newWorld(t, Config{})
-	w.policies = func() ([]node.XFRMPolicy, error) { return nil, nil }
-	ended := make(chan error, 1)
-	go func() {
-		runtime.LockOSThread() // for good: the thread ends with the goroutine
-		if err := withoutNetAdmin(); err != nil {
-			ended <- fmt.Errorf("capset: %w", err)
-			return
-		}
-		ended <- w.watchPolicies(t.Context())
-	}()
-	select {
-	case err := <-ended:
-		if !errors.Is(err, unix.EPERM) || !strings.Contains(err.Error(), "watch the network") {
-			t.Errorf("the error is %v, want that the network cannot be watched", err)
-		}
-	case <-time.After(time.Minute):
-		t.Error("no error is reported while the agent runs")
-	}
-}
-
-// withoutNetAdmin takes from the calling thread the capability without which the kernel reports no policies.
-func withoutNetAdmin() error {
-	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
-	var data [2]unix.CapUserData
-	if err := unix.Capget(&header, &data[0]); err != nil {
-		return err
-	}
-	data[0].Effective &^= 1 << unix.CAP_NET_ADMIN
-	return unix.Capset(&header, &data[0])
 }

@@ -6,6 +6,7 @@ import (
 	"context"
 	"slices"
 	"sync"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -87,13 +88,13 @@ func (w *deviceWatch) read() {
 // run sends a signal whenever devices or routes may have changed, until ctx ends.
 func (w *deviceWatch) run(ctx context.Context, moved wakeup.Signal) {
 	defer w.namespace.Close()
-	changed, ended := wakeup.NewSignal(), make(chan struct{})
-	go func() {
-		defer close(ended)
-		_ = netdev.WatchIn(ctx, changed, w.namespace.Do, unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR,
-			unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE, unix.RTNLGRP_IPV4_RULE, unix.RTNLGRP_IPV6_RULE, unix.RTNLGRP_NEXTHOP)
-	}()
-	defer func() { <-ended }()
+	changed := wakeup.NewSignal()
+	var loop sync.WaitGroup
+	defer loop.Wait()
+	if watcher := w.subscribe(changed); watcher != nil {
+		changed.Send() // for changes before the subscription
+		loop.Go(func() { watcher.Run(ctx) })
+	}
 	for {
 		select {
 		case <-ctx.Done():
@@ -113,8 +114,18 @@ func (w *deviceWatch) run(ctx context.Context, moved wakeup.Signal) {
 	}
 }
 
+// subscribe returns a watcher that sends a signal when devices or routes may have changed; nil if that fails.
+func (w *deviceWatch) subscribe(changed wakeup.Signal) (watcher *netdev.Watcher) {
+	_ = w.namespace.Do(func() (err error) {
+		watcher, err = netdev.Subscribe(func(syscall.NetlinkMessage) { changed.Send() }, unix.NETLINK_ROUTE, unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR,
+			unix.RTNLGRP_IPV6_IFADDR, unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE, unix.RTNLGRP_IPV4_RULE, unix.RTNLGRP_IPV6_RULE, unix.RTNLGRP_NEXTHOP)
+		return err
+	})
+	return watcher
+}
+
 // devicesAge is after what time routes are read again without a notification: the kernel gives none for some, as for
-// IPv4 routes that go with a device, and none is received while subscriptions fail.
+// IPv4 routes that go with a device, and none is received if the subscription fails.
 const devicesAge = 10 * time.Second
 
 // followDevices writes what has changed for pods whose devices or routes have.

@@ -163,7 +163,7 @@ var unrouted = []uint8{unix.RTN_LOCAL, unix.RTN_BROADCAST, unix.RTN_ANYCAST, uni
 // listRules adds the networks of the routing rules. Those that select by a mark do not select what a socket without a
 // mark (SO_MARK) sends.
 func (r *routeReader) listRules(found map[netip.Prefix]bool) error {
-	rules, err := node.Rules()
+	rules, err := new(node.Network).Rules()
 	if err != nil {
 		return err
 	}

@@ -10,6 +10,7 @@ import (
 	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/component"
 	"beeline.io/beeline/internal/conntrack"
+	"beeline.io/beeline/internal/node"
 	"beeline.io/beeline/internal/report/condition"
 	"beeline.io/beeline/internal/report/metrics"
 	"beeline.io/beeline/internal/shortcut/offload/flowtable"
@@ -19,7 +20,7 @@ import (
 func New() *component.Component {
 	c := &config{}
 	programs := Programs(c.enabled)
-	return &component.Component{Name: programs.Name, BPF: programs, AddFlags: c.addFlags, Complete: c.complete, Check: c.unmatched, New: c.run, Cleanup: flowtable.Remove}
+	return &component.Component{Name: programs.Name, BPF: programs, AddFlags: c.addFlags, Complete: c.complete, Check: func() condition.List { return c.unmatched(new(node.Network)) }, New: c.run, Cleanup: flowtable.Remove}
 }
 
 // running is flow offload of a running agent.
@@ -43,7 +44,7 @@ func (c *config) run(env component.Env) (*component.Instance, error) {
 			g.Start()
 		},
 		Run: []component.Task{{Name: "offload", Run: g.Run}}, Close: g.Close,
-		Status: r.status, Conditions: func() condition.List { return append(g.Conditions(), c.unmatched()...) }, Metrics: r.metrics,
+		Status: r.status, Conditions: func() condition.List { return append(g.Conditions(), c.unmatched(env.Network)...) }, Metrics: r.metrics,
 		Answers: map[string]component.Answer{
 			api.OffloadFlowsPath: func(context.Context) (any, error) { return g.List() },
 		},
@@ -58,7 +59,8 @@ func (c *config) offload(env component.Env) (*Offload, error) {
 	}
 	return newOffload(kernel{Datapath: env.Datapath}, Config{
 		Provider: Provider(c.provider), NoFlowCache: env.Datapath.Unavailable[ComponentName], Threshold: c.threshold,
-		IgnoreFilters: c.ignoreFilters, Policy: c.policy, Edge: edge, Log: env.Log, Devices: c.find,
+		IgnoreFilters: c.ignoreFilters, Policy: c.policy, Edge: edge, Log: env.Log, Network: env.Network,
+		Devices: func() ([]Device, error) { return c.find(env.Network) },
 	})
 }
 

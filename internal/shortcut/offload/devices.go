@@ -3,13 +3,14 @@
 package offload
 
 import (
+	"beeline.io/beeline/internal/node"
 	"beeline.io/beeline/internal/report/condition"
 	"beeline.io/beeline/internal/shortcut/offload/devices"
 )
 
 // find returns the devices of flow offload.
-func (c *config) find() ([]Device, error) {
-	all, err := devices.Read()
+func (c *config) find(network *node.Network) ([]Device, error) {
+	all, err := devices.Read(network)
 	if err != nil {
 		return nil, err
 	}
@@ -25,11 +26,11 @@ func (c *config) find() ([]Device, error) {
 }
 
 // unmatched returns what is wrong with --offload-devices on this machine.
-func (c *config) unmatched() (list condition.List) {
+func (c *config) unmatched(network *node.Network) (list condition.List) {
 	if !c.enabled() {
 		return nil
 	}
-	all, err := devices.Read()
+	all, err := devices.Read(network)
 	if err != nil {
 		return condition.List{condition.OffloadFailed.New("devices: %s", err)}
 	}

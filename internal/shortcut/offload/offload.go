@@ -16,8 +16,6 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/conntrack"
@@ -45,7 +43,8 @@ type Config struct {
 	NoFlowCache string
 	// Threshold is the number of packets of one direction after which it is a candidate.
 	Threshold uint32
-	// Devices returns the offload devices.
+	// Network is that of the node, and Devices returns the offload devices there.
+	Network *node.Network
 	Devices func() ([]Device, error)
 	// IgnoreFilters takes flows that bypass rules with an effect on each packet.
 	IgnoreFilters bool
@@ -83,7 +82,7 @@ type Offload struct {
 
 // newOffload returns flow offload. Start attaches it.
 func newOffload(d Datapath, c Config) (*Offload, error) {
-	r, err := newRules(d.ForeignProgram)
+	r, err := newRules(c.Network, d.ForeignProgram)
 	if err != nil {
 		return nil, err
 	}
@@ -155,18 +154,12 @@ func (o *Offload) withdraw() error {
 func (o *Offload) follow(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	tasks := []func(context.Context) error{
-		func(ctx context.Context) error {
-			return netdev.Watch(ctx, o.changed, unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_RULE, unix.RTNLGRP_IPV6_RULE, unix.RTNLGRP_IPV4_NETCONF)
-		},
-		func(ctx context.Context) error { return node.WatchXFRMPolicies(ctx, o.policies) },
-		o.keep,
-	}
+	o.config.Network.Notify(o.changed, node.Devices|node.Rules|node.RPFilters)
+	o.config.Network.Notify(o.policies, node.XFRM)
+	tasks := []func(context.Context) error{o.keep}
 	if o.provider == Cache {
 		o.track()
-		tasks = append(tasks, o.flows.Run, func(ctx context.Context) error {
-			return watchRoutes(ctx, func(mtu bool) { o.note("routes", o.flows.RoutesChanged(mtu || o.rules.readRoutes())) })
-		}, o.followRoutingRules)
+		tasks = append(tasks, o.flows.Run, o.followRoutes, o.followRoutingRules)
 	} else {
 		tasks = append(tasks, o.flowtable.Run, o.chooseFlows)
 	}
@@ -183,12 +176,12 @@ func (o *Offload) follow(ctx context.Context) error {
 
 // followRoutingRules returns all flows to the stack when routing rules change, if packet filters decide by routes.
 func (o *Offload) followRoutingRules(ctx context.Context) error {
-	changed, ended := wakeup.NewSignal(), make(chan error, 1)
-	go func() { ended <- netdev.Watch(ctx, changed, unix.RTNLGRP_IPV4_RULE, unix.RTNLGRP_IPV6_RULE) }()
+	changed := wakeup.NewSignal()
+	o.config.Network.Notify(changed, node.Rules)
 	for {
 		select {
-		case err := <-ended:
-			return err
+		case <-ctx.Done():
+			return nil
 		case <-changed:
 			if o.rules.readRoutes() {
 				o.flows.Flush()
@@ -303,7 +296,7 @@ func (o *Offload) apply(devices []Device) error {
 
 // attach attaches the programs of the flow cache to devices. A device is in the table while the programs are there.
 func (o *Offload) attach(devices []Device) error {
-	rpFilters, err := node.RPFilters()
+	rpFilters, err := o.config.Network.RPFilters()
 	if err != nil {
 		return err
 	}

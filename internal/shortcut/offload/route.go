@@ -8,11 +8,15 @@ import (
 	"net"
 	"net/netip"
 	"sync"
+	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/vishvananda/netlink"
 
+	"beeline.io/beeline/internal/node"
 	"beeline.io/beeline/internal/node/flow"
+	"beeline.io/beeline/internal/util/wakeup"
 )
 
 // routes tells the MTU of routes. The programs look up all else of a route themselves.
@@ -68,50 +72,27 @@ func (r *routes) mtu(f *flow.Flow, always bool) (uint16, error) {
 	return uint16(min(device.MTU, 0xffff)), nil
 }
 
-// watchRoutes calls changed when routes change, at most once per routeInterval; `mtu`: one of them sets an MTU.
-func watchRoutes(ctx context.Context, changed func(mtu bool)) error {
-	updates := make(chan netlink.RouteUpdate, 1024)
-	done := make(chan struct{})
-	stop := context.AfterFunc(ctx, func() { close(done) })
-	defer stop()
-	failed := make(chan error, 1)
-	if err := netlink.RouteSubscribeWithOptions(updates, done, netlink.RouteSubscribeOptions{
-		ErrorCallback: func(err error) {
-			select {
-			case failed <- err:
-			default:
-			}
-		},
-	}); err != nil {
-		return fmt.Errorf("watch the routes: %w", err)
-	}
-	var timer <-chan time.Time
-	mtu := false
+// followRoutes has the flow cache follow changes of routes, at most once per routeInterval, until ctx ends.
+func (o *Offload) followRoutes(ctx context.Context) error {
+	changed, mtu := wakeup.NewSignal(), atomic.Bool{} // mtu: one of the changed routes sets an MTU
+	o.config.Network.NotifyIf(changed, node.Routes, func(m syscall.NetlinkMessage) bool {
+		if r, err := node.RouteOf(m); err != nil || r.MTU != 0 {
+			mtu.Store(true)
+		}
+		return true
+	})
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
-		case u, open := <-updates:
-			if !open {
-				if ctx.Err() != nil {
-					return nil
-				}
-				select {
-				case err := <-failed:
-					return fmt.Errorf("watch the routes: %w", err)
-				default:
-					return fmt.Errorf("watch the routes: the kernel has closed the socket")
-				}
-			}
-			mtu = mtu || u.MTU != 0
-			if timer == nil {
-				timer = time.After(routeInterval)
-			}
-		case <-timer:
-			timer = nil
-			changed(mtu)
-			mtu = false
+		case <-changed:
 		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(routeInterval):
+		}
+		o.note("routes", o.flows.RoutesChanged(mtu.Swap(false) || o.rules.readRoutes()))
 	}
 }
 

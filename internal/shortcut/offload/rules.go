@@ -20,6 +20,7 @@ var ownTables = []string{"inet " + flowtable.TableName, "inet " + flowtable.Hard
 
 // rules are the packet filters that flows of flow offload would bypass.
 type rules struct {
+	network *node.Network
 	watcher *netfilter.Watcher
 	tc      *tcfilter.Finder
 
@@ -33,12 +34,12 @@ type rules struct {
 }
 
 // newRules: foreign tells of a BPF program whether it is not Beeline's, and its name.
-func newRules(foreign func(program uint32) (name string, foreign bool)) (*rules, error) {
+func newRules(network *node.Network, foreign func(program uint32) (name string, foreign bool)) (*rules, error) {
 	w, err := netfilter.NewWatcher(ownTables...)
 	if err != nil {
 		return nil, err
 	}
-	return &rules{watcher: w, tc: tcfilter.New(foreign)}, nil
+	return &rules{network: network, watcher: w, tc: tcfilter.New(foreign)}, nil
 }
 
 // compare searches the packet filters if they, XFRM policies or the devices have changed, and reports whether they
@@ -52,7 +53,7 @@ func (r *rules) compare(devices []Device) (changed bool, err error) {
 	if err != nil {
 		return true, err
 	}
-	policies, err := forwardedPolicies()
+	policies, err := forwardedPolicies(r.network)
 	if err != nil {
 		return true, err
 	}
@@ -86,7 +87,11 @@ func (r *rules) tcFilters(devices []Device) ([]tcfilter.Found, error) {
 	for _, d := range devices {
 		names[d.Index] = d.Name
 	}
-	return r.tc.At(names)
+	queues, err := r.network.Queues()
+	if err != nil {
+		return nil, err
+	}
+	return r.tc.At(names, queues)
 }
 
 // tcFindings: packets of the flow cache skip what is at the ingress of a device, and pass what is at the egress.

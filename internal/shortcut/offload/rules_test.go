@@ -11,6 +11,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"beeline.io/beeline/internal/node"
 	"beeline.io/beeline/internal/node/flow"
 	"beeline.io/beeline/internal/node/netns"
 )
@@ -54,7 +55,7 @@ func wantOnlyHardware(t *testing.T) error {
 		}
 		devices = append(devices, Device{Index: l.Attrs().Index, Name: name, Bridge: name == "br0"})
 	}
-	r, err := newRules(func(uint32) (string, bool) { return "", true })
+	r, err := newRules(new(node.Network), func(uint32) (string, bool) { return "", true })
 	if err != nil {
 		return err
 	}

@@ -12,8 +12,8 @@ import (
 
 // forwardedPolicies returns the XFRM policies for packets that the node forwards. A policy with a mark counts as one
 // for all marks: rules may mark the packets.
-func forwardedPolicies() ([]node.XFRMPolicy, error) {
-	all, err := node.XFRMPolicies()
+func forwardedPolicies(network *node.Network) ([]node.XFRMPolicy, error) {
+	all, err := network.XFRMPolicies()
 	return slices.DeleteFunc(all, func(p node.XFRMPolicy) bool { return p.Direction == node.XFRMIn }), err
 }
 

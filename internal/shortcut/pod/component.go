@@ -105,7 +105,7 @@ func (c *config) run(env component.Env) (*component.Instance, error) {
 			Conditions: func() condition.List { return condition.List{condition.PodShortcutFailed.New("%s", reason)} },
 		}, nil
 	}
-	r := &running{env, newShortcut(kernel{Datapath: env.Datapath}, Config{Devices: c.patterns(), IgnoreFilters: c.ignoreFilters, Lease: c.filterAge, Log: env.Log})}
+	r := &running{env, newShortcut(kernel{Datapath: env.Datapath}, Config{Network: env.Network, Devices: c.patterns(), IgnoreFilters: c.ignoreFilters, Lease: c.filterAge, Log: env.Log})}
 	return &component.Instance{
 		Apply: r.apply, Start: r.shortcut.Start,
 		Run:    []component.Task{{Name: "pods", Run: r.shortcut.Run}},

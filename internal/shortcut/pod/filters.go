@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"beeline.io/beeline/internal/node"
 	"beeline.io/beeline/internal/node/netdev"
 	"beeline.io/beeline/internal/node/netfilter"
 	"beeline.io/beeline/internal/node/tcfilter"
@@ -50,14 +51,15 @@ func newSurroundings(n *network, networks []netip.Prefix, at map[netip.Addr]plac
 	return s
 }
 
-// A finder finds the filters of this network namespace. It keeps what has not changed since it last searched.
+// A finder finds the filters of the node. It keeps what has not changed since it last searched.
 type finder struct {
-	rules netfilter.Finder
-	tc    *tcfilter.Finder
+	network *node.Network
+	rules   netfilter.Finder
+	tc      *tcfilter.Finder
 }
 
-func newFinder(foreign func(program uint32) (name string, foreign bool)) *finder {
-	return &finder{tc: tcfilter.New(foreign)}
+func newFinder(network *node.Network, foreign func(program uint32) (name string, foreign bool)) *finder {
+	return &finder{network: network, tc: tcfilter.New(foreign)}
 }
 
 // follow has the kernel report changes of nftables to wait.

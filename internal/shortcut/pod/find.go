@@ -21,21 +21,13 @@ type route struct {
 	multipath bool // it is one of several next hops
 }
 
-// A neighbour is an address behind a device, from the kernel's neighbour table. gone means that it does not answer.
-type neighbour struct {
-	device int
-	addr   netip.Addr
-	mac    [6]byte
-	gone   bool
-}
-
 // network is what the kernel tells about this network namespace.
 type network struct {
 	devices    []netdev.Device
 	routes     []route
-	neighbours []neighbour
+	neighbours []node.Neighbour
 	// ports are the ports of bridges by the bridge and the MAC addresses behind them.
-	ports map[portKey]int
+	ports map[node.BridgeMAC]int
 	// routeMTUs are the MTUs that routes have.
 	routeMTUs node.DestinationMTUs
 	// own are the node's addresses.
@@ -66,11 +58,6 @@ func (n *network) prepare() {
 			n.single[r.to.Addr()] = r
 		}
 	}
-}
-
-type portKey struct {
-	bridge int
-	mac    [6]byte
 }
 
 // A place is where a pod is.
@@ -128,14 +115,14 @@ func (n *network) find(networks []netip.Prefix, wanted wish) map[netip.Addr]plac
 		}
 	}
 	for _, b := range n.neighbours {
-		p, known := at[b.addr]
+		p, known := at[b.Address]
 		switch {
-		case b.gone || b.mac == [6]byte{}:
-		case known && p.device == b.device:
-			at[b.addr] = place{device: b.device, mac: b.mac}
-		case !known && inNetworks(b.addr) && n.deviceTo(b.addr) == b.device:
-			if port := n.ports[portKey{b.device, b.mac}]; links[port] != nil && links[port].Master == b.device {
-				at[b.addr] = place{port, b.mac, true}
+		case b.Gone || b.MAC == [6]byte{}:
+		case known && p.device == b.Device:
+			at[b.Address] = place{device: b.Device, mac: b.MAC}
+		case !known && inNetworks(b.Address) && n.deviceTo(b.Address) == b.Device:
+			if port := n.ports[node.BridgeMAC{Bridge: b.Device, MAC: b.MAC}]; links[port] != nil && links[port].Master == b.Device {
+				at[b.Address] = place{port, b.MAC, true}
 			}
 		}
 	}

@@ -24,20 +24,20 @@ func TestFind(t *testing.T) {
 	to := func(network string, device int, direct bool) route {
 		return route{to: netip.MustParsePrefix(network), device: device, direct: direct}
 	}
-	at := func(device int, addr string, mac [6]byte) neighbour {
-		return neighbour{device: device, addr: netip.MustParseAddr(addr), mac: mac}
+	at := func(device int, addr string, mac [6]byte) node.Neighbour {
+		return node.Neighbour{Device: device, Address: netip.MustParseAddr(addr), MAC: mac}
 	}
 	const bridge, port, routed, uplink, ethernet = 1, 2, 3, 4, 9
 	gone := at(bridge, "10.10.2.8", mac(7))
-	gone.gone = true
+	gone.Gone = true
 	n := &network{
 		devices: []netdev.Device{{Index: bridge, Kind: "bridge", Up: true}, pod(port, bridge), pod(routed, 0), pod(uplink, 0), {Index: ethernet, Up: true}},
 		routes: []route{
 			to("10.10.1.3/32", routed, true), to("10.10.1.4/32", uplink, true), to("0.0.0.0/0", uplink, false),
 			to("10.10.2.0/24", bridge, true), to("10.10.0.0/16", ethernet, true), to("10.20.0.1/32", routed, true),
 		},
-		neighbours: []neighbour{at(routed, "10.10.1.3", mac(3)), at(bridge, "10.10.2.7", mac(7)), at(bridge, "10.10.2.1", mac(7)), at(bridge, "10.10.2.9", mac(9)), gone},
-		ports:      map[portKey]int{{bridge, mac(7)}: port},
+		neighbours: []node.Neighbour{at(routed, "10.10.1.3", mac(3)), at(bridge, "10.10.2.7", mac(7)), at(bridge, "10.10.2.1", mac(7)), at(bridge, "10.10.2.9", mac(9)), gone},
+		ports:      map[node.BridgeMAC]int{{Bridge: bridge, MAC: mac(7)}: port},
 		own:        map[netip.Addr]bool{netip.MustParseAddr("10.10.2.1"): true},
 	}
 	n.prepare()

@@ -13,6 +13,7 @@ import (
 
 	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/conntrack/kernelct"
+	"beeline.io/beeline/internal/node"
 	"beeline.io/beeline/internal/report/condition"
 	"beeline.io/beeline/internal/util/kernelclock"
 )
@@ -73,7 +74,7 @@ func (f *fakeFinder) wait(context.Context) error          { return nil }
 // Only a complete search extends the lease, from its begin on. A lease that has ended is a condition until then.
 func TestLease(t *testing.T) {
 	d := newFakeDatapath()
-	s := newShortcut(d, Config{Lease: 30 * time.Second})
+	s := newShortcut(d, Config{Network: new(node.Network), Lease: 30 * time.Second})
 	s.read = func() (*network, error) { return &network{}, nil }
 	finder := &fakeFinder{errors.New("no rules")}
 	s.filters = finder

@@ -3,15 +3,9 @@
 package pod
 
 import (
-	"context"
 	"fmt"
 
-	"golang.org/x/sys/unix"
-
-	"beeline.io/beeline/internal/node"
-	"beeline.io/beeline/internal/node/netdev"
 	"beeline.io/beeline/internal/node/netfilter"
-	"beeline.io/beeline/internal/util/wakeup"
 )
 
 // A markReader is what reads the marks of packets, other than rules of netfilter.
@@ -47,14 +41,14 @@ func (f *finder) onlyMarked(s surroundings, found []netfilter.Finding) (filters 
 // markReaders returns the readers, which may be none.
 func (f *finder) markReaders(s surroundings) ([]markReader, error) {
 	readers := []markReader{}
-	marks, err := node.RuleMarks()
+	marks, err := f.network.RuleMarks()
 	if err != nil {
 		return nil, err
 	}
 	for _, m := range marks {
 		readers = append(readers, markReader{fmt.Sprintf("the routing rule with fwmark %#x/%#x", m.Mark, m.Mask), m.Mask})
 	}
-	policies, err := node.XFRMPolicies()
+	policies, err := f.network.XFRMPolicies()
 	if err != nil {
 		return nil, err
 	}
@@ -67,7 +61,11 @@ func (f *finder) markReaders(s surroundings) ([]markReader, error) {
 	for _, l := range s.uplinks {
 		uplinks[l.Index] = l.Name
 	}
-	at, err := f.tc.At(uplinks)
+	queues, err := f.network.Queues()
+	if err != nil {
+		return nil, err
+	}
+	at, err := f.tc.At(uplinks, queues)
 	if err != nil {
 		return nil, err
 	}
@@ -77,11 +75,4 @@ func (f *finder) markReaders(s surroundings) ([]markReader, error) {
 		}
 	}
 	return readers, nil
-}
-
-// watchRoutingRules waits for changes of routing rules, which may read marks.
-func (s *Shortcut) watchRoutingRules(ctx context.Context) error {
-	return watch(ctx, s.filtersChanged, func(ctx context.Context, changed wakeup.Signal) error {
-		return netdev.Watch(ctx, changed, unix.RTNLGRP_IPV4_RULE, unix.RTNLGRP_IPV6_RULE)
-	})
 }

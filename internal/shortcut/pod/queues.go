@@ -7,16 +7,15 @@ import (
 
 	"github.com/vishvananda/netlink"
 
-	"beeline.io/beeline/internal/node/netdev"
 	"beeline.io/beeline/internal/node/tcfilter"
 )
 
 // queues finds the queues of pods' devices, and the filters of tc there and at the devices that lead to other nodes.
 // Packets on the shortcut skip the queue of the node's end of a pod's device; they pass those of uplinks.
 func (f *finder) queues(s surroundings) ([]filter, error) {
-	list, err := netdev.Dump(func() ([]netlink.Qdisc, error) { return netlink.QdiscList(nil) })
+	list, err := f.network.Queues()
 	if err != nil {
-		return nil, fmt.Errorf("list qdiscs: %w", err)
+		return nil, err
 	}
 	var all []filter
 	for _, q := range list {

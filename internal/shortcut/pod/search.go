@@ -40,6 +40,7 @@ func (s *Shortcut) followFilters(ctx context.Context) {
 		case <-ended:
 			running = false
 		case <-audit.C:
+			s.config.Network.Forget()
 			s.podsChanged()
 		case <-s.due:
 		case <-timer.C:

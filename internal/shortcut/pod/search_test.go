@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"beeline.io/beeline/internal/node"
 	"beeline.io/beeline/internal/node/netdev"
 	"beeline.io/beeline/internal/report/condition"
 	"beeline.io/beeline/internal/util/wakeup"
@@ -62,7 +63,7 @@ type bench struct {
 
 func newBench(t *testing.T) *bench {
 	b := &bench{t: t, tables: newFakeDatapath(), finder: &slowFinder{make(chan surroundings), make(chan []filter), wakeup.NewSignal(), make(chan struct{})}}
-	b.Shortcut = newShortcut(b.tables, Config{Lease: time.Minute, Log: slog.New(slog.NewTextHandler(io.Discard, nil))})
+	b.Shortcut = newShortcut(b.tables, Config{Network: new(node.Network), Lease: time.Minute, Log: slog.New(slog.NewTextHandler(io.Discard, nil))})
 	b.filters = b.finder
 	b.read = func() (*network, error) {
 		b.mu.Lock()
@@ -330,14 +331,14 @@ func TestAddressLimit(t *testing.T) {
 		return netip.AddrFrom4([4]byte{10, 10, byte(third), byte(last)})
 	}
 	b := newBench(t)
-	n := &network{ports: map[portKey]int{{1, [6]byte{2}}: 2, {1, [6]byte{3}}: 3}}
+	n := &network{ports: map[node.BridgeMAC]int{{Bridge: 1, MAC: [6]byte{2}}: 2, {Bridge: 1, MAC: [6]byte{3}}: 3}}
 	n.devices = []netdev.Device{{Index: 1, Name: "cni0", Kind: "bridge", Up: true}}
 	for i := 2; i <= 4; i++ {
 		n.devices = append(n.devices, netdev.Device{Index: i, Name: fmt.Sprintf("veth%d", i), Kind: "veth", Up: true, Ethernet: true, PeerElsewhere: true, Master: 1})
 	}
 	n.routes = []route{{to: netip.MustParsePrefix("10.10.0.0/16"), device: 1, direct: true}}
 	learn := func(device byte, a netip.Addr) {
-		n.neighbours = append(n.neighbours, neighbour{device: 1, addr: a, mac: [6]byte{device}})
+		n.neighbours = append(n.neighbours, node.Neighbour{Device: 1, Address: a, MAC: [6]byte{device}})
 	}
 	learn(2, addr(250, 1))
 	learn(3, addr(250, 2))

@@ -15,8 +15,6 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/conntrack/kernelct"
@@ -29,6 +27,7 @@ import (
 
 // Config is the operator's configuration.
 type Config struct {
+	Network *node.Network // that of the node
 	// Devices are names or shell patterns of devices of pods; empty: all.
 	Devices []string
 	// IgnoreFilters keeps the shortcut where it bypasses packet filters.
@@ -93,7 +92,8 @@ type Shortcut struct {
 // newShortcut returns a shortcut. Start attaches it.
 func newShortcut(d Datapath, c Config) *Shortcut {
 	return &Shortcut{
-		config: c, datapath: d, read: readNetwork, filters: newFinder(d.ForeignProgram), changed: wakeup.NewSignal(), due: wakeup.NewSignal(),
+		config: c, datapath: d, read: func() (*network, error) { return readNetwork(c.Network) },
+		filters: newFinder(c.Network, d.ForeignProgram), changed: wakeup.NewSignal(), due: wakeup.NewSignal(),
 		at: map[netip.Addr]place{}, schedule: newSchedule(),
 	}
 }
@@ -138,59 +138,31 @@ const (
 
 // Run follows the devices, routes, neighbours and packet filters until ctx ends. The programs stay attached.
 func (s *Shortcut) Run(ctx context.Context) error {
+	var loops sync.WaitGroup
+	defer loops.Wait()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	var loops sync.WaitGroup
-	loops.Go(func() { s.follow(ctx) })
-	loops.Go(func() { s.followFilters(ctx) })
-	loops.Go(func() { s.followUnknown(ctx) })
-	watches := []func(context.Context) error{s.watchNetwork, s.watchQueues, s.watchXFRM, s.watchLinks, s.watchRules, s.watchRoutingRules}
-	failed := make(chan error, len(watches))
-	for _, watch := range watches {
-		go func() { failed <- watch(ctx) }()
+	s.config.Network.Notify(s.changed, node.Devices|node.Addresses|node.Routes|node.Neighbours|node.ForwardingEntries|node.RPFilters|node.Rules)
+	for _, loop := range []func(context.Context){s.follow, s.followFilters, s.followUnknown, s.noteChanges} {
+		loops.Go(func() { loop(ctx) })
 	}
-	err := <-failed
-	cancel()
-	for range len(watches) - 1 {
-		<-failed
-	}
-	loops.Wait()
-	return err
+	return s.watchRules(ctx)
 }
 
-func (s *Shortcut) watchNetwork(ctx context.Context) error {
-	return netdev.Watch(ctx, s.changed, unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR,
-		unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE, unix.RTNLGRP_NEIGH,
-		unix.RTNLGRP_IPV4_NETCONF, unix.RTNLGRP_IPV4_RULE, unix.RTNLGRP_IPV6_RULE)
-}
-
-// watchQueues waits for changes of queues and filters of tc.
-func (s *Shortcut) watchQueues(ctx context.Context) error {
-	return watch(ctx, s.filtersChanged, tcfilter.Watch)
-}
-
-// watchXFRM waits for changes of XFRM policies.
-func (s *Shortcut) watchXFRM(ctx context.Context) error {
-	return watch(ctx, s.filtersChanged, node.WatchXFRMPolicies)
-}
-
-// watchLinks waits for changes of devices, such as programs of XDP. Pods may cause such.
-func (s *Shortcut) watchLinks(ctx context.Context) error {
-	return watch(ctx, s.podsChanged, func(ctx context.Context, changed wakeup.Signal) error {
-		return netdev.Watch(ctx, changed, unix.RTNLGRP_LINK)
-	})
-}
-
-// watch calls a function at each signal of a watch, until this ends.
-func watch(ctx context.Context, changed func(), watch func(context.Context, wakeup.Signal) error) error {
-	signal, ended := wakeup.NewSignal(), make(chan error, 1)
-	go func() { ended <- watch(ctx, signal) }()
+// noteChanges has filters searched when others than nftables have changed, or devices, such as by programs of XDP.
+func (s *Shortcut) noteChanges(ctx context.Context) {
+	filters, devices := wakeup.NewSignal(), wakeup.NewSignal()
+	s.config.Network.Notify(filters, node.XFRM|node.Rules) // rules may read marks
+	s.config.Network.NotifyIf(filters, node.Queues, tcfilter.Concerns)
+	s.config.Network.Notify(devices, node.Devices)
 	for {
 		select {
-		case err := <-ended:
-			return err
-		case <-signal:
-			changed()
+		case <-ctx.Done():
+			return
+		case <-filters:
+			s.filtersChanged()
+		case <-devices: // pods may cause such
+			s.podsChanged()
 		}
 	}
 }
@@ -205,6 +177,7 @@ func (s *Shortcut) follow(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-audit.C:
+			s.config.Network.Forget()
 		case <-s.changed:
 			select {
 			case <-ctx.Done():
@@ -228,7 +201,8 @@ func (s *Shortcut) Reconcile() {
 		if err == nil {
 			break
 		}
-		err = s.reconcile() // a device may have gone while its entries were written
+		s.config.Network.Forget() // a device may have gone while its entries were written
+		err = s.reconcile()
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -361,16 +335,16 @@ func (n *network) peers(devices map[uint32]DeviceRow, found []filter) (peers []i
 func (s *Shortcut) remember(n *network, found map[netip.Addr]place) map[netip.Addr]place {
 	gone := map[netip.Addr]bool{}
 	for _, b := range n.neighbours {
-		gone[b.addr] = gone[b.addr] || b.gone
+		gone[b.Address] = gone[b.Address] || b.Gone
 	}
 	links := n.podLinks(s.config.Devices)
 	for addr, p := range s.at {
 		_, known := found[addr]
 		l := links[p.device]
-		switch {
-		case known || gone[addr] || l == nil || l.Master == 0 || n.deviceTo(addr) != l.Master:
-		case n.ports[portKey{l.Master, p.mac}] != 0 && n.ports[portKey{l.Master, p.mac}] != p.device:
-		default:
+		if known || gone[addr] || l == nil || l.Master == 0 || n.deviceTo(addr) != l.Master {
+			continue
+		}
+		if port := n.ports[node.BridgeMAC{Bridge: l.Master, MAC: p.mac}]; port == 0 || port == p.device {
 			found[addr] = p
 		}
 	}

@@ -9,6 +9,7 @@ import (
 
 	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/conntrack/kernelct"
+	"beeline.io/beeline/internal/node"
 	"beeline.io/beeline/internal/node/netdev"
 )
 
@@ -54,7 +55,7 @@ func TestFlowsLeaveAndReturn(t *testing.T) {
 	ended := kernelct.Flow{Source: c, Destination: netip.MustParseAddrPort("10.0.1.1:1"), Protocol: 6}
 	late := kernelct.Flow{Source: netip.AddrPortFrom(a.Addr(), 9), Destination: b, Protocol: 6}
 	d := &trackingDatapath{fakeDatapath: newFakeDatapath(), t: t, flows: []kernelct.Flow{flow, ended}, beginning: []kernelct.Flow{late}}
-	s := newShortcut(d, Config{})
+	s := newShortcut(d, Config{Network: new(node.Network)})
 	n := &network{devices: []netdev.Device{{Index: 1}, {Index: 2}}} // the device of c is gone
 	n.prepare()
 	podRows := func(ends ...netip.AddrPort) map[bpf.Address]Row {

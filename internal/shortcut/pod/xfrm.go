@@ -11,7 +11,7 @@ import (
 
 // xfrm finds the XFRM policies that the stack would apply to packets between pods: those for packets that it forwards.
 func (f *finder) xfrm(s surroundings) ([]filter, error) {
-	policies, err := node.XFRMPolicies()
+	policies, err := f.network.XFRMPolicies()
 	if err != nil {
 		return nil, err
 	}

@@ -23,9 +23,9 @@ type Device struct {
 	Unsuitable string
 }
 
-// Read returns all devices of this network namespace, in the order of their indexes.
-func Read() ([]Device, error) {
-	found, err := node.ReadDevices(nil)
+// Read returns all devices of a network, in the order of their indexes.
+func Read(network *node.Network) ([]Device, error) {
+	found, err := network.DeviceRoutes(nil)
 	if err != nil {
 		return nil, err
 	}

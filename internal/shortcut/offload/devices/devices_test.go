@@ -78,7 +78,7 @@ func inNamespace(t *testing.T, test func()) {
 // The devices are those by which flows enter and leave, and others are refused with the way out.
 func TestDevices(t *testing.T) {
 	inNamespace(t, func() {
-		all, err := Read()
+		all, err := Read(new(node.Network))
 		if err != nil {
 			t.Error(err)
 			return
