@@ -58,7 +58,7 @@ func (p *Plan) WithoutLocalEndpoints() (lacks LocalPorts) {
 		switch f.Kind {
 		case ClusterIP:
 			at.count, class = &lacks.Internal[family], FromPod
-		case ClusterIPOther, HostPort, Echo:
+		case ClusterIPOtherPorts, HostPort, Echo:
 			continue
 		}
 		if f.Decisions[class].Verdict == Drop && !counted[at] {
