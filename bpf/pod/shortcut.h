@@ -376,10 +376,7 @@ __noinline enum action pod_decide(struct context *ctx, const struct pod_device *
 	}
 	if (frame_trim(ctx, packet_end(&w->packet)))
 		return pod_stack(ctx, POD_STACK_OTHER);
-	if (reused && ct) { /* else the replies that follow the SYN would be of the closed flow */
-		w->in.hash = tuple_hash(&w->packet.tuple);
-		ct_delete_flow(ct);
-	}
+	w->in.reused = reused;
 	/* Only an agent knows which ports of bridges are down. Of other devices routes tell it. */
 	chosen->by_device = refusal == POD_STACK_UNSEARCHED && to &&
 			    bpf_map_lookup_elem(&pod_bridges, &to->device);
@@ -392,6 +389,20 @@ __noinline enum action pod_decide(struct context *ctx, const struct pod_device *
 	if (chosen->known && parsed == PARSED && flow == FLOW_OF_NOBODY)
 		chosen->known |= POD_FLOW_DECISION;
 	return ACTION_CONTINUE;
+}
+
+/* Deletes the closed flow whose tuple a direct connection has, from the same port of the client:
+ * else the replies that follow its SYN+ACK would be of that flow. In pod_decide the calls would
+ * need more stack than the verifier of Linux 6.1 allows. */
+static __always_inline void pod_end_reused(struct scratch *w)
+{
+	const struct ct_entry *ct;
+	int unreplied;
+
+	w->in.hash = tuple_hash(&w->packet.tuple);
+	ct = ct_lookup(&w->packet.tuple, w->in.hash, &unreplied);
+	if (ct && ct_syn_unseen(ct, &w->packet))
+		ct_delete_flow(ct);
 }
 
 static __always_inline enum action pod_ingress(struct context *ctx)
@@ -419,6 +430,8 @@ static __always_inline enum action pod_ingress(struct context *ctx)
 		action = pod_decide(ctx, device, parsed, flow);
 		if (action != ACTION_CONTINUE)
 			return action;
+		if (w->in.reused)
+			pod_end_reused(w);
 	}
 	return pod_forward(ctx, w, flow);
 }
