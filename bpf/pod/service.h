@@ -28,16 +28,16 @@
 /* Whose flow a packet is of. */
 enum pod_flow {
 	FLOW_OF_NOBODY,
-	FLOW_REUSED,   /* of nobody, but a closed flow has its tuple */
 	FLOW_OF_STACK, /* the edge has it, and handles it on the stack's path */
 	FLOW_TO_POD,   /* of a client, rewritten at this device */
 	FLOW_FROM_POD, /* a reply to be rewritten */
 	FLOW_ERROR,    /* an ICMP error about a packet of the last two */
 };
 
-/* Determines whose flow a packet is of. *ct is the entry of FLOW_FROM_POD and FLOW_REUSED.
- * *unreplied: nobody has replied to the client yet. A client may also talk to the pod directly,
- * from the same port: the pod's packets then are of nobody's flow. */
+/* Determines whose flow a packet is of. *ct is the entry of FLOW_FROM_POD. *unreplied: nobody has
+ * replied to the client yet. A client may also talk to the pod directly, from the same port: the
+ * pod's packets then are of nobody's flow, and w->in.reused tells that a closed flow has the tuple.
+ */
 static __always_inline enum pod_flow pod_flow_of(struct context *ctx, struct scratch *w,
 						 struct ct_entry **ct, int *unreplied)
 {
@@ -50,9 +50,8 @@ static __always_inline enum pod_flow pod_flow_of(struct context *ctx, struct scr
 	if (*ct && ct_read(*ct, w->in.hash, &w->out.to)) {
 		if (!is_local_reply(*ct))
 			return FLOW_OF_STACK;
-		if (ct_syn_unseen(*ct, p))
-			return FLOW_REUSED;
-		if (*unreplied && !ct_reply_valid(*ct))
+		w->in.reused = ct_syn_unseen(*ct, p);
+		if (w->in.reused || (*unreplied && !ct_reply_valid(*ct)))
 			return FLOW_OF_NOBODY;
 		return FLOW_FROM_POD;
 	}

@@ -323,7 +323,7 @@ __noinline enum action pod_decide(struct context *ctx, const struct pod_device *
 	struct scratch *w = scratch_get();
 	enum pod_flow flow = FLOW_OF_NOBODY;
 	enum pod_path why = POD_STACK_OTHER;
-	int may, reused = 0, routed = 1, unreplied = 0, withheld = 0;
+	int may, routed = 1, unreplied = 0, withheld = 0;
 	enum pod_path refusal; /* of new flows */
 	enum pod_opener opener = OPENER_UNKNOWN;
 	const struct tuple *tracked;
@@ -342,9 +342,6 @@ __noinline enum action pod_decide(struct context *ctx, const struct pod_device *
 			flow = pod_flow_of(ctx, w, &ct, &unreplied);
 		else /* an ICMP error */
 			flow = error_flow_of(w, tracked);
-		reused = flow == FLOW_REUSED;
-		if (reused)
-			flow = FLOW_OF_NOBODY;
 	}
 	if (flow == FLOW_OF_STACK)
 		return pod_stack(ctx, POD_STACK_SERVICE);
@@ -376,7 +373,6 @@ __noinline enum action pod_decide(struct context *ctx, const struct pod_device *
 	}
 	if (frame_trim(ctx, packet_end(&w->packet)))
 		return pod_stack(ctx, POD_STACK_OTHER);
-	w->in.reused = reused;
 	/* Only an agent knows which ports of bridges are down. Of other devices routes tell it. */
 	chosen->by_device = refusal == POD_STACK_UNSEARCHED && to &&
 			    bpf_map_lookup_elem(&pod_bridges, &to->device);
