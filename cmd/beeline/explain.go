@@ -79,7 +79,7 @@ func (e *explainCommand) run(cmd *cobra.Command, args []string) error {
 		return exitError{exitUsage, err}
 	}
 	question.Device, question.Socket = e.device, e.connect
-	answer, err := explain.Explain(e.pins, question)
+	answer, err := explain.Explain(e.pins, question, agent.Components().Explain)
 	if wrong := (*api.RequestError)(nil); errors.As(err, &wrong) {
 		return exitError{exitUsage, err}
 	}

@@ -106,7 +106,7 @@ func pinnedStatus(ctx context.Context, pins string) (*api.Status, error) {
 	if err != nil {
 		return nil, err
 	}
-	return offline.ReadStatus(pins, version, tables), nil
+	return offline.ReadStatus(pins, version, tables, agent.Components().ReadPins, true), nil
 }
 
 func (l *lookup) ask(ctx context.Context, path string, value any) error {

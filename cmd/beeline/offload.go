@@ -17,7 +17,6 @@ import (
 	"beeline.io/beeline/internal/agent"
 	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/internal/conntrack"
-	"beeline.io/beeline/internal/shortcut/offload"
 	"beeline.io/beeline/internal/util/printable"
 )
 
@@ -96,12 +95,12 @@ flowtable, hardware, or refused with the reason. -o wide adds the packets and by
 				return err
 			}
 			return v.show(cmd, func() (any, func(io.Writer), error) {
-				var all []offload.FlowStatus
+				var all []api.OffloadFlow
 				q := question{socket: socket, enable: "set --offload-devices of the agent"}
 				if err := q.get(cmd.Context(), api.OffloadFlowsPath, &all); err != nil {
 					return nil, nil, err
 				}
-				all = slices.DeleteFunc(all, func(f offload.FlowStatus) bool {
+				all = slices.DeleteFunc(all, func(f api.OffloadFlow) bool {
 					return !of(f.Client) && !of(f.Address) && !of(f.SeenAs) && !of(f.Backend)
 				})
 				v.nothing(cmd, len(all), "flows that this node forwards")
@@ -131,7 +130,7 @@ func endFilter(text string) (func(netip.AddrPort) bool, error) {
 }
 
 // offloadFlowTable prints flows; -o wide adds what has left the stack, and the devices.
-func offloadFlowTable(w io.Writer, flows []offload.FlowStatus, v *view) {
+func offloadFlowTable(w io.Writer, flows []api.OffloadFlow, v *view) {
 	columns := []string{"PROTOCOL", "CLIENT", "ADDRESS", "VIA", "BACKEND", "STATE", "SENT BY", "RECEIVED BY"}
 	wide := v.output == "wide"
 	if wide {
@@ -150,7 +149,7 @@ func offloadFlowTable(w io.Writer, flows []offload.FlowStatus, v *view) {
 	t.Flush()
 }
 
-func pathText(d offload.Direction) string {
+func pathText(d api.FlowDirection) string {
 	if d.Reason != "" {
 		return string(d.Path) + ": " + d.Reason
 	}

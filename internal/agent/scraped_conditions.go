@@ -9,7 +9,6 @@ import (
 
 	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/internal/bpf"
-	"beeline.io/beeline/internal/conntrack"
 	"beeline.io/beeline/internal/offline"
 	"beeline.io/beeline/internal/report/condition"
 	"beeline.io/beeline/internal/report/metrics"
@@ -80,8 +79,7 @@ func (c *conditions) current() (aged[condition.List], error) {
 func (c *conditions) determine() {
 	a := c.agent
 	a.datapath.RestorePins() // an error is one of reading them, too
-	uncounted := func(*conntrack.Tables) (conntrack.Status, error) { return conntrack.Status{}, nil }
-	s := offline.ReadStatusWith(a.config.BPFFS, a.version, &api.Tables{}, uncounted)
+	s := offline.ReadStatus(a.config.BPFFS, a.version, &api.Tables{}, a.config.Components.ReadPins, false)
 	err := c.readTables(s)
 	a.completeStatus(s)
 	c.mu.Lock()

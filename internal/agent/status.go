@@ -83,7 +83,7 @@ func (a *Agent) status(ctx context.Context) (*api.Status, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := offline.ReadStatus(a.config.BPFFS, a.version, tables)
+	s := offline.ReadStatus(a.config.BPFFS, a.version, tables, a.config.Components.ReadPins, true)
 	if s.Tables, err = a.syncer.Usage(); err != nil {
 		return nil, err
 	}

@@ -16,6 +16,7 @@ import (
 	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/node"
 	"beeline.io/beeline/internal/report/condition"
+	"beeline.io/beeline/internal/report/explain"
 	"beeline.io/beeline/internal/report/metrics"
 	"beeline.io/beeline/internal/tables/reconcile"
 )
@@ -46,6 +47,11 @@ type Component struct {
 	// New starts the component once the datapath is loaded. Programs of an earlier agent may be attached
 	// and use the tables.
 	New func(Env) (*Instance, error)
+	// ReadPins adds to a status what the component's pins say, with their conditions. It needs no agent. Conntrack
+	// entries are counted, which is a walk of them, only if count is set.
+	ReadPins func(bpffs string, s *api.Status, count bool) error
+	// Explain returns what the component does with packets that are for no Service.
+	Explain explain.OffloadReader
 	// Detached is called by cleanup when the programs of all components are detached and their tables are still
 	// pinned. The note is for who cleans up; empty: none. No agent is running.
 	Detached func(bpffs string) (note string, err error)

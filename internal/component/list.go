@@ -13,7 +13,9 @@ import (
 	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/cluster/service"
+	"beeline.io/beeline/internal/node/flow"
 	"beeline.io/beeline/internal/report/condition"
+	"beeline.io/beeline/internal/report/explain"
 )
 
 // A List is the components of an agent. A component may use the tables of those before it.
@@ -88,6 +90,29 @@ func (l List) BPF() (all []*bpf.Component) {
 		}
 	}
 	return all
+}
+
+// ReadPins adds to a status what the pins of all components say.
+func (l List) ReadPins(bpffs string, s *api.Status, count bool) (failed error) {
+	for _, c := range l {
+		if c.ReadPins != nil {
+			failed = errors.Join(failed, c.ReadPins(bpffs, s, count))
+		}
+	}
+	return failed
+}
+
+// Explain returns what the first component that has the packet's flow does with it.
+func (l List) Explain(bpffs string, packet flow.Tuple, device string) (found *explain.Offload, note string, err error) {
+	for _, c := range l {
+		if c.Explain == nil {
+			continue
+		}
+		if found, note, err = c.Explain(bpffs, packet, device); found != nil || err != nil {
+			break
+		}
+	}
+	return found, note, err
 }
 
 // Detached calls that of all components.

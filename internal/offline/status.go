@@ -9,9 +9,7 @@ import (
 	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/cluster/service"
-	"beeline.io/beeline/internal/conntrack"
 	"beeline.io/beeline/internal/report/assess"
-	"beeline.io/beeline/internal/shortcut/edge"
 )
 
 // countsOf counts the objects in the tables.
@@ -29,29 +27,23 @@ func countsOf(t *api.Tables) api.Counts {
 	return c
 }
 
-// ReadStatus reads the status from the pins of a bpffs directory. Only a running agent knows the rest, and
-// calls assess.Status again.
-func ReadStatus(bpffs, version string, tables *api.Tables) *api.Status {
-	return ReadStatusWith(bpffs, version, tables, conntrack.Count)
-}
+// A PinReader adds to a status what the pins of components say (component.List.ReadPins).
+type PinReader func(bpffs string, s *api.Status, count bool) error
 
-// ReadStatusWith is ReadStatus with another way to count conntrack entries, which is a walk of them.
-func ReadStatusWith(bpffs, version string, tables *api.Tables, count edge.FlowCount) *api.Status {
+// ReadStatus reads the status from the pins of a bpffs directory. Only a running agent knows the rest, and calls
+// assess.Status again. Conntrack entries are counted only if count is set.
+func ReadStatus(bpffs, version string, tables *api.Tables, components PinReader, count bool) *api.Status {
 	s := &api.Status{Version: version, BPFFS: bpffs, Features: bpf.Features(), Counts: countsOf(tables)}
 	s.Running, s.PID = bpf.AgentRunning(bpffs)
 	var attachments, counters error
 	s.Attachments, attachments = bpf.Attachments(bpffs, bpf.Socket(), bpf.SocketStats(nil))
 	s.SocketCounters, counters = bpf.ReadCounters(bpffs)
-	var edgeErr error
-	s.Edge, edgeErr = edge.ReadStatus(bpffs, count)
+	componentErr := components(bpffs, s, count)
 	var drainErr, namespaceErr error
 	s.Drain, drainErr = readDrain(bpffs)
 	s.OtherNetworkNamespace, namespaceErr = bpf.OtherNamespace(bpffs)
-	if err := errors.Join(attachments, counters, edgeErr, drainErr, namespaceErr); err != nil {
+	if err := errors.Join(attachments, counters, componentErr, drainErr, namespaceErr); err != nil {
 		s.UnreadablePins = err.Error()
-	}
-	if s.Edge != nil {
-		s.ComponentConditions = edge.Conditions(s.Edge)
 	}
 	assess.Status(s)
 	return s

@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"beeline.io/beeline/internal/shortcut/offload"
+	"beeline.io/beeline/internal/api"
 )
 
 // Flows of Services are tracked by the edge alone, also where flow offload has the same devices: it refuses those to a
@@ -21,8 +21,8 @@ func TestOffloadLeavesServiceFlows(t *testing.T) {
 		direct := w.open("udp", addresses(w.Host("a1"), 8080)[0])
 		w.eventually("flow offload has a flow", func() bool {
 			w.served(direct)
-			return slices.ContainsFunc(w.forwarded(), func(f offload.FlowStatus) bool {
-				return f.Client.String() == direct.LocalAddr().String() && f.FromClient.Path == offload.PathCache
+			return slices.ContainsFunc(w.forwarded(), func(f api.OffloadFlow) bool {
+				return f.Client.String() == direct.LocalAddr().String() && f.FromClient.Path == api.PathCache
 			})
 		})
 		const messages = 40
@@ -38,9 +38,9 @@ func TestOffloadLeavesServiceFlows(t *testing.T) {
 			if f.Client.String() == direct.LocalAddr().String() {
 				continue
 			}
-			for _, d := range []offload.Direction{f.FromClient, f.ToClient} {
+			for _, d := range []api.FlowDirection{f.FromClient, f.ToClient} {
 				refused = refused || strings.Contains(d.Reason, "flow of a Service")
-				if d.Path == offload.PathCache {
+				if d.Path == api.PathCache {
 					t.Errorf("flow offload has the flow %v > %v of a Service", f.Client, f.Backend)
 				}
 			}
@@ -52,9 +52,9 @@ func TestOffloadLeavesServiceFlows(t *testing.T) {
 }
 
 // forwarded are the flows of `beeline offload flows`.
-func (w *world) forwarded() []offload.FlowStatus {
+func (w *world) forwarded() []api.OffloadFlow {
 	w.t.Helper()
-	var list struct{ Items []offload.FlowStatus }
+	var list struct{ Items []api.OffloadFlow }
 	text, err := w.agent.CLI("offload", "flows", "-o", "json")
 	w.must(err)
 	w.must(json.Unmarshal([]byte(text), &list))

@@ -15,7 +15,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"beeline.io/beeline/internal/api"
-	"beeline.io/beeline/internal/shortcut/offload"
 )
 
 // transfers is about flows whose way does not change: they arrive complete, with each kind of NAT.
@@ -75,7 +74,7 @@ func (f *flow) wantBytes(payload, onStack uint64) {
 	if state := shown.State; f.network == "tcp" && state != "ESTABLISHED" || f.network == "udp" && state != "ASSURED" && state != "REPLIED" {
 		f.w.t.Errorf("%s: its state is %q", f, state)
 	}
-	for name, d := range map[string]offload.Direction{"sent": shown.FromClient, "received": shown.ToClient} {
+	for name, d := range map[string]api.FlowDirection{"sent": shown.FromClient, "received": shown.ToClient} {
 		if d.Path != f.w.path || d.Bytes < least || d.Bytes > payload+payload/10 || d.Packets == 0 {
 			f.w.t.Errorf("%s: %s %+v of %d bytes and headers, with %d packets on the stack", f, name, d, payload, onStack)
 		}
@@ -83,11 +82,11 @@ func (f *flow) wantBytes(payload, onStack uint64) {
 }
 
 // shown is the flow as flow offload lists it.
-func (f *flow) shown() offload.FlowStatus {
+func (f *flow) shown() api.OffloadFlow {
 	f.w.t.Helper()
-	var all []offload.FlowStatus
+	var all []api.OffloadFlow
 	f.w.must(api.NewClient(f.w.agent.Socket()).Get(context.Background(), api.OffloadFlowsPath, &all))
-	i := slices.IndexFunc(all, func(s offload.FlowStatus) bool { return s.Backend == f.server() && s.Protocol == f.network })
+	i := slices.IndexFunc(all, func(s api.OffloadFlow) bool { return s.Backend == f.server() && s.Protocol == f.network })
 	if i < 0 {
 		f.w.t.Fatalf("%s: not among %d flows of flow offload", f, len(all))
 	}
@@ -121,7 +120,7 @@ func (f *flow) reset() {
 	case <-time.After(soon * load):
 		f.w.t.Errorf("%s: the server has not got the reset", f)
 	}
-	if f.w.path == offload.PathCache { // for the kernel's own flowtable the number of the RST is too far ahead
+	if f.w.path == api.PathCache { // for the kernel's own flowtable the number of the RST is too far ahead
 		f.wantClosed()
 	}
 }

@@ -10,14 +10,13 @@ import (
 
 	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/internal/report/condition"
-	"beeline.io/beeline/internal/shortcut/offload"
 )
 
 // TestFlowtable has the agent use the kernel's flowtable. A kernel without one is refused in words, with its error, and
 // all flows take the stack.
 func TestFlowtable(t *testing.T) {
 	w := newWorld(t, "--offload-devices=c0,s?,x0", "--offload-provider=flowtable", fmt.Sprintf("--offload-exclude-ports=%d", portExcluded))
-	w.path = offload.PathFlowtable
+	w.path = api.PathFlowtable
 	if *stack {
 		t.Skip("about agents")
 	}
@@ -78,7 +77,7 @@ func flowtableViews(w *world) {
 	f.settle()
 	w.must(f.exchange(50))
 	shown := f.shown()
-	if shown.FromClient.Path != offload.PathFlowtable || shown.ToClient.Path != offload.PathFlowtable || shown.FromClient.Packets < 50 {
+	if shown.FromClient.Path != api.PathFlowtable || shown.ToClient.Path != api.PathFlowtable || shown.FromClient.Packets < 50 {
 		w.t.Errorf("%s is shown as %+v", f, shown)
 	}
 	for _, ends := range [][2]netip.AddrPort{{shown.Client, shown.Address}, {shown.Backend, shown.SeenAs}} {
@@ -92,8 +91,8 @@ func flowtableViews(w *world) {
 	for port, reason := range map[uint16]string{portExcluded: "--offload-exclude-ports", portLimited: "it would bypass", portHelper: "helper"} {
 		f := w.openPort("tcp", dnat, 1, port)
 		w.must(f.exchange(60))
-		for _, d := range []offload.Direction{f.shown().FromClient, f.shown().ToClient} {
-			if d.Path != offload.PathRefused || !strings.Contains(d.Reason, reason) {
+		for _, d := range []api.FlowDirection{f.shown().FromClient, f.shown().ToClient} {
+			if d.Path != api.PathRefused || !strings.Contains(d.Reason, reason) {
 				w.t.Errorf("%s is shown as %+v, want it refused: %s", f, d, reason)
 			}
 		}

@@ -13,7 +13,7 @@ import (
 	"testing"
 	"time"
 
-	"beeline.io/beeline/internal/shortcut/offload"
+	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/test/lab"
 	"beeline.io/beeline/test/node"
 )
@@ -41,7 +41,7 @@ type world struct {
 	t     *testing.T
 	agent *node.Agent
 	ports *atomic.Int32
-	path  offload.FlowPath // of flows that are short-cut
+	path  api.FlowPath // of flows that are short-cut
 }
 
 // hosts are those of the lab, by their part.
@@ -53,7 +53,7 @@ func (w *world) host(part string) *lab.Host { return w.Host(hosts[part]) }
 // newLab makes a lab with a client, a router and its rules. The agent is not started.
 func newLab(t *testing.T, flags ...string) *world {
 	t.Helper()
-	w := &world{Lab: lab.NewOf(t, lab.Shape{Bare: true}), t: t, ports: &atomic.Int32{}, path: offload.PathCache}
+	w := &world{Lab: lab.NewOf(t, lab.Shape{Bare: true}), t: t, ports: &atomic.Int32{}, path: api.PathCache}
 	w.ports.Store(firstPort)
 	w.link("client", "c0", networkClient)
 	w.sysctl("router", "netfilter/nf_conntrack_acct=1", "netfilter/nf_conntrack_tcp_loose=0", "netfilter/nf_conntrack_tcp_be_liberal=0")

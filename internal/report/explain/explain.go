@@ -102,7 +102,7 @@ type Hop struct {
 // namespace. It changes nothing.
 //
 // It returns an *api.RequestError if the question itself is wrong.
-func Explain(bpffs string, q Question) (*Answer, error) {
+func Explain(bpffs string, q Question, offload OffloadReader) (*Answer, error) {
 	raw, err := bpf.OpenTables(bpffs)
 	if err != nil {
 		return nil, err
@@ -119,7 +119,7 @@ func Explain(bpffs string, q Question) (*Answer, error) {
 	if err != nil {
 		return nil, err
 	}
-	x := &explainer{bpffs: bpffs, raw: raw, tables: tables, question: q}
+	x := &explainer{bpffs: bpffs, readOffload: offload, raw: raw, tables: tables, question: q}
 	x.answer.Original = Ends{q.Source, q.Destination, q.Protocol}
 	if q.Socket {
 		err = x.socket()
@@ -148,11 +148,12 @@ func (x *explainer) packetOrOffload() error {
 }
 
 type explainer struct {
-	bpffs    string
-	raw      *bpf.Tables
-	tables   *api.Tables
-	question Question
-	answer   Answer
+	bpffs       string
+	readOffload OffloadReader
+	raw         *bpf.Tables
+	tables      *api.Tables
+	question    Question
+	answer      Answer
 	// unattached: the edge is at no device.
 	unattached bool
 }

@@ -161,7 +161,7 @@ func (x *explainer) device() (device *net.Interface, xdp *bpf.EdgeAttachment, er
 		}
 	}
 	return nil, nil, api.BadRequest("the route to %s leads to %s, where clients are not served: add the device to the agent's --devices, use `beeline explain connect` for a pod of this node, or set --device to the device that receives its packets, one of %s",
-		x.question.Source.Addr(), deviceName(uint32(routes[0].LinkIndex)), strings.Join(names, ", "))
+		x.question.Source.Addr(), DeviceName(uint32(routes[0].LinkIndex)), strings.Join(names, ", "))
 }
 
 // explained converts the result of the test run.
@@ -198,7 +198,7 @@ func (x *explainer) explained(e *bpf.Explanation) error {
 	a.Backend.Local = local
 	a.Encapsulated = encapsulation(e)
 	if !local && e.Device != 0 {
-		a.LeavesBy = &Hop{Device: deviceName(e.Device), NextHop: bpf.Address(e.NextHop).Addr()}
+		a.LeavesBy = &Hop{Device: DeviceName(e.Device), NextHop: bpf.Address(e.NextHop).Addr()}
 		if e.Mac != [6]uint8{} {
 			a.LeavesBy.MAC = net.HardwareAddr(e.Mac[:]).String()
 		}
@@ -254,7 +254,8 @@ func verdictOf(reason string) string {
 	return service.Pass.String()
 }
 
-func deviceName(index uint32) string {
+// DeviceName returns the name of a device, or its index if there is none.
+func DeviceName(index uint32) string {
 	if d, err := net.InterfaceByIndex(int(index)); err == nil {
 		return d.Name
 	}

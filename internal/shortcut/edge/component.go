@@ -22,7 +22,7 @@ func New() *component.Component {
 	return &component.Component{
 		Name: programs.Name, BPF: programs,
 		AddFlags: c.addFlags, Complete: c.complete, Check: c.check, Effective: c.effective, New: c.run,
-		Cleanup: removeOwnEntries,
+		ReadPins: readPins, Cleanup: removeOwnEntries,
 	}
 }
 

@@ -90,11 +90,16 @@ func (a *attached) status() api.EdgeDevice {
 	return s
 }
 
-// A FlowCount counts conntrack entries (conntrack.Count).
-type FlowCount func(*conntrack.Tables) (conntrack.Status, error)
+// readPins adds the edge of a bpffs directory to a status, if there is one.
+func readPins(bpffs string, s *api.Status, count bool) (err error) {
+	if s.Edge, err = readStatus(bpffs, count); s.Edge != nil {
+		s.ComponentConditions = append(s.ComponentConditions, Conditions(s.Edge)...)
+	}
+	return err
+}
 
-// ReadStatus reads the status from the pins of a bpffs directory; nil if there is no edge.
-func ReadStatus(bpffs string, count FlowCount) (*api.Edge, error) {
+// readStatus reads the status from the pins of a bpffs directory; nil if there is no edge.
+func readStatus(bpffs string, count bool) (*api.Edge, error) {
 	flows, err := conntrack.Open(bpffs)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, nil
@@ -103,8 +108,10 @@ func ReadStatus(bpffs string, count FlowCount) (*api.Edge, error) {
 		return nil, err
 	}
 	s := &api.Edge{Devices: []api.EdgeDevice{}}
-	if s.Conntrack, err = count(flows); err != nil {
-		return nil, err
+	if count {
+		if s.Conntrack, err = conntrack.Count(flows); err != nil {
+			return nil, err
+		}
 	}
 	if s.Counters, err = bpf.ReadEdgeCounters(bpffs); errors.Is(err, bpf.ErrOtherCounters) {
 		s.Problems = append(s.Problems, condition.CountersUnreadable.New("the attached programs belong to another version of Beeline, with other reasons"))

@@ -20,7 +20,7 @@ import (
 func New() *component.Component {
 	c := &config{}
 	programs := Programs(c.enabled)
-	return &component.Component{Name: programs.Name, BPF: programs, AddFlags: c.addFlags, Complete: c.complete, Check: func() condition.List { return c.unmatched(new(node.Network)) }, New: c.run, Cleanup: flowtable.Remove}
+	return &component.Component{Name: programs.Name, BPF: programs, AddFlags: c.addFlags, Complete: c.complete, Check: func() condition.List { return c.unmatched(new(node.Network)) }, New: c.run, Explain: explainPacket, Cleanup: flowtable.Remove}
 }
 
 // running is flow offload of a running agent.

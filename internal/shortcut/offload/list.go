@@ -13,60 +13,14 @@ import (
 	"github.com/ti-mo/conntrack"
 	"golang.org/x/sys/unix"
 
+	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/internal/bpf/settable"
 	"beeline.io/beeline/internal/node/flow"
 )
 
-// FlowPath is where packets of one direction of a flow go.
-type FlowPath string
-
-const (
-	// PathSlow is the stack.
-	PathSlow FlowPath = "slow"
-	// PathCache is the flow cache.
-	PathCache FlowPath = "cache"
-	// PathFlowtable is a flowtable of the kernel in software.
-	PathFlowtable FlowPath = "flowtable"
-	// PathHardware is a flowtable of the kernel in hardware.
-	PathHardware FlowPath = "hardware"
-	// PathRefused is the stack, for a reason.
-	PathRefused FlowPath = "refused"
-)
-
-// FlowStatus is a flow of the kernel's conntrack that this node forwards.
-type FlowStatus struct {
-	Protocol string `json:"protocol"` // tcp or udp
-	// Client sends to Address. Backend sees the packets come from SeenAs, and arrive at its own address. Without
-	// NAT Client is SeenAs, and Address is Backend.
-	Client  netip.AddrPort `json:"client"`
-	Address netip.AddrPort `json:"address"`
-	SeenAs  netip.AddrPort `json:"seenAs"`
-	Backend netip.AddrPort `json:"backend"`
-	// State is that of the kernel's conntrack, as conntrack(8) names it: of TCP SYN_SENT, ESTABLISHED and so on; of
-	// UDP UNREPLIED, REPLIED or ASSURED.
-	State string `json:"state"`
-	// FromClient are the client's packets, ToClient those to the client.
-	FromClient Direction `json:"fromClient"`
-	ToClient   Direction `json:"toClient"`
-}
-
-// Direction is one direction of a flow.
-type Direction struct {
-	Path   FlowPath `json:"path"`
-	Reason string   `json:"reason,omitempty"` // of PathRefused
-	// InDevice and OutDevice are the devices; empty on the stack.
-	InDevice  string `json:"inDevice,omitempty"`
-	OutDevice string `json:"outDevice,omitempty"`
-	// Packets and Bytes, from the IP header on, are those that have left the stack; packets as merged by GRO. Of
-	// a flowtable they are those that conntrack counts, with the first ones on the stack.
-	Packets     uint64  `json:"packets"`
-	Bytes       uint64  `json:"bytes"`
-	IdleSeconds float64 `json:"idleSeconds,omitempty"`
-}
-
 // List returns the TCP and UDP flows of the kernel's conntrack that this node forwards, in the network namespace of
 // the caller.
-func (o *Offload) List() ([]FlowStatus, error) {
+func (o *Offload) List() ([]api.OffloadFlow, error) {
 	c, err := conntrack.Dial(nil)
 	if err != nil {
 		return nil, fmt.Errorf("open the kernel's conntrack: %w", err)
@@ -80,25 +34,25 @@ func (o *Offload) List() ([]FlowStatus, error) {
 	if err != nil {
 		return nil, err
 	}
-	directions := map[flow.Tuple]Direction{}
+	directions := map[flow.Tuple]api.FlowDirection{}
 	if o.flows != nil {
 		directions = o.flows.directions()
 	}
-	var all []FlowStatus
+	var all []api.OffloadFlow
 	for i := range tracked {
 		t := &tracked[i]
 		there, back := tupleOf(&t.TupleOrig), tupleOf(&t.TupleReply)
 		if _, known := protocolNames[there.Protocol]; !known || own[there.Source.Addr()] || own[back.Source.Addr()] {
 			continue
 		}
-		all = append(all, FlowStatus{
+		all = append(all, api.OffloadFlow{
 			Protocol: protocolNames[there.Protocol],
 			Client:   there.Source, Address: there.Destination, SeenAs: back.Destination, Backend: back.Source, State: stateOf(t),
 			FromClient: direction(&t.CountersOrig, t.Status), ToClient: direction(&t.CountersReply, t.Status),
 		})
 		o.addOwn(&all[len(all)-1], t, directions)
 	}
-	slices.SortFunc(all, func(a, b FlowStatus) int {
+	slices.SortFunc(all, func(a, b api.OffloadFlow) int {
 		return cmp.Or(cmp.Compare(a.Protocol, b.Protocol), a.Client.Compare(b.Client), a.Address.Compare(b.Address))
 	})
 	return all, nil
@@ -137,27 +91,27 @@ const (
 )
 
 // direction is what conntrack knows of one direction of a flow.
-func direction(counter *conntrack.Counter, status conntrack.Status) Direction {
+func direction(counter *conntrack.Counter, status conntrack.Status) api.FlowDirection {
 	if path := offloaded(status); path != "" {
-		return Direction{Path: path, Packets: counter.Packets, Bytes: counter.Bytes}
+		return api.FlowDirection{Path: path, Packets: counter.Packets, Bytes: counter.Bytes}
 	}
-	return Direction{Path: PathSlow}
+	return api.FlowDirection{Path: api.PathSlow}
 }
 
 // offloaded is the flowtable that a flow is in; empty: none.
-func offloaded(status conntrack.Status) FlowPath {
+func offloaded(status conntrack.Status) api.FlowPath {
 	switch {
 	case status&statusHWOffload != 0:
-		return PathHardware
+		return api.PathHardware
 	case status&statusOffload != 0:
-		return PathFlowtable
+		return api.PathFlowtable
 	}
 	return ""
 }
 
 // addOwn adds what flow offload knows of a flow in no flowtable: of the cache by direction; a flowtable keeps no list
 // of the flows that it does not take.
-func (o *Offload) addOwn(s *FlowStatus, t *conntrack.Flow, cached map[flow.Tuple]Direction) {
+func (o *Offload) addOwn(s *api.OffloadFlow, t *conntrack.Flow, cached map[flow.Tuple]api.FlowDirection) {
 	if offloaded(t.Status) != "" {
 		return
 	}
@@ -165,7 +119,7 @@ func (o *Offload) addOwn(s *FlowStatus, t *conntrack.Flow, cached map[flow.Tuple
 	if o.usesFlowtable() {
 		// Its devices are not known: they count as any.
 		if reason := o.refusal(flow.Flow{In: there, Out: back.Reverse(), Helper: t.Helper.Name}); reason != "" {
-			s.FromClient = Direction{Path: PathRefused, Reason: reason}
+			s.FromClient = api.FlowDirection{Path: api.PathRefused, Reason: reason}
 			s.ToClient = s.FromClient
 		}
 		return
@@ -184,9 +138,9 @@ func (o *Offload) usesFlowtable() bool {
 	return o.provider == Flowtable || o.provider == Hardware
 }
 
-// Offloaded returns the flowtable of a flow whose packets arrive with a tuple, and the tuple with which they leave; an
-// empty path if it is in none.
-func Offloaded(in flow.Tuple) (path FlowPath, out flow.Tuple, err error) {
+// offloadedFlow returns the flowtable of a flow whose packets arrive with a tuple, and the tuple with which they leave;
+// an empty path if it is in none.
+func offloadedFlow(in flow.Tuple) (path api.FlowPath, out flow.Tuple, err error) {
 	c, err := conntrack.Dial(nil)
 	if err != nil {
 		return "", out, fmt.Errorf("open the kernel's conntrack: %w", err)
@@ -213,7 +167,7 @@ func conntrackTuple(t flow.Tuple) conntrack.Tuple {
 }
 
 // directions are those in the flow cache, and those that were refused, by the tuple with which their packets arrive.
-func (f *FlowCache) directions() map[flow.Tuple]Direction {
+func (f *FlowCache) directions() map[flow.Tuple]api.FlowDirection {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	names := map[int]string{}
@@ -226,17 +180,17 @@ func (f *FlowCache) directions() map[flow.Tuple]Direction {
 		}
 		return names[index]
 	}
-	all := map[flow.Tuple]Direction{}
+	all := map[flow.Tuple]api.FlowDirection{}
 	for one, why := range f.refused {
-		all[one.In] = Direction{Path: PathRefused, Reason: why.reason, InDevice: name(one.InDevice), OutDevice: name(one.OutDevice)}
+		all[one.In] = api.FlowDirection{Path: api.PathRefused, Reason: why.reason, InDevice: name(one.InDevice), OutDevice: name(one.OutDevice)}
 	}
 	f.cache.each(func(e *Entry) {
 		if !f.cache.active(e) {
 			return
 		}
 		one := flowOf(e)
-		all[one.In] = Direction{
-			Path: PathCache, InDevice: name(one.InDevice), OutDevice: name(one.OutDevice), Packets: e.Packets, Bytes: e.Bytes,
+		all[one.In] = api.FlowDirection{
+			Path: api.PathCache, InDevice: name(one.InDevice), OutDevice: name(one.OutDevice), Packets: e.Packets, Bytes: e.Bytes,
 			IdleSeconds: float64(max(0, int32(settable.Tick()-e.LastSeen))) * float64(1<<20) / 1e9,
 		}
 	})
@@ -258,8 +212,8 @@ func ownAddresses() (map[netip.Addr]bool, error) {
 	return own, nil
 }
 
-// Find returns the flows of the cache whose packets arrive with a tuple, by whatever device.
-func Find(t *Tables, tuple flow.Tuple) (found []flow.Flow) {
+// findCached returns the flows of the cache whose packets arrive with a tuple, by whatever device.
+func findCached(t *Tables, tuple flow.Tuple) (found []flow.Flow) {
 	c := newCacheTable(t, nil)
 	c.each(func(e *Entry) {
 		if one := flowOf(e); one.In == tuple && c.active(e) {
