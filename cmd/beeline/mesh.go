@@ -24,8 +24,8 @@ func newMeshCommand() *cobra.Command {
 }
 
 // meshStatus asks the agent.
-func meshStatus(cmd *cobra.Command, socket string) (*mesh.Status, error) {
-	var s mesh.Status
+func meshStatus(cmd *cobra.Command, socket string) (*api.MeshStatus, error) {
+	var s api.MeshStatus
 	return &s, question{socket: socket, enable: "set --mesh-pods or --mesh-cgroups of the agent"}.get(cmd.Context(), api.MeshPath, &s)
 }
 
@@ -44,8 +44,8 @@ connections from other hosts. -o wide adds the cgroup.`,
 				if err != nil {
 					return nil, nil, err
 				}
-				s.Pods = slices.DeleteFunc(s.Pods, func(p mesh.Pod) bool { return !v.of(p.Name) })
-				s.LeftAlone = slices.DeleteFunc(s.LeftAlone, func(l mesh.Left) bool { return !v.of(l.Name) })
+				s.Pods = slices.DeleteFunc(s.Pods, func(p api.MeshPod) bool { return !v.of(p.Name) })
+				s.LeftAlone = slices.DeleteFunc(s.LeftAlone, func(l api.MeshLeft) bool { return !v.of(l.Name) })
 				v.nothing(cmd, len(s.Pods)+len(s.LeftAlone), "pods with a proxy")
 				return s, func(w io.Writer) { meshTable(w, s, &v) }, nil
 			})
@@ -57,7 +57,7 @@ connections from other hosts. -o wide adds the cgroup.`,
 }
 
 // meshTable prints pods; -o wide adds their cgroup.
-func meshTable(w io.Writer, s *mesh.Status, v *view) {
+func meshTable(w io.Writer, s *api.MeshStatus, v *view) {
 	columns := []string{"POD", "STATE", "LISTENERS", "PROXY"}
 	wide := v.output == "wide"
 	if wide {
@@ -77,7 +77,7 @@ func meshTable(w io.Writer, s *mesh.Status, v *view) {
 	t.Flush()
 }
 
-func meshState(p *mesh.Pod) string {
+func meshState(p *api.MeshPod) string {
 	switch {
 	case p.Error != "":
 		return printable.Line(p.Error)

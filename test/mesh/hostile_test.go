@@ -20,7 +20,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"beeline.io/beeline/internal/bpf"
-	"beeline.io/beeline/internal/shortcut/mesh"
+	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/test/lab"
 )
 
@@ -81,7 +81,7 @@ func TestHostilePods(t *testing.T) {
 func (w *world) saysWhatIsWrong() bool {
 	w.t.Helper()
 	pods := w.meshStatus().Pods
-	i := slices.IndexFunc(pods, func(p mesh.Pod) bool { return p.Name == "default/a1" })
+	i := slices.IndexFunc(pods, func(p api.MeshPod) bool { return p.Name == "default/a1" })
 	return i >= 0 && strings.Contains(pods[i].Error, "do not fit") && strings.Contains(pods[i].Error, "not a regular file")
 }
 

@@ -9,6 +9,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/internal/shortcut/mesh"
 )
 
@@ -24,14 +25,14 @@ func TestNamesOfCgroups(t *testing.T) {
 	w.verify(a1.Cgroup, 0, mesh.ByProxy, mesh.Directly, mesh.ByProxy)
 	w.must(w.folder.Put("a1", meshed(a1, func(p *corev1.Pod) { p.Labels, p.Spec.Containers = nil, p.Spec.Containers[:1] })))
 	w.eventually("the pod has its name", func() bool {
-		return slices.ContainsFunc(w.meshStatus().Pods, func(p mesh.Pod) bool { return p.Name == "default/a1" && p.CgroupDirectory == a1.Cgroup })
+		return slices.ContainsFunc(w.meshStatus().Pods, func(p api.MeshPod) bool { return p.Name == "default/a1" && p.CgroupDirectory == a1.Cgroup })
 	})
 	for _, name := range []string{"default/a1", "a1", a1.Cgroup} {
 		w.verify(name, 0, mesh.ByProxy, mesh.Directly, mesh.ByProxy)
 	}
 	w.must(w.folder.Remove("a1"))
 	w.eventually("its name is forgotten", func() bool {
-		return !slices.ContainsFunc(w.meshStatus().Pods, func(p mesh.Pod) bool { return p.Name != "" })
+		return !slices.ContainsFunc(w.meshStatus().Pods, func(p api.MeshPod) bool { return p.Name != "" })
 	})
 	w.notFound("default/a1", "knows no running pod")
 }

@@ -42,7 +42,7 @@ func meshed(host *lab.Host, change func(*corev1.Pod)) *corev1.Pod {
 }
 
 // meshStatus asks the agent for the pods that have a proxy.
-func (w *world) meshStatus() (s mesh.Status) {
+func (w *world) meshStatus() (s api.MeshStatus) {
 	w.t.Helper()
 	w.must(api.NewClient(w.agent.Socket()).Get(context.Background(), api.MeshPath, &s))
 	return s
@@ -203,7 +203,7 @@ func (w *world) firstConnection() {
 		os.Remove(filepath.Dir(directory))
 	})
 	w.eventually("the cgroup has programs", func() bool {
-		return slices.ContainsFunc(w.meshStatus().Pods, func(p mesh.Pod) bool { return p.Name == "default/fresh" && p.CgroupID != 0 })
+		return slices.ContainsFunc(w.meshStatus().Pods, func(p api.MeshPod) bool { return p.Name == "default/fresh" && p.CgroupID != 0 })
 	})
 	begin := time.Now()
 	out := w.runIn(directory, a1, "bash", "-c", fmt.Sprintf(connectAndLook, to.Addr(), to.Port()))

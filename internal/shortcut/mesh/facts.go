@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/internal/node/netdev"
 	"beeline.io/beeline/internal/node/netns"
 	"beeline.io/beeline/internal/node/podcgroup"
@@ -154,7 +155,7 @@ func (p *Pod) stranger(sockets []sockdiag.Socket, pids []string) string {
 	if len(inodes) == 0 || !p.Proxy.Known() {
 		return ""
 	}
-	proxy := p.Proxy.recognizer()
+	proxy := recognizerOf(&p.Proxy)
 	for _, d := range descriptorsOf(pids, inodes...) {
 		if user, group, name := credentialsOf(d.pid); name != "" && !proxy.is(d.pid, user, group) {
 			return fmt.Sprintf("%q of user %d and group %d", name, user, group)
@@ -165,11 +166,11 @@ func (p *Pod) stranger(sockets []sockdiag.Socket, pids []string) string {
 
 // A recognizer tells which processes are the proxy, as of the moment at which it was made.
 type recognizer struct {
-	*Identity
+	*api.ProxyIdentity
 	container map[string]bool // the processes in its container
 }
 
-func (i *Identity) recognizer() recognizer {
+func recognizerOf(i *api.ProxyIdentity) recognizer {
 	r := recognizer{i, map[string]bool{}}
 	if i.Cgroup != "" {
 		pids, _ := podcgroup.Processes(i.Cgroup) // none: the container has ended
@@ -188,7 +189,7 @@ func (r *recognizer) is(pid string, user, group uint32) bool {
 // proxyFirst sorts the processes of the proxy before all others.
 func (p *Pod) proxyFirst(pids []string) (sorted []string) {
 	var others []string
-	proxy := p.Proxy.recognizer()
+	proxy := recognizerOf(&p.Proxy)
 	for _, pid := range pids {
 		if user, group, name := credentialsOf(pid); name != "" && proxy.is(pid, user, group) {
 			sorted = append(sorted, pid)

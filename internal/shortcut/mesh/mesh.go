@@ -16,6 +16,7 @@ import (
 	"strings"
 	"sync"
 
+	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/internal/node/podcgroup"
 	"beeline.io/beeline/internal/report/condition"
 	"beeline.io/beeline/internal/util/wakeup"
@@ -58,7 +59,7 @@ type Shortcut struct {
 
 	mu      sync.Mutex
 	pods    []Pod // those of Config.Cgroups, and after them those of Kubernetes
-	left    []Left
+	left    []api.MeshLeft
 	problem condition.List
 	// readers are those to which messages take TCP, with --mesh-sockmap.
 	readers Readers
@@ -88,7 +89,7 @@ func newShortcut(d *Datapath, c Config) (*Shortcut, error) {
 		if err == nil && (real == root || strings.HasPrefix(root, real+"/")) {
 			return nil, fmt.Errorf("--mesh-cgroups %s is or contains the cgroup %s of the Service programs, which would run first: name the cgroups of pods below it", directory, root)
 		}
-		p := Pod{CgroupDirectory: directory, key: podcgroup.Key{Directory: directory}, policy: c.Defaults.policy(), mapped: true, interfaces: interfaces{c.Defaults.ExcludeInterfaces, c.Defaults.RerouteInterfaces}}
+		p := Pod{MeshPod: api.MeshPod{CgroupDirectory: directory}, key: podcgroup.Key{Directory: directory}, policy: c.Defaults.policy(), mapped: true, interfaces: interfaces{c.Defaults.ExcludeInterfaces, c.Defaults.RerouteInterfaces}}
 		p.identify()
 		s.pods = append(s.pods, p)
 	}
@@ -199,7 +200,7 @@ func (s *Shortcut) repair(onlyNew, changed bool) (cgroups bool) {
 		failed[i] = errors.Join(failed[i], pods[i].facts.missing)
 		pods[i].identify()
 		pods[i].facts.devices = s.devicesOf(&pods[i])
-		changed = changed || !pods[i].Proxy.equal(&before.Proxy) || !pods[i].facts.equal(&before.facts)
+		changed = changed || !pods[i].Proxy.Equal(&before.Proxy) || !pods[i].facts.equal(&before.facts)
 	}
 	s.endWatches(pods)
 	if changed {

@@ -3,37 +3,19 @@
 package mesh
 
 import (
-	"cmp"
-	"fmt"
 	"maps"
 	"slices"
 	"strings"
 	"time"
 
+	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/internal/node/podcgroup"
 	"beeline.io/beeline/internal/report/condition"
 )
 
 // A Pod is the state of a pod that has a proxy.
 type Pod struct {
-	// Name is the pod's in Kubernetes. For one of Config.Cgroups it may be empty, and NoNameReason says why.
-	Name         string `json:"name,omitempty"`
-	NoNameReason string `json:"noNameReason,omitempty"`
-	// UID is that of a pod that --mesh-pods selects; empty for one of Config.Cgroups.
-	UID string `json:"uid,omitempty"`
-	// Proxy is what tells its proxy from applications.
-	Proxy Identity `json:"proxy"`
-	// Native: its proxy is an init container that does not end.
-	Native          bool   `json:"nativeSidecar,omitempty"`
-	CgroupDirectory string `json:"cgroupDirectory,omitempty"`
-	// CgroupID is the id of the cgroup; 0: there is none.
-	CgroupID uint64 `json:"cgroupID,omitempty"`
-	// NetNSCookie is the cookie of its network namespace; 0: the cgroup has had no process yet.
-	NetNSCookie uint64 `json:"netnsCookie,omitempty"`
-	// ProxyListeners is the number of the proxy's sockets for inbound connections.
-	ProxyListeners int `json:"proxyListeners"`
-	// Error is why connections do not go to the proxy; empty: they do.
-	Error string `json:"error,omitempty"`
+	api.MeshPod
 
 	key        podcgroup.Key // by which it is followed
 	sidecar    Sidecar       // of which policy is made; zero for one of Config.Cgroups
@@ -52,57 +34,6 @@ type Pod struct {
 	transparent []uint64 // listeners that answer virtual machines
 	notRerouted bool     // the kernel cannot
 }
-
-// An Identity is what tells the proxy of a pod from applications: the proxy is a process that has one of these.
-type Identity struct {
-	// UID and GID are as the node has them, also if the pod has a user namespace; nil: they do not tell.
-	UID *uint32 `json:"uid,omitempty"`
-	GID *uint32 `json:"gid,omitempty"`
-	// Cgroup is that of the proxy's container; empty: unknown.
-	Cgroup string `json:"cgroup,omitempty"`
-}
-
-// Known reports whether anything tells the proxy.
-func (i *Identity) Known() bool { return i.UID != nil || i.GID != nil || i.Cgroup != "" }
-
-func (i *Identity) equal(other *Identity) bool {
-	same := func(a, b *uint32) bool { return a == b || a != nil && b != nil && *a == *b }
-	return same(i.UID, other.UID) && same(i.GID, other.GID) && i.Cgroup == other.Cgroup
-}
-
-func (i *Identity) String() string {
-	var parts []string
-	if i.UID != nil {
-		parts = append(parts, fmt.Sprintf("user %d", *i.UID))
-	}
-	if i.GID != nil {
-		parts = append(parts, fmt.Sprintf("group %d", *i.GID))
-	}
-	if i.Cgroup != "" {
-		parts = append(parts, "its container")
-	}
-	return cmp.Or(strings.Join(parts, ", "), "unknown")
-}
-
-// A Left is a pod that is selected and left alone.
-type Left struct {
-	Name string `json:"name"`
-	Why  string `json:"why"`
-}
-
-// Status is the state of the sidecar shortcut.
-type Status struct {
-	Pods         []Pod  `json:"pods"`
-	LeftAlone    []Left `json:"leftAlone,omitempty"`
-	OutboundPort uint16 `json:"outboundPort"`
-	InboundPort  uint16 `json:"inboundPort"`
-}
-
-// Served reports whether all connections of the pod go to its proxy.
-func (p *Pod) Served() bool { return p.Error == "" && p.NetNSCookie != 0 && p.Proxy.Known() }
-
-// Label is what people call the pod.
-func (p *Pod) Label() string { return cmp.Or(p.Name, p.CgroupDirectory) }
 
 // reset returns the pod with a cgroup to which nothing is attached.
 func (p Pod) reset(cgroup uint64, failed string) Pod {
@@ -124,7 +55,7 @@ func (p *Pod) identify() {
 		}
 		return &outside
 	}
-	p.Proxy = Identity{mapped(p.policy.Proxy.UID, p.facts.users), mapped(p.policy.Proxy.GID, p.facts.groups), ""}
+	p.Proxy = api.ProxyIdentity{UID: mapped(p.policy.Proxy.UID, p.facts.users), GID: mapped(p.policy.Proxy.GID, p.facts.groups)}
 	if p.CgroupID != 0 {
 		p.Proxy.Cgroup = containerOf(p.CgroupDirectory, p.container)
 	}
@@ -138,10 +69,14 @@ func (s *Shortcut) Pods() []Pod {
 }
 
 // Status returns the state of all pods, and which are left alone.
-func (s *Shortcut) Status() *Status {
-	status := &Status{Pods: s.Pods(), OutboundPort: s.config.OutboundPort, InboundPort: s.config.InboundPort}
+func (s *Shortcut) Status() *api.MeshStatus {
+	status := &api.MeshStatus{OutboundPort: s.config.OutboundPort, InboundPort: s.config.InboundPort}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	status.Pods = make([]api.MeshPod, len(s.pods))
+	for i := range s.pods {
+		status.Pods[i] = s.pods[i].MeshPod
+	}
 	status.LeftAlone = s.left
 	return status
 }

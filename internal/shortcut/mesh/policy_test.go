@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/internal/cluster/sidecar"
 )
 
@@ -62,7 +63,7 @@ func rulesText[K comparable](rules map[K]Rule) map[K]string {
 func TestRulesOfManyPods(t *testing.T) {
 	const ports, networks = 1000, 500
 	pod := func(ports, networks int) Pod {
-		p := Pod{CgroupID: 1, policy: &Policy{OutboundPorts: map[uint16]Rule{}, Networks: map[netip.Prefix]Rule{}}}
+		p := Pod{MeshPod: api.MeshPod{CgroupID: 1}, policy: &Policy{OutboundPorts: map[uint16]Rule{}, Networks: map[netip.Prefix]Rule{}}}
 		for i := range ports {
 			p.policy.OutboundPorts[uint16(i)] = Exclude
 		}

@@ -8,6 +8,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/labels"
 
+	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/cluster/sidecar"
 	"beeline.io/beeline/internal/report/condition"
@@ -30,7 +31,7 @@ type Sidecars struct {
 	evaluated map[*service.Pod]evaluation
 
 	list     []Sidecar
-	left     []Left
+	left     []api.MeshLeft
 	problems []service.ObjectProblem
 }
 
@@ -82,7 +83,7 @@ func (s *Sidecars) selects(p *service.Pod) bool {
 func (s *Sidecars) Pods() []Sidecar { return s.list }
 
 // Left returns the pods that are selected and left alone, sorted by their Refs. The list must not be modified.
-func (s *Sidecars) Left() []Left { return s.left }
+func (s *Sidecars) Left() []api.MeshLeft { return s.left }
 
 // Problems returns what is wrong with annotations, sorted by object. The list must not be modified.
 func (s *Sidecars) Problems() []service.ObjectProblem { return s.problems }
@@ -96,7 +97,7 @@ func (s *Sidecars) decide() {
 			continue
 		}
 		if why := leftAlone(p); why != "" {
-			s.left = append(s.left, Left{ref.Namespace + "/" + ref.Name, why})
+			s.left = append(s.left, api.MeshLeft{Name: ref.Namespace + "/" + ref.Name, Why: why})
 			continue
 		}
 		e, known := before[p]

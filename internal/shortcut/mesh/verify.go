@@ -19,6 +19,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/internal/node/netns"
 	"beeline.io/beeline/internal/node/podcgroup"
 	"beeline.io/beeline/internal/node/sockdiag"
@@ -63,7 +64,8 @@ var ConnectArguments = []string{"mesh", "connect"}
 
 // Verify connects as an application of the pod, as its proxy and from this host, and asks the kernel which way each
 // connection took.
-func Verify(ctx context.Context, status *Status, p *Pod, o VerifyOptions) (all []Finding, err error) {
+func Verify(ctx context.Context, status *api.MeshStatus, pod *api.MeshPod, o VerifyOptions) (all []Finding, err error) {
+	p := &Pod{MeshPod: *pod}
 	namespace, err := podcgroup.Namespace(p.CgroupDirectory)
 	if err != nil {
 		return nil, err
@@ -348,7 +350,7 @@ func (p *Pod) isOfProxy(s *sockdiag.Socket) bool {
 	if p.Proxy.UID != nil && s.UID == *p.Proxy.UID {
 		return true
 	}
-	proxy := p.Proxy.recognizer()
+	proxy := recognizerOf(&p.Proxy)
 	pids, err := podcgroup.Processes(p.CgroupDirectory)
 	return err == nil && slices.ContainsFunc(descriptorsOf(pids, s.Inode), func(d descriptor) bool {
 		user, group, name := credentialsOf(d.pid)
