@@ -22,7 +22,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
 	"github.com/google/go-containerregistry/pkg/v1/validate"
 
-	"beeline.io/beeline/internal/shortcut/mesh"
+	"beeline.io/beeline/internal/offline"
 	"beeline.io/beeline/test/node"
 )
 
@@ -106,7 +106,7 @@ func makeImage(t *testing.T, program, library, version string) (path string, err
 // loadImage makes the image of the program under test, and reads it as a registry would.
 func loadImage(t *testing.T) v1.Image {
 	t.Helper()
-	path, err := makeImage(t, beeline, hostStack(t, mesh.LibraryName), "v0.0.0-test")
+	path, err := makeImage(t, beeline, hostStack(t, offline.LibraryName), "v0.0.0-test")
 	must(t, err)
 	image, err := tarball.ImageFromPath(path, nil)
 	must(t, err)
@@ -116,9 +116,9 @@ func loadImage(t *testing.T) v1.Image {
 // The file is a valid OCI layout and a valid docker archive of one image. It has one program, which needs
 // nothing else, and the library for pods, and the same input gives the same bytes.
 func TestImage(t *testing.T) {
-	path, err := makeImage(t, beeline, hostStack(t, mesh.LibraryName), "v0.0.0-test")
+	path, err := makeImage(t, beeline, hostStack(t, offline.LibraryName), "v0.0.0-test")
 	must(t, err)
-	again, err := makeImage(t, beeline, hostStack(t, mesh.LibraryName), "v0.0.0-test")
+	again, err := makeImage(t, beeline, hostStack(t, offline.LibraryName), "v0.0.0-test")
 	must(t, err)
 	if !bytes.Equal(read(t, path), read(t, again)) {
 		t.Error("two images of one program differ")
@@ -188,7 +188,7 @@ func checkFiles(t *testing.T, image v1.Image) {
 	must(t, err)
 	want := map[string]string{
 		"usr/local/bin/beeline":             beeline,
-		mesh.LibraryPath[len("/"):]:         hostStack(t, mesh.LibraryName),
+		offline.LibraryPath[len("/"):]:      hostStack(t, offline.LibraryName),
 		"usr/share/doc/beeline/LICENSE":     sources(t, "LICENSE"),
 		"usr/share/doc/beeline/THIRD-PARTY": others,
 	}
@@ -206,7 +206,7 @@ func checkFiles(t *testing.T, image v1.Image) {
 func TestImageNeedsAStaticProgram(t *testing.T) {
 	shell, err := filepath.EvalSymlinks("/bin/sh")
 	must(t, err)
-	if path, err := makeImage(t, shell, hostStack(t, mesh.LibraryName), "v1"); err == nil || !strings.Contains(err.Error(), "dynamically linked") {
+	if path, err := makeImage(t, shell, hostStack(t, offline.LibraryName), "v1"); err == nil || !strings.Contains(err.Error(), "dynamically linked") {
 		t.Errorf("%s became the image %s: %v", shell, path, err)
 	}
 }
@@ -222,7 +222,7 @@ func TestImageNeedsALibrary(t *testing.T) {
 
 // The library has no path of the machine, with which two builds of the same sources would differ.
 func TestLibraryHasNoPaths(t *testing.T) {
-	library := read(t, hostStack(t, mesh.LibraryName))
+	library := read(t, hostStack(t, offline.LibraryName))
 	home, err := os.UserHomeDir()
 	must(t, err)
 	for _, folder := range []string{sources(t, "."), home + "/"} {

@@ -14,7 +14,7 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 	corev1 "k8s.io/api/core/v1"
 
-	"beeline.io/beeline/internal/shortcut/mesh"
+	"beeline.io/beeline/internal/offline"
 )
 
 // installsLibrary: the init container that the API server has added to a pod installs the library in the pod's
@@ -28,10 +28,10 @@ func (n *labNode) installsLibrary(t *testing.T) {
 	volume := n.emptyDir(t)
 	_, err = n.run(install, volume, nil)
 	must(t, err)
-	path := filepath.Join(volume, mesh.LibraryName)
+	path := filepath.Join(volume, offline.LibraryName)
 	info, err := os.Stat(path)
 	must(t, err)
-	if !bytes.Equal(read(t, path), read(t, hostStack(t, mesh.LibraryName))) || info.Mode().Perm() != 0o755 {
+	if !bytes.Equal(read(t, path), read(t, hostStack(t, offline.LibraryName))) || info.Mode().Perm() != 0o755 {
 		t.Errorf("%s has mode %v, or is not the library of the image", path, info.Mode())
 	}
 	n.wantRings(t, pod.Spec.Containers[0].Env, volume)
@@ -41,7 +41,7 @@ func (n *labNode) installsLibrary(t *testing.T) {
 		want       string
 	}{
 		"without the library": {0o777, func(s *specs.Spec) {
-			s.Process.Args = append(s.Process.Args, "--from=/usr/lib/"+mesh.LibraryName)
+			s.Process.Args = append(s.Process.Args, "--from=/usr/lib/"+offline.LibraryName)
 		}, "`make hoststack` builds it"},
 		"without a folder":           {0o777, func(s *specs.Spec) { s.Process.Args[len(s.Process.Args)-1] = "/missing" }, "mount a volume there"},
 		"with a read-only volume":    {0o777, func(s *specs.Spec) { volumeOf(s).Options = []string{"bind", "ro"} }, "without readOnly"},

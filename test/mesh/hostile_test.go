@@ -19,8 +19,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/api"
+	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/test/lab"
 )
 

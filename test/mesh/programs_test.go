@@ -18,7 +18,7 @@ import (
 	"testing"
 	"time"
 
-	"beeline.io/beeline/internal/shortcut/mesh"
+	"beeline.io/beeline/internal/offline"
 	"beeline.io/beeline/test/lab"
 	"beeline.io/beeline/test/node"
 )
@@ -61,7 +61,7 @@ func libraryOf(t testing.TB) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	library := filepath.Join(root, "bin", mesh.LibraryName)
+	library := filepath.Join(root, "bin", offline.LibraryName)
 	if _, err := os.Stat(library); err != nil {
 		t.Fatalf("%v (`make hoststack` builds it)", err)
 	}
