@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"beeline.io/beeline/internal/agent"
+	"beeline.io/beeline/internal/component"
 	"beeline.io/beeline/internal/util/printable"
 )
 
@@ -36,6 +37,9 @@ it.`,
 	config.AddFlags(cmd.Flags())
 	return cmd
 }
+
+// components read what they have pinned, for commands that work without an agent.
+func components() component.List { return agent.Components() }
 
 func newLogger(config *agent.Config) *slog.Logger {
 	config.Logged = new(slog.LevelVar) // info

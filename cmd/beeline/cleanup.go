@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"beeline.io/beeline/internal/agent"
+	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/bpf/pinfs"
 	"beeline.io/beeline/internal/cluster/source/kube"
@@ -55,8 +56,8 @@ given time; those that are left then are listed, and end.`,
 	}
 	host, _ := os.Hostname() // without one, --node-name is empty, and required with --daemonset
 	fs := cmd.Flags()
-	fs.StringVar(&o.pins, pinsFlag, agent.DefaultBPFFS, "directory of the agent's pinned objects")
-	fs.StringVar(&o.socket, socketFlag, agent.DefaultSocket, "unix socket that a killed agent may have left behind")
+	fs.StringVar(&o.pins, pinsFlag, api.DefaultBPFFS, "directory of the agent's pinned objects")
+	fs.StringVar(&o.socket, socketFlag, api.DefaultSocket, "unix socket that a killed agent may have left behind")
 	fs.StringVar(&o.daemonSet, "daemonset", "", "NAMESPACE/NAME of the agent's DaemonSet: refuse while it selects this node; \"\" to ask nobody")
 	fs.StringVar(&o.nodeName, "node-name", strings.ToLower(host), "name of this node's Node object, for --daemonset")
 	fs.Lookup("node-name").DefValue = "the host name"

@@ -10,7 +10,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"beeline.io/beeline/internal/agent"
 	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/report/explain"
@@ -69,7 +68,7 @@ type explainCommand struct {
 }
 
 func (e *explainCommand) addFlags(cmd *cobra.Command) {
-	cmd.Flags().StringVar(&e.pins, pinsFlag, agent.DefaultBPFFS, "directory of the agent's pinned objects")
+	cmd.Flags().StringVar(&e.pins, pinsFlag, api.DefaultBPFFS, "directory of the agent's pinned objects")
 	e.view.addFlags(cmd)
 }
 
@@ -79,7 +78,7 @@ func (e *explainCommand) run(cmd *cobra.Command, args []string) error {
 		return exitError{exitUsage, err}
 	}
 	question.Device, question.Socket = e.device, e.connect
-	answer, err := explain.Explain(e.pins, question, agent.Components().Explain)
+	answer, err := explain.Explain(e.pins, question, components().Explain)
 	if wrong := (*api.RequestError)(nil); errors.As(err, &wrong) {
 		return exitError{exitUsage, err}
 	}

@@ -14,7 +14,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"beeline.io/beeline/internal/agent"
 	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/conntrack"
@@ -27,7 +26,7 @@ import (
 type flowSource struct{ pins, service, backend string }
 
 func (s *flowSource) addFlags(cmd *cobra.Command) {
-	cmd.Flags().StringVar(&s.pins, pinsFlag, agent.DefaultBPFFS, "directory of the agent's pinned objects")
+	cmd.Flags().StringVar(&s.pins, pinsFlag, api.DefaultBPFFS, "directory of the agent's pinned objects")
 	cmd.Flags().StringVar(&s.service, "service", "", "only flows of this Service: namespace/name, or a name that no other has")
 	cmd.Flags().StringVar(&s.backend, "backend", "", "only flows to this backend: an address, or address:port")
 }

@@ -10,7 +10,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"beeline.io/beeline/internal/agent"
 	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/offline"
@@ -38,8 +37,8 @@ func (l *lookup) addFlags(cmd *cobra.Command) {
 }
 
 func (l *lookup) addSourceFlags(cmd *cobra.Command) {
-	cmd.Flags().StringVar(&l.socket, socketFlag, agent.DefaultSocket, "unix socket of the agent")
-	cmd.Flags().StringVar(&l.pins, pinsFlag, agent.DefaultBPFFS, "read the tables pinned in this directory instead of asking the agent")
+	cmd.Flags().StringVar(&l.socket, socketFlag, api.DefaultSocket, "unix socket of the agent")
+	cmd.Flags().StringVar(&l.pins, pinsFlag, api.DefaultBPFFS, "read the tables pinned in this directory instead of asking the agent")
 	exclusive(cmd, socketFlag, pinsFlag)
 	beforeRun(cmd, func() error {
 		l.fromPins = cmd.Flags().Changed(pinsFlag)
@@ -84,7 +83,7 @@ func (l *lookup) status(ctx context.Context) (*api.Status, error) {
 		var status api.Status
 		return &status, l.ask(ctx, api.StatusPath, &status)
 	}
-	pins := agent.PinsOf(l.socket)
+	pins := api.PinsOf(l.socket)
 	if pins == "" || errors.Is(silent, api.ErrNotRunning) && !bpf.HasPins(pins) {
 		return nil, l.question().explained(silent)
 	}
@@ -106,7 +105,7 @@ func pinnedStatus(ctx context.Context, pins string) (*api.Status, error) {
 	if err != nil {
 		return nil, err
 	}
-	return offline.ReadStatus(pins, version, tables, agent.Components().ReadPins, true), nil
+	return offline.ReadStatus(pins, version, tables, components().ReadPins, true), nil
 }
 
 func (l *lookup) ask(ctx context.Context, path string, value any) error {
@@ -114,6 +113,6 @@ func (l *lookup) ask(ctx context.Context, path string, value any) error {
 }
 
 func (l *lookup) question() question {
-	read := fmt.Sprintf("read the pinned tables with --%s %s", pinsFlag, cmp.Or(agent.PinsOf(l.socket), agent.DefaultBPFFS))
+	read := fmt.Sprintf("read the pinned tables with --%s %s", pinsFlag, cmp.Or(api.PinsOf(l.socket), api.DefaultBPFFS))
 	return question{socket: l.socket, without: read, withoutHung: read}
 }

@@ -12,7 +12,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"beeline.io/beeline/internal/agent"
 	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/internal/shortcut/mesh/hoststack"
 	"beeline.io/beeline/internal/util/plural"
@@ -44,7 +43,7 @@ any process. Programs without a connection that may use rings are listed with -o
 			})
 		},
 	}
-	cmd.Flags().StringVar(&socket, socketFlag, agent.DefaultSocket, "unix socket of the agent")
+	cmd.Flags().StringVar(&socket, socketFlag, api.DefaultSocket, "unix socket of the agent")
 	cmd.Flags().IntSliceVar(&pids, "pid", nil, "look at these processes, without the agent")
 	cmd.Flags().BoolVar(&all, "all-processes", false, "look at all processes of this host, without the agent")
 	exclusive(cmd, "pid", "all-processes")

@@ -12,7 +12,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"beeline.io/beeline/internal/agent"
 	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/offline"
@@ -54,8 +53,8 @@ If no agent is running, give --pins.`,
 			return err
 		},
 	}
-	cmd.Flags().StringVar(&m.socket, socketFlag, agent.DefaultSocket, "unix socket of the agent")
-	cmd.Flags().StringVar(&m.pins, pinsFlag, agent.DefaultBPFFS, "read the tables pinned in this directory; only while no agent is running")
+	cmd.Flags().StringVar(&m.socket, socketFlag, api.DefaultSocket, "unix socket of the agent")
+	cmd.Flags().StringVar(&m.pins, pinsFlag, api.DefaultBPFFS, "read the tables pinned in this directory; only while no agent is running")
 	cmd.Flags().BoolVar(&m.filter.Drops, "drops", false, "only rejects and drops")
 	cmd.Flags().StringVar(&m.filter.Service, "service", "", "only packets for this Service: namespace/name, or a name that no other has")
 	cmd.Flags().StringVar(&m.filter.Device, "device", "", "only packets at this device")
@@ -68,7 +67,7 @@ If no agent is running, give --pins.`,
 }
 
 func (m *monitor) fromAgent(ctx context.Context) error {
-	pins := cmp.Or(agent.PinsOf(m.socket), agent.DefaultBPFFS)
+	pins := cmp.Or(api.PinsOf(m.socket), api.DefaultBPFFS)
 	q := question{socket: m.socket, without: fmt.Sprintf("watch without an agent with --%s %s", pinsFlag, pins),
 		withoutHung: "it alone may read the events as long as it runs; `beeline status` shows what is known of it; ask again, or restart it"}
 	client := api.NewClient(m.socket)

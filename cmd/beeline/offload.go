@@ -14,7 +14,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"beeline.io/beeline/internal/agent"
 	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/internal/conntrack"
 	"beeline.io/beeline/internal/util/printable"
@@ -45,7 +44,7 @@ why flows have left it, and why others stay on the stack.`,
 			})
 		},
 	}
-	cmd.Flags().StringVar(&socket, socketFlag, agent.DefaultSocket, "unix socket of the agent")
+	cmd.Flags().StringVar(&socket, socketFlag, api.DefaultSocket, "unix socket of the agent")
 	v.addFlags(cmd)
 	return cmd
 }
@@ -108,7 +107,7 @@ flowtable, hardware, or refused with the reason. -o wide adds the packets and by
 			})
 		},
 	}
-	cmd.Flags().StringVar(&socket, socketFlag, agent.DefaultSocket, "unix socket of the agent")
+	cmd.Flags().StringVar(&socket, socketFlag, api.DefaultSocket, "unix socket of the agent")
 	cmd.Flags().StringVar(&end, "address", "", "only flows of which one end is this: an address, or address:port")
 	v.addListFlags(cmd)
 	return cmd

@@ -15,7 +15,6 @@ import (
 	"github.com/spf13/cobra/doc"
 	"github.com/spf13/pflag"
 
-	"beeline.io/beeline/internal/agent"
 	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/internal/report/condition"
 	"beeline.io/beeline/internal/report/metrics"
@@ -59,7 +58,7 @@ func TestCleanupIsQuoted(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, found := range []bool{true, false} {
-		if text := `"` + cleanedText(found, agent.DefaultBPFFS, nil) + `"`; !strings.Contains(string(page), text) {
+		if text := `"` + cleanedText(found, api.DefaultBPFFS, nil) + `"`; !strings.Contains(string(page), text) {
 			t.Errorf("install.md does not quote %s", text)
 		}
 	}

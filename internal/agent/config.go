@@ -16,6 +16,7 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/cluster/source/kube"
@@ -23,12 +24,6 @@ import (
 	"beeline.io/beeline/internal/report/metrics"
 	"beeline.io/beeline/internal/tables/maglev"
 	"beeline.io/beeline/internal/tables/reconcile"
-)
-
-// Default paths of an agent.
-const (
-	DefaultBPFFS  = "/sys/fs/bpf/beeline"
-	DefaultSocket = "/run/beeline/agent.sock"
 )
 
 // Config is the agent's configuration. Flags and keys of the configuration file have the same names.
@@ -88,9 +83,9 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&c.Manifests, "manifests", "", "file or directory of Kubernetes manifests to read Services from instead of an API server; watched for changes")
 	fs.StringVar(&c.NodeName, "node-name", strings.ToLower(host), "name of this node's Node object")
 	fs.Lookup("node-name").DefValue = "the host name"
-	fs.StringVar(&c.BPFFS, "pins", DefaultBPFFS, "directory on a BPF file system for pinned programs, tables and links, which keep serving while no agent is running; mounted if necessary")
+	fs.StringVar(&c.BPFFS, "pins", api.DefaultBPFFS, "directory on a BPF file system for pinned programs, tables and links, which keep serving while no agent is running; mounted if necessary")
 	fs.StringVar(&c.CgroupRoot, "cgroup-root", "", "cgroup v2 directory whose processes get the socket shortcut (default: the root, mounted at "+bpf.OwnCgroup+" if necessary)")
-	fs.StringVar(&c.Socket, "agent-socket", DefaultSocket, "unix socket on which the agent answers the other commands")
+	fs.StringVar(&c.Socket, "agent-socket", api.DefaultSocket, "unix socket on which the agent answers the other commands")
 	for _, limit := range bpf.AllLimits {
 		fs.Uint32Var(limit.In(&c.Limits), limit.Flag, *limit.In(&l), limit.Usage)
 		if limit.DefaultText != "" {

@@ -51,13 +51,9 @@ func listen(path, pins string) (net.Listener, error) {
 	return l, nil
 }
 
-// pinsLink is the symbolic link beside a socket to the agent's bpffs directory. It stays when the agent ends, as the
-// pins do.
-func pinsLink(socket string) string { return socket + ".pins" }
-
 // linkPins writes the link of a socket. A reader sees the earlier one or this one.
 func linkPins(socket, pins string) error {
-	link := pinsLink(socket)
+	link := api.PinsLink(socket)
 	temporary := link + ".new"
 	if err := os.Remove(temporary); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
@@ -66,18 +62,6 @@ func linkPins(socket, pins string) error {
 		return err
 	}
 	return os.Rename(temporary, link)
-}
-
-// PinsOf returns the bpffs directory of the agent that last listened on a socket: the default one if no agent has
-// recorded another, and "" for another socket on which no agent has listened.
-func PinsOf(socket string) string {
-	if pins, err := os.Readlink(pinsLink(socket)); err == nil {
-		return pins
-	}
-	if socket == DefaultSocket {
-		return DefaultBPFFS
-	}
-	return ""
 }
 
 // maxSocketPath is the size of sun_path (unix(7)) without the terminating zero.
@@ -93,10 +77,10 @@ func RemoveSocket(path string) {
 	if st, err := os.Lstat(path); err == nil && st.Mode()&os.ModeSocket != 0 {
 		os.Remove(path)
 	}
-	if _, err := os.Readlink(pinsLink(path)); err == nil {
-		os.Remove(pinsLink(path))
+	if _, err := os.Readlink(api.PinsLink(path)); err == nil {
+		os.Remove(api.PinsLink(path))
 	}
-	os.Remove(filepath.Dir(DefaultSocket)) // fails if the directory is not empty
+	os.Remove(filepath.Dir(api.DefaultSocket)) // fails if the directory is not empty
 }
 
 // serveSocket serves requests until ctx ends.

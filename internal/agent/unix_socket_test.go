@@ -8,6 +8,8 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+
+	"beeline.io/beeline/internal/api"
 )
 
 // Cleanup removes the socket of a killed agent, but neither that of a running agent nor a file that is not a
@@ -38,7 +40,7 @@ func TestRemoveSocket(t *testing.T) {
 		if _, err := os.Lstat(path); stays != !errors.Is(err, os.ErrNotExist) {
 			t.Errorf("RemoveSocket(%q): the file stays: %t (%v), want %t; \"running\" is the socket of an agent that listens, \"killed\" of one that does not", name, !stays, err, stays)
 		}
-		if pins := PinsOf(path); name == "running" && pins != "/pins" || name != "running" && pins != "" {
+		if pins := api.PinsOf(path); name == "running" && pins != "/pins" || name != "running" && pins != "" {
 			t.Errorf("RemoveSocket(%q): the link to the agent's pins leads to %q, want /pins for the agent that listens, and no link for others", name, pins)
 		}
 	}
