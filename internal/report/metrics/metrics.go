@@ -64,7 +64,7 @@ func New(o Options) *Metrics {
 	started := gauge("beeline_start_time_seconds")
 	started.Set(Seconds(o.Started))
 	m.registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
-		build, started, m.failures, m.limit)
+		build, started, m.failures)
 	m.registry.MustRegister(m.Proxy.collectors()...)
 	m.registry.MustRegister(requests.collectors()...)
 	return m
@@ -79,7 +79,9 @@ func (m *Metrics) Collect(source string, read func() ([]api.Metric, error)) {
 
 // Handler answers scrapes.
 func (m *Metrics) Handler() http.Handler {
-	return promhttp.InstrumentMetricHandler(m.registry, promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{
+	limits := prometheus.NewRegistry() // gathered after all series are
+	limits.MustRegister(m.limit)
+	return promhttp.InstrumentMetricHandler(m.registry, promhttp.HandlerFor(prometheus.Gatherers{m.registry, limits}, promhttp.HandlerOpts{
 		ErrorLog: slog.NewLogLogger(m.log.Handler(), slog.LevelError), ErrorHandling: promhttp.ContinueOnError,
 		MaxRequestsInFlight: maxScrapes, Timeout: scrapeTimeout,
 	}))

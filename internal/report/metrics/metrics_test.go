@@ -9,6 +9,7 @@ import (
 	"net/http/httptest"
 	"strings"
 	"testing"
+	"time"
 
 	"beeline.io/beeline/internal/api"
 )
@@ -44,6 +45,22 @@ func TestComponentMetrics(t *testing.T) {
 	scrape(t, m, "")
 	if got := scrape(t, m, "beeline_metrics_read_errors_total{"); len(got) != 1 || strings.HasSuffix(got[0], " 0") {
 		t.Errorf("failures: %v", got)
+	}
+}
+
+// The first scrape counts what it leaves out.
+func TestMaxSeriesOfFirstScrape(t *testing.T) {
+	m := New(Options{MaxSeries: 1, Log: slog.New(slog.DiscardHandler)})
+	m.Collect("test", func() (all []api.Metric, err error) {
+		time.Sleep(20 * time.Millisecond) // other metrics are collected meanwhile
+		for _, n := range []string{"a", "b"} {
+			all = append(all, api.Metric{Name: "beeline_test", Kind: api.GaugeMetric, Help: "x", Labels: Labels("n", n), Value: 1})
+		}
+		return all, nil
+	})
+	const want = `[beeline_metrics_dropped_series{metric="beeline_test"} 1]`
+	if got := fmt.Sprint(scrape(t, m, "beeline_metrics_dropped_series")); got != want {
+		t.Errorf("with room for 1 of 2 series the first scrape has %s, want %s", got, want)
 	}
 }
 
