@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"beeline.io/beeline/internal/bpf"
@@ -42,8 +43,11 @@ type Status struct {
 	Refusals []string `json:"refusals,omitempty"`
 }
 
-// Conditions returns one condition of each kind, so that an object with thousands of addresses does not hide
-// other objects.
+// maxRemedies bounds the remedies of a condition, in bytes.
+const maxRemedies = 500
+
+// Conditions returns one condition of each kind, with the remedies of all, so that an object with thousands of
+// addresses does not hide other objects.
 func (st *Status) Conditions() (all condition.List) {
 	kind := condition.ObjectNotApplied
 	if st.State == LeftOut {
@@ -58,7 +62,10 @@ func (st *Status) Conditions() (all condition.List) {
 		of[c.Code]++
 	}
 	for _, c := range every {
-		if all.HasCode(c.Code) {
+		if i := slices.IndexFunc(all, func(first condition.Condition) bool { return first.Code == c.Code }); i >= 0 {
+			if first := &all[i]; !strings.Contains(first.Remedy, c.Remedy) && len(first.Remedy)+len(c.Remedy) < maxRemedies {
+				first.Remedy = strings.TrimPrefix(first.Remedy+"; "+c.Remedy, "; ")
+			}
 			continue
 		}
 		if more := of[c.Code] - 1; more > 0 {
