@@ -9,6 +9,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"os"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -33,12 +34,15 @@ var arguments = map[string]string{
 // unasked are commands with --agent-socket or --pins that read neither: they make, remove or check them.
 var unasked = map[string]bool{"beeline agent": true, "beeline check": true, "beeline cleanup": true}
 
+// pinned are commands that read the pins of the agent at a socket.
+var pinned = map[string]bool{"beeline flow list": true, "beeline flow flush": true, "beeline explain packet": true, "beeline explain connect": true}
+
 // inspecting returns the commands that ask an agent or read its pins, with their arguments and a flag that names the
 // place.
 func inspecting(flag string) (all []string) {
 	var walk func(*cobra.Command)
 	walk = func(cmd *cobra.Command) {
-		if cmd.Flags().Lookup(flag) != nil && !unasked[cmd.CommandPath()] {
+		if path := cmd.CommandPath(); cmd.Flags().Lookup(flag) != nil && !unasked[path] && (flag == pinsFlag || !pinned[path]) {
 			all = append(all, strings.TrimSpace(strings.TrimPrefix(cmd.CommandPath(), "beeline ")+" "+arguments[cmd.CommandPath()]))
 		}
 		for _, sub := range cmd.Commands() {
@@ -132,6 +136,25 @@ func TestNoPins(t *testing.T) {
 	}
 	for _, command := range commands {
 		wantRemedy(t, command, execute(t.Context(), command+" --pins "+filepath.Join(t.TempDir(), "none")), `set --pins to the agent's`)
+	}
+}
+
+// A command that reads pins alone finds them by the agent's socket, also of an agent that does not run.
+func TestPinsBySocket(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "agent.sock")
+	read := func(path, want string) {
+		command := strings.TrimPrefix(path+" "+arguments[path], "beeline ")
+		wantRemedy(t, command, execute(t.Context(), command+" --agent-socket "+socket), want)
+	}
+	for path := range pinned {
+		read(path, "no agent has listened on .*--pins")
+	}
+	pins := filepath.Join(t.TempDir(), "pins")
+	if err := os.Symlink(pins, api.PinsLink(socket)); err != nil {
+		t.Fatal(err)
+	}
+	for path := range pinned {
+		read(path, "(?s)"+pins+".*set --pins to the agent's")
 	}
 }
 

@@ -68,7 +68,7 @@ type explainCommand struct {
 }
 
 func (e *explainCommand) addFlags(cmd *cobra.Command) {
-	cmd.Flags().StringVar(&e.pins, pinsFlag, api.DefaultBPFFS, "directory of the agent's pinned objects")
+	addPinsFlags(cmd, &e.pins)
 	e.view.addFlags(cmd)
 }
 

@@ -26,7 +26,7 @@ import (
 type flowSource struct{ pins, service, backend string }
 
 func (s *flowSource) addFlags(cmd *cobra.Command) {
-	cmd.Flags().StringVar(&s.pins, pinsFlag, api.DefaultBPFFS, "directory of the agent's pinned objects")
+	addPinsFlags(cmd, &s.pins)
 	cmd.Flags().StringVar(&s.service, "service", "", "only flows of this Service: namespace/name, or a name that no other has")
 	cmd.Flags().StringVar(&s.backend, "backend", "", "only flows to this backend: an address, or address:port")
 }

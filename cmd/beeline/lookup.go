@@ -22,6 +22,23 @@ const (
 	pinsFlag   = "pins"
 )
 
+// addPinsFlags adds the flags of commands that read pins alone, whether an agent runs or not.
+func addPinsFlags(cmd *cobra.Command, pins *string) {
+	var socket string
+	cmd.Flags().StringVar(pins, pinsFlag, api.DefaultBPFFS, "directory of the agent's pinned objects")
+	cmd.Flags().StringVar(&socket, socketFlag, api.DefaultSocket, "unix socket of the agent whose pinned objects are read; it is not asked")
+	exclusive(cmd, socketFlag, pinsFlag)
+	beforeRun(cmd, func() error {
+		if !cmd.Flags().Changed(socketFlag) {
+			return nil
+		}
+		if *pins = api.PinsOf(socket); *pins == "" {
+			return exitError{exitUsage, fmt.Errorf("no agent has listened on %s: give its socket, or its pins with --%s", socket, pinsFlag)}
+		}
+		return nil
+	})
+}
+
 // lookup reads from the agent or, with --pins, from the pinned tables.
 type lookup struct {
 	socket   string
