@@ -332,6 +332,26 @@ warning  AnnotationInvalid: Namespace a: PATH:8: annotation beeline.io/socket-sh
 	}
 }
 
+// A wrong annotation is an error, unless annotations are ignored.
+func TestCheckIgnoresAnnotations(t *testing.T) {
+	const slice = "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {name: web-1, labels: {kubernetes.io/service-name: web}, annotations: {beeline.io/weight: \"256\"}}\n" +
+		"addressType: IPv4\nports: [{name: http, port: 8080}]\nendpoints: [{addresses: [10.0.0.1]}]\n"
+	path := filepath.Join(t.TempDir(), "all.yaml")
+	if err := os.WriteFile(path, []byte(slice), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for ignore, want := range map[string]bool{"": true, " --ignore-annotations": false} {
+		var out bytes.Buffer
+		root := newRootCommand()
+		root.SetArgs(strings.Fields("check --manifests " + path + " --node-name node-a" + ignore))
+		root.SetOut(&out)
+		root.ExecuteContext(t.Context())
+		if strings.Contains(out.String(), "beeline.io/weight") != want {
+			t.Errorf("check%s prints\n%s", ignore, &out)
+		}
+	}
+}
+
 // check judges the flags as an agent does that starts on this machine.
 func TestCheckOfThisMachine(t *testing.T) {
 	manifest := filepath.Join(t.TempDir(), "all.yaml")

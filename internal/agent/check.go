@@ -13,7 +13,6 @@ import (
 	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/cluster/source"
 	"beeline.io/beeline/internal/cluster/source/kube"
-	"beeline.io/beeline/internal/cluster/source/manifest"
 	"beeline.io/beeline/internal/node"
 	"beeline.io/beeline/internal/report/assess"
 	"beeline.io/beeline/internal/report/condition"
@@ -44,7 +43,7 @@ func Check(config Config) (*Checked, error) {
 		c.Source = server.Server()
 		return c, nil
 	}
-	state, err := manifest.New(config.Manifests).Load()
+	state, err := newManifests(&config).Load()
 	problems := source.Problems(nil)
 	if !errors.As(err, &problems) && err != nil {
 		return nil, err

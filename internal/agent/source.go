@@ -30,7 +30,15 @@ func newSource(config Config, version string, server *apiServer, log *slog.Logge
 		log.Info("waiting for the API server's objects", "server", objects.Server(), "node", config.NodeName)
 		return objects, api.Source{Kind: "kubernetes", Location: objects.Server()}, nil
 	}
-	return manifest.New(config.Manifests), api.Source{Kind: "manifests", Location: config.Manifests}, nil
+	return newManifests(&config), api.Source{Kind: "manifests", Location: config.Manifests}, nil
+}
+
+func newManifests(config *Config) *manifest.Source {
+	s := manifest.New(config.Manifests)
+	if config.IgnoreAnnotations {
+		s.IgnoreAnnotations()
+	}
+	return s
 }
 
 // loadManifests reads manifests once, while the kernel verifies the programs. Its channel returns an error if

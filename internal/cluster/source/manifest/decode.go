@@ -44,6 +44,8 @@ type decoder struct {
 	left    *atomic.Int64
 	aliases int  // nesting of aliases around the current value
 	trying  bool // each value by itself
+	// noAnnotations is that of limits.
+	noAnnotations bool
 }
 
 // step is one step of a path: a field or map key, or an index if name is nil.

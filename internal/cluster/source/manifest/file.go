@@ -46,7 +46,7 @@ func parse(name string, data []byte, lim limits) *file {
 		each = inTurn
 	}
 	each(len(docs), func(i int) {
-		r := treeReader{file: name, left: &left}
+		r := treeReader{file: name, left: &left, noAnnotations: lim.noAnnotations}
 		if structureMarks(docs[i].data) > lim.marks {
 			r.problem(docs[i].line, "", "the document is too large to be read at once; split it with \"---\" lines, or into several files")
 		} else if trees, err := parseDocument(docs[i]); err != nil {

@@ -59,6 +59,10 @@ func New(path string) *Source {
 	return &Source{path: path, limits: defaultLimits, timing: defaultTiming, notify: fsnotify.NewWatcher, whileReading: func() {}}
 }
 
+// IgnoreAnnotations makes the source skip annotations beeline.io/... of Services, EndpointSlices and Pods, right or
+// wrong. It is called before anything is read.
+func (s *Source) IgnoreAnnotations() { s.limits.noAnnotations = true }
+
 // Load reads the manifests once. The error is of type source.Problems and holds all problems,
 // including warnings.
 func (s *Source) Load() (State, error) {

@@ -4,10 +4,13 @@ package manifest
 
 import (
 	"fmt"
+	"maps"
 	"strings"
 	"sync/atomic"
 
 	"go.yaml.in/yaml/v4"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"beeline.io/beeline/internal/cluster/service"
@@ -59,6 +62,9 @@ func reader[In any, Out service.Object](
 		if d.known("") {
 			return nil // decoding was aborted
 		}
+		if d.noAnnotations {
+			dropAnnotations(&in)
+		}
 		checkMeta(d.complaints, any(&in).(metav1.Object), service.Kind(text(n, "kind")), namespaced)
 		// The converter runs last: the first complaint about each field is kept.
 		check(d.complaints, &in)
@@ -68,6 +74,14 @@ func reader[In any, Out service.Object](
 		out, err := convert(&in)
 		d.addConverted(err)
 		return out
+	}
+}
+
+// dropAnnotations removes the annotations that service.WithoutAnnotations ignores.
+func dropAnnotations(object any) {
+	switch o := object.(type) {
+	case *corev1.Service, *discoveryv1.EndpointSlice, *corev1.Pod:
+		maps.DeleteFunc(o.(metav1.Object).GetAnnotations(), func(name, _ string) bool { return strings.HasPrefix(name, "beeline.io/") })
 	}
 }
 
@@ -88,6 +102,8 @@ type skipped struct {
 type treeReader struct {
 	file string
 	left *atomic.Int64 // number of values that aliases may still repeat
+	// noAnnotations is that of limits.
+	noAnnotations bool
 	// nesting of aliases around the current tree
 	aliases int
 	content
@@ -180,7 +196,7 @@ func kindName(name, group string) string {
 }
 
 func (r *treeReader) readObject(n *yaml.Node, k kind) {
-	d := &decoder{complaints: new(complaints), left: r.left, aliases: r.aliases}
+	d := &decoder{complaints: new(complaints), left: r.left, aliases: r.aliases, noAnnotations: r.noAnnotations}
 	object := k.read(d, n, k.namespaced)
 	for _, c := range d.list {
 		p := source.Problem{File: r.file, Line: c.line, Object: refOf(n, k).String(), Reason: c.reason, Warning: c.warning}

@@ -29,6 +29,8 @@ type limits struct {
 	marks  int   // line ends, commas and colons of one document: see structureMarks
 	alias  int64 // values that YAML aliases of one file may repeat
 	report int   // problems, of one file and of all together
+	// noAnnotations: annotations beeline.io/... of Services, EndpointSlices and Pods are not read.
+	noAnnotations bool
 }
 
 // defaultLimits are sufficient for 5,000 Services with 10 endpoints each, which take 12 MB in one file, and 1.3
