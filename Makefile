@@ -96,7 +96,7 @@ $(SUITE): $(filter-out %_test.go,$(wildcard test/suite/*.go)) go.mod | setup
 	go build -o $@ ./test/suite
 
 # Pages generated from the program itself: cmd/beeline's tests compare them.
-DOCS_SOURCES := $(filter-out %_test.go,$(wildcard cmd/beeline/*.go internal/agent/*.go internal/shortcut/*/*.go internal/report/condition/*.go internal/report/metrics/*.go)) cmd/beeline/reference_test.go
+DOCS_SOURCES := $(filter-out %_test.go,$(wildcard cmd/beeline/*.go internal/agent/*.go internal/shortcut/*/*.go internal/report/condition/*.go internal/report/metrics/*.go)) cmd/beeline/reference_test.go cmd/beeline/pages_test.go
 build/man: $(DOCS_SOURCES) $(GENERATED) | setup $(SUITE)
 	@$(SUITE) --quiet "reference and manual pages=go test -count=1 -vet=off ./cmd/beeline -run TestGeneratedDocs -update -man $(CURDIR)/$@"
 	@touch $@

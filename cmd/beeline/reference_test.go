@@ -16,8 +16,6 @@ import (
 	"github.com/spf13/pflag"
 
 	"beeline.io/beeline/internal/api"
-	"beeline.io/beeline/internal/report/condition"
-	"beeline.io/beeline/internal/report/metrics"
 )
 
 // `make generate` sets both; without them the test compares.
@@ -28,7 +26,7 @@ var (
 
 // The files in docs/ match those generated from the commands and the registry of conditions.
 func TestGeneratedDocs(t *testing.T) {
-	for name, text := range map[string]string{"reference.md": reference(), "conditions.md": condition.Markdown(), "metrics.md": metrics.Markdown()} {
+	for name, text := range map[string]string{"reference.md": reference(), "conditions.md": conditionsPage(), "metrics.md": metricsPage()} {
 		path := filepath.Join("../../docs/operate", name)
 		if *update {
 			if err := os.WriteFile(path, []byte(text), 0o644); err != nil {

@@ -25,15 +25,15 @@ const (
 	histogramKind = api.HistogramMetric
 )
 
-// A group is a part of the table in metrics.md.
-type group struct {
-	title, text string
-	families    []Family
+// A Group is a part of the table in metrics.md.
+type Group struct {
+	Title, Text string
+	Families    []Family
 }
 
-// groups declare all metrics, except those of the Go runtime and the process. A test compares them with those of a
+// Groups declare all metrics, except those of the Go runtime and the process. A test compares them with those of a
 // running agent.
-var groups = []group{
+var Groups = []Group{
 	{"The agent", "", []Family{
 		{"beeline_build_info", gaugeKind, []string{"version", "goversion"}, "1, with the version of the agent and of Go.", nil},
 		{"beeline_start_time_seconds", gaugeKind, nil, "When the agent started, in seconds since 1970.", nil},
@@ -195,8 +195,8 @@ var (
 // Declared returns all metrics by their names.
 func Declared() map[string]Family {
 	all := map[string]Family{}
-	for _, g := range groups {
-		for _, f := range g.families {
+	for _, g := range Groups {
+		for _, f := range g.Families {
 			all[f.Name] = f
 		}
 	}

@@ -3,7 +3,7 @@
 // Package metrics serves the agent's metrics in the formats of Prometheus: its own, those of its components, and
 // those of kube-proxy 1.36 that mean something here, under kube-proxy's names.
 //
-// families.go declares every metric, kubeproxy.go lists what kube-proxy has and Beeline has not;
+// families.go declares every metric, absent.go lists what kube-proxy has and Beeline has not;
 // docs/operate/metrics.md is generated from both.
 package metrics
 
