@@ -49,14 +49,12 @@ func Cleanup(bpffs string, detached func(), components ...*Component) error {
 // before getpeername).
 func removePins(bpffs string, detached func(), components componentList) error {
 	var paths []string
-	reversed := slices.Clone(components)
-	slices.Reverse(reversed)
 	for _, c := range components {
 		if err := c.giveUp(bpffs); err != nil {
 			return err
 		}
 	}
-	for _, c := range reversed {
+	for _, c := range slices.Backward(components) {
 		if err := c.detachAll(bpffs); err != nil {
 			return err
 		}
@@ -70,18 +68,11 @@ func removePins(bpffs string, detached func(), components componentList) error {
 	if err := removeNewTables(bpffs); err != nil {
 		return err
 	}
-	tables, err := filepath.Glob(filepath.Join(bpffs, "tables_v*")) // of all versions
+	pins, err := filepath.Glob(filepath.Join(bpffs, "tables_v*", "*")) // of all versions
 	if err != nil {
 		return err
 	}
-	for _, dir := range tables {
-		pins, err := filepath.Glob(filepath.Join(dir, "*"))
-		if err != nil {
-			return err
-		}
-		paths = append(paths, pins...)
-	}
-	for _, path := range paths {
+	for _, path := range append(paths, pins...) {
 		if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
 			return err
 		}
@@ -89,10 +80,11 @@ func removePins(bpffs string, detached func(), components componentList) error {
 	if err := errors.Join(unmarkNamespaces(bpffs, ""), pinfs.UnmarkDrain(bpffs)); err != nil {
 		return err
 	}
+	tables, err := filepath.Glob(filepath.Join(bpffs, "tables_v*"))
 	for _, dir := range append(tables, filepath.Join(bpffs, "links"), filepath.Join(bpffs, "programs")) {
 		os.Remove(dir) // fails if others have pins in it
 	}
-	return nil
+	return err
 }
 
 // remove detaches a component's programs and removes the pins of its tables.

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/cilium/ebpf"
@@ -75,28 +76,35 @@ func (d *Datapath) fitPinned(t *Table, s *ebpf.MapSpec, m *ebpf.Map) (*ebpf.Map,
 	return d.replace(t, s, m)
 }
 
-// OpenTables opens the pinned tables of a directory for reading. An agent need not run there.
-func OpenTables(bpffs string) (*Tables, error) {
+// OpenPinned opens pinned tables. With an error it also returns those before the one that cannot be opened.
+func OpenPinned(bpffs string, names ...string) (map[string]*ebpf.Map, error) {
 	maps := map[string]*ebpf.Map{}
-	socket := Socket()
-	for _, name := range socket.pinnedNames() {
-		if (componentList{socket}).table(name).size(DefaultLimits) == 0 {
-			continue // socket storage and counters, which Tables lacks
-		}
-		if name == SockMapPrefilters {
-			continue // an earlier version without edge has none
-		}
+	for _, name := range names {
 		m, err := ebpf.LoadPinnedMap(TablePath(bpffs, name), nil)
-		if errors.Is(err, os.ErrNotExist) {
-			if others := otherLayouts(bpffs); len(others) > 0 {
-				return nil, fmt.Errorf("pinned %s under %s has another layout than this version of Beeline (%s): use the command of the version that pinned it, or start the agent of this version, which migrates the tables", others[0], bpffs, tablesDirectory)
-			}
-			return nil, fmt.Errorf("no tables are pinned under %s: set --pins to the agent's; if it is, no agent has run yet", bpffs)
-		}
 		if err != nil {
-			return nil, fmt.Errorf("open pinned table %s under %s: %w", name, bpffs, err)
+			return maps, fmt.Errorf("open pinned table %s under %s: %w", name, bpffs, err)
 		}
 		maps[name] = m
+	}
+	return maps, nil
+}
+
+// OpenTables opens the pinned tables of a directory for reading. An agent need not run there.
+func OpenTables(bpffs string) (*Tables, error) {
+	socket := Socket()
+	names := slices.DeleteFunc(socket.pinnedNames(), func(name string) bool {
+		return (componentList{socket}).table(name).size(DefaultLimits) == 0 || // socket storage and counters, which Tables lacks
+			name == SockMapPrefilters // an earlier version without edge has none
+	})
+	maps, err := OpenPinned(bpffs, names...)
+	if others := otherLayouts(bpffs); errors.Is(err, os.ErrNotExist) && len(others) > 0 {
+		return nil, fmt.Errorf("pinned %s under %s has another layout than this version of Beeline (%s): use the command of the version that pinned it, or start the agent of this version, which migrates the tables", others[0], bpffs, tablesDirectory)
+	}
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, fmt.Errorf("no tables are pinned under %s: set --pins to the agent's; if it is, no agent has run yet", bpffs)
+	}
+	if err != nil {
+		return nil, err
 	}
 	tables, err := NewTables(maps)
 	if err != nil {

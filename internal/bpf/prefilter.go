@@ -3,7 +3,6 @@
 package bpf
 
 import (
-	"cmp"
 	"encoding/binary"
 	"fmt"
 	"net/netip"
@@ -327,8 +326,7 @@ func maskOf(p netip.Prefix) (mask [16]byte) {
 // summarize reduces networks of one family to a number: it repeatedly replaces the two that are closest to
 // each other by the network around both.
 func summarize(networks []netip.Prefix, most int) []netip.Prefix {
-	all := slices.Clone(networks)
-	slices.SortFunc(all, func(a, b netip.Prefix) int { return cmp.Or(a.Addr().Compare(b.Addr()), a.Bits()-b.Bits()) })
+	all := slices.SortedFunc(slices.Values(networks), netip.Prefix.Compare)
 	for len(all) > most {
 		at, closest := 0, netip.Prefix{}
 		for i := range len(all) - 1 {
@@ -349,10 +347,8 @@ func largestNetworks(networks []netip.Prefix, most int) []netip.Prefix {
 
 // joinNetworks joins adjacent networks of one family, and returns the result, the largest first.
 func joinNetworks(networks []netip.Prefix) []netip.Prefix {
-	all := slices.Clone(networks)
-	slices.SortFunc(all, func(a, b netip.Prefix) int { return cmp.Or(a.Addr().Compare(b.Addr()), a.Bits()-b.Bits()) })
 	var joined []netip.Prefix
-	for _, p := range all {
+	for _, p := range slices.SortedFunc(slices.Values(networks), netip.Prefix.Compare) {
 		for n := len(joined); n > 0; n = len(joined) {
 			last := joined[n-1]
 			if last.Bits() <= p.Bits() && last.Contains(p.Addr()) {

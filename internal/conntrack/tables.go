@@ -69,16 +69,12 @@ func (notPinned) Is(target error) bool { return target == os.ErrNotExist }
 //
 // Errors: os.ErrNotExist if there is no edge.
 func Open(bpffs string) (*Tables, error) {
-	maps := map[string]*ebpf.Map{}
-	for _, name := range append(bpf.ConntrackTableNames(), bpf.EdgeTCMapServiceCollected) {
-		m, err := ebpf.LoadPinnedMap(bpf.TablePath(bpffs, name), nil)
-		if errors.Is(err, os.ErrNotExist) {
-			return nil, notPinned{bpffs}
-		}
-		if err != nil {
-			return nil, fmt.Errorf("open pinned table %s under %s: %w", name, bpffs, err)
-		}
-		maps[name] = m
+	maps, err := bpf.OpenPinned(bpffs, append(bpf.ConntrackTableNames(), bpf.EdgeTCMapServiceCollected)...)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, notPinned{bpffs}
+	}
+	if err != nil {
+		return nil, err
 	}
 	return TablesOf(maps), nil
 }

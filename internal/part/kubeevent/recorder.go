@@ -13,6 +13,7 @@ import (
 	"fmt"
 	"iter"
 	"log/slog"
+	"maps"
 	"strings"
 	"sync"
 	"time"
@@ -133,11 +134,7 @@ func (r *Recorder) add(i service.ObjectProblem) {
 	if !known || kind.everywhere && !r.share.has(i.Object.String()) {
 		return
 	}
-	for old, at := range r.sent {
-		if r.now().Sub(at) >= again {
-			delete(r.sent, old)
-		}
-	}
+	maps.DeleteFunc(r.sent, func(_ key, at time.Time) bool { return r.now().Sub(at) >= again })
 	if _, lately := r.sent[k]; lately {
 		return
 	}

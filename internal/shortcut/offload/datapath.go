@@ -208,24 +208,18 @@ func (d kernel) DeviceTable() bpf.Hash[uint32, uint32] {
 // OpenTables opens the pinned flow cache of a bpffs directory for reading, whether an agent runs there or not;
 // nil if there is none.
 func OpenTables(bpffs string) (*Tables, error) {
-	t := &Tables{}
-	for name, to := range map[string]**ebpf.Map{bpf.OffloadMapOffloadFlows: &t.Flows, bpf.OffloadMapOffloadTags: &t.Tags, bpf.OffloadMapOffloadControls: &t.Controls} {
-		m, err := ebpf.LoadPinnedMap(bpf.TablePath(bpffs, name), nil)
-		if errors.Is(err, os.ErrNotExist) {
-			t.Close()
-			return nil, nil
-		}
-		if err != nil {
-			t.Close()
-			return nil, fmt.Errorf("open table %s under %s: %w", name, bpffs, err)
-		}
-		*to = m
+	maps, err := bpf.OpenPinned(bpffs, bpf.OffloadMapOffloadFlows, bpf.OffloadMapOffloadTags, bpf.OffloadMapOffloadControls)
+	t := &Tables{Flows: maps[bpf.OffloadMapOffloadFlows], Tags: maps[bpf.OffloadMapOffloadTags], Controls: maps[bpf.OffloadMapOffloadControls]}
+	switch {
+	case errors.Is(err, os.ErrNotExist):
+		err = nil
+	case err == nil && uintptr(t.Flows.ValueSize()) != unsafe.Sizeof(bpf.OffloadOffloadSet{}):
+		err = fmt.Errorf("table %s under %s is of another version of Beeline than this command", bpf.OffloadMapOffloadFlows, bpffs)
+	case err == nil:
+		return t, nil
 	}
-	if uintptr(t.Flows.ValueSize()) != unsafe.Sizeof(bpf.OffloadOffloadSet{}) {
-		t.Close()
-		return nil, fmt.Errorf("table %s under %s is of another version of Beeline than this command", bpf.OffloadMapOffloadFlows, bpffs)
-	}
-	return t, nil
+	t.Close()
+	return nil, err
 }
 
 // Close closes the tables of OpenTables.

@@ -3,8 +3,8 @@
 package pod
 
 import (
-	"bytes"
 	"cmp"
+	"maps"
 	"net/netip"
 	"path"
 	"slices"
@@ -220,14 +220,7 @@ func (n *network) gateway(l netdev.Device) [6]byte {
 
 // sortedAddresses returns the addresses in order.
 func sortedAddresses(at map[netip.Addr]place) []netip.Addr {
-	all := make([]netip.Addr, 0, len(at))
-	for a := range at {
-		all = append(all, a)
-	}
-	slices.SortFunc(all, func(a, b netip.Addr) int {
-		return cmp.Or(bytes.Compare([]byte{byte(a.BitLen())}, []byte{byte(b.BitLen())}), a.Compare(b))
-	})
-	return all
+	return slices.SortedFunc(maps.Keys(at), netip.Addr.Compare)
 }
 
 // mostLearned is how many addresses that a bridge has learned a device may have. A pod may have its node learn any.

@@ -176,28 +176,20 @@ func (d kernel) HandedFlows() ([]kernelct.Flow, error) { return kernelct.Handed(
 
 // End hands over all flows of the pod shortcut to the kernel's conntrack, before the programs are detached.
 func End(bpffs string) error {
-	leases, err := ebpf.LoadPinnedMap(bpf.TablePath(bpffs, bpf.PodMapPodLeases), nil)
+	maps, err := bpf.OpenPinned(bpffs, append([]string{bpf.PodMapPodLeases, bpf.PodMapPodEstablished, bpf.PodMapPodOpening}, bpf.ConntrackTableNames()...)...)
+	for _, m := range maps {
+		defer m.Close()
+	}
+	if leases := maps[bpf.PodMapPodLeases]; leases != nil {
+		if err := leases.Put(uint32(0), LeaseRow{}); err != nil { // new flows take the stack
+			return fmt.Errorf("end the lease of the pod shortcut: %w", err)
+		}
+	}
 	if errors.Is(err, os.ErrNotExist) {
 		return nil // never enabled
 	}
 	if err != nil {
-		return fmt.Errorf("open the lease of the pod shortcut: %w", err)
-	}
-	defer leases.Close()
-	if err := leases.Put(uint32(0), LeaseRow{}); err != nil { // new flows take the stack
-		return fmt.Errorf("end the lease of the pod shortcut: %w", err)
-	}
-	maps := map[string]*ebpf.Map{}
-	for _, name := range append(bpf.ConntrackTableNames(), bpf.PodMapPodEstablished, bpf.PodMapPodOpening) {
-		m, err := ebpf.LoadPinnedMap(bpf.TablePath(bpffs, name), nil)
-		if errors.Is(err, os.ErrNotExist) {
-			return nil
-		}
-		if err != nil {
-			return fmt.Errorf("open the flows of the pod shortcut: %w", err)
-		}
-		defer m.Close()
-		maps[name] = m
+		return err
 	}
 	_, err = newRecords(maps).track(nil)
 	if errors.Is(err, unix.EPROTONOSUPPORT) || errors.Is(err, unix.EINVAL) { // no conntrack here any more

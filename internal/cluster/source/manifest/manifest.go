@@ -15,6 +15,7 @@ package manifest
 
 import (
 	"context"
+	"maps"
 	"slices"
 	"sync"
 
@@ -75,12 +76,8 @@ func (s *Source) Load() (State, error) {
 	if r.problems.Errors() > 0 {
 		return State{}, r.problems
 	}
-	st := State{Warnings: r.problems, Objects: make([]service.Object, 0, len(r.objects))}
-	for _, o := range r.objects {
-		st.Objects = append(st.Objects, o)
-	}
-	slices.SortFunc(st.Objects, func(a, b service.Object) int { return a.Ref().Compare(b.Ref()) })
-	return st, nil
+	objects := slices.SortedFunc(maps.Values(r.objects), func(a, b service.Object) int { return a.Ref().Compare(b.Ref()) })
+	return State{Warnings: r.problems, Objects: objects}, nil
 }
 
 // Run sends the manifests and then each change to them, until ctx ends; it always returns nil. The first event

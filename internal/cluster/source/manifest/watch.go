@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -68,11 +69,8 @@ func watchPoints(path string) points {
 			}
 		}
 	}
-	for dir := range dirs {
-		p.dirs = append(p.dirs, dir)
-	}
 	// Parents first, so that no change below them is missed.
-	slices.Sort(p.dirs)
+	p.dirs = slices.Sorted(maps.Keys(dirs))
 	return p
 }
 

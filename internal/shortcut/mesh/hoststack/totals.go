@@ -27,11 +27,7 @@ type seenPage struct {
 // add adds what the pages of a report have counted since the last one. What a page had counted before the first look is
 // not added.
 func (t *totals) add(r *Report, sums *Counters) {
-	for id, s := range t.seen {
-		if s.missing++; s.missing > forgetAfter {
-			delete(t.seen, id)
-		}
-	}
+	maps.DeleteFunc(t.seen, func(_ identity, s *seenPage) bool { s.missing++; return s.missing > forgetAfter })
 	for i := range r.Programs {
 		p := &r.Programs[i]
 		if p.Counters == nil {
