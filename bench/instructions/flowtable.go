@@ -89,7 +89,7 @@ func (r *flowtableRig) open(ctx context.Context, shortened bool) (err error) {
 	if r.flow, err = r.Open(ctx, selftest.Kind{Network: "udp", Translation: selftest.Both}); err != nil {
 		return err
 	}
-	defer r.flow.SetDeadline(time.Time{})
+	defer r.flow.Conn.SetDeadline(time.Time{})
 	if shortened {
 		return r.AwaitShortcut(ctx, r.flow, 1)
 	}

@@ -19,16 +19,12 @@ import (
 	"github.com/ti-mo/conntrack"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"beeline.io/beeline/internal/node/flow"
 )
 
 // A Flow is a TCP or UDP flow without NAT, as its opener sends it.
-type Flow struct {
-	Source, Destination netip.AddrPort
-	Protocol            uint8
-}
-
-// Reverse is the flow as the other end sends it.
-func (f Flow) Reverse() Flow { return Flow{f.Destination, f.Source, f.Protocol} }
+type Flow = flow.Tuple
 
 // Flags of a direction of TCP in the kernel's conntrack (linux/netfilter/nf_conntrack_tcp.h).
 const (
@@ -258,7 +254,7 @@ func isOpen(f Flow, m syscall.NetlinkMessage) (bool, error) {
 		return false, err
 	}
 	e := entry.Flow
-	there, back := flowOf(&e.TupleOrig), flowOf(&e.TupleReply)
+	there, back := FlowOf(&e.TupleOrig), FlowOf(&e.TupleReply)
 	if there != f || back != f.Reverse() || e.Status&(conntrack.StatusNATMask|conntrack.StatusOffload) != 0 {
 		return false, nil
 	}
@@ -279,7 +275,7 @@ func Handed() (flows []Flow, err error) {
 	}
 	for i := range all {
 		e := &all[i]
-		there, back := flowOf(&e.TupleOrig), flowOf(&e.TupleReply)
+		there, back := FlowOf(&e.TupleOrig), FlowOf(&e.TupleReply)
 		if e.Zone != 0 || e.Mark != 0 || e.Helper.Name != "" || back != there.Reverse() || e.Status&conntrack.StatusAssured == 0 ||
 			e.Status&(conntrack.StatusNATMask|conntrack.StatusOffload|conntrack.StatusHelper) != 0 {
 			continue
@@ -295,7 +291,8 @@ func Handed() (flows []Flow, err error) {
 // isLiberal reads flags and their mask.
 func isLiberal(flags uint16) bool { return flags>>8&tcpBeLiberal != 0 }
 
-func flowOf(t *conntrack.Tuple) Flow {
+// FlowOf returns the packets of a direction.
+func FlowOf(t *conntrack.Tuple) Flow {
 	return Flow{
 		Source:      netip.AddrPortFrom(t.IP.SourceAddress.Unmap(), t.Proto.SourcePort),
 		Destination: netip.AddrPortFrom(t.IP.DestinationAddress.Unmap(), t.Proto.DestinationPort),

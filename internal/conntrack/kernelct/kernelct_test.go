@@ -44,7 +44,7 @@ func TestEntries(t *testing.T) {
 		defer table.Close()
 		for _, protocol := range []uint8{unix.IPPROTO_TCP, unix.IPPROTO_UDP} {
 			for _, ends := range [][2]string{{"10.0.0.1:1000", "10.0.0.2:80"}, {"[fd00::1]:1000", "[fd00::2]:80"}} {
-				f := Flow{netip.MustParseAddrPort(ends[0]), netip.MustParseAddrPort(ends[1]), protocol}
+				f := Flow{Source: netip.MustParseAddrPort(ends[0]), Destination: netip.MustParseAddrPort(ends[1]), Protocol: protocol}
 				open := func(when string, f Flow, want bool) {
 					t.Helper()
 					if got, err := table.AreOpen([]Flow{f}); err != nil || got[0] != want {
@@ -90,7 +90,7 @@ func TestManyEntries(t *testing.T) {
 		flows, entries := make([]Flow, many), make([]Entry, many)
 		for i := range flows {
 			a, b := netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)}), netip.MustParseAddr("10.1.0.1")
-			flows[i] = Flow{netip.AddrPortFrom(a, 1000), netip.AddrPortFrom(b, 80), unix.IPPROTO_TCP}
+			flows[i] = Flow{Source: netip.AddrPortFrom(a, 1000), Destination: netip.AddrPortFrom(b, 80), Protocol: unix.IPPROTO_TCP}
 			entries[i] = Entry{flows[i], true}
 		}
 		count := func() (n int) {
@@ -125,7 +125,7 @@ func TestManyEntries(t *testing.T) {
 		if got := count(); got != 0 {
 			t.Errorf("%d flows are open after all were deleted", got)
 		}
-		if err := table.Create(Entry{Flow{flows[0].Source, flows[0].Destination, unix.IPPROTO_ICMP}, true}, entries[0]); err == nil {
+		if err := table.Create(Entry{Flow{Source: flows[0].Source, Destination: flows[0].Destination, Protocol: unix.IPPROTO_ICMP}, true}, entries[0]); err == nil {
 			t.Error("an entry that the kernel does not take is no error")
 		}
 		if got := count(); got != 1 {
@@ -155,7 +155,7 @@ func BenchmarkCreate(b *testing.B) {
 				var some []Entry
 				for i := 0; b.Loop(); i++ {
 					a := netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)})
-					some = append(some, Entry{Flow{netip.AddrPortFrom(a, 1000), netip.MustParseAddrPort("10.255.0.1:80"), unix.IPPROTO_TCP}, true})
+					some = append(some, Entry{Flow{Source: netip.AddrPortFrom(a, 1000), Destination: netip.MustParseAddrPort("10.255.0.1:80"), Protocol: unix.IPPROTO_TCP}, true})
 					if len(some) == at {
 						_ = table.Create(some...)
 						some = some[:0]

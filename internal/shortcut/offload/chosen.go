@@ -9,6 +9,7 @@ import (
 
 	"github.com/ti-mo/conntrack"
 
+	"beeline.io/beeline/internal/conntrack/kernelct"
 	"beeline.io/beeline/internal/node/flow"
 )
 
@@ -50,10 +51,10 @@ func (o *Offload) allowed() (ids []uint32, err error) {
 	}
 	for i := range all {
 		t := &all[i]
-		if t.Status&conntrack.StatusAssured == 0 || t.Status&statusOffload != 0 || t.Helper.Name != "" {
+		if t.Status&conntrack.StatusAssured == 0 || t.Status&conntrack.StatusOffload != 0 || t.Helper.Name != "" {
 			continue
 		}
-		if o.refusal(flow.Flow{In: tupleOf(&t.TupleOrig), Out: tupleOf(&t.TupleReply).Reverse()}) == "" {
+		if o.refusal(flow.Flow{In: kernelct.FlowOf(&t.TupleOrig), Out: kernelct.FlowOf(&t.TupleReply).Reverse()}) == "" {
 			ids = append(ids, t.ID)
 		}
 	}

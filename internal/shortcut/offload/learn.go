@@ -17,7 +17,6 @@ import (
 
 	"github.com/cilium/ebpf/ringbuf"
 
-	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/bpf/settable"
 	"beeline.io/beeline/internal/conntrack/kernelct"
 	"beeline.io/beeline/internal/node/flow"
@@ -170,13 +169,13 @@ func (f *FlowCache) take(e *Entry) string {
 	e.LastSeen = settable.Tick()
 	// Before, because packets of the other direction may be invalid as soon as those of this one skip conntrack;
 	// and afterwards, because a packet on the stack before the entry is in effect sets again what is cleared.
-	if err := f.kernel.SetLiberal(kernelFlow(&e.Key.Tuple)); err != nil {
+	if err := f.kernel.SetLiberal(tupleOf(&e.Key.Tuple)); err != nil {
 		return err.Error()
 	}
 	if err := f.cache.add(e); err != nil {
 		return err.Error()
 	}
-	if err := f.kernel.SetLiberal(kernelFlow(&e.Key.Tuple)); err != nil {
+	if err := f.kernel.SetLiberal(tupleOf(&e.Key.Tuple)); err != nil {
 		if removed := f.cache.remove([]Key{e.Key}, f.count); removed != nil {
 			f.config.Log.Error("the flow cache", "error", removed)
 		}
@@ -274,7 +273,3 @@ func (f *FlowCache) returnTunnelled() error {
 
 // Close frees what the flow cache needs of this process. The flows stay in it.
 func (f *FlowCache) Close() { f.kernel.Close() }
-
-func kernelFlow(t *bpf.OffloadTuple) kernelct.Flow {
-	return kernelct.Flow{Source: t.From(), Destination: t.To(), Protocol: t.Protocol}
-}

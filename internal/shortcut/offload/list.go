@@ -15,7 +15,10 @@ import (
 
 	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/internal/bpf/settable"
+	"beeline.io/beeline/internal/conntrack/kernelct"
 	"beeline.io/beeline/internal/node/flow"
+	"beeline.io/beeline/internal/node/netdev"
+	"beeline.io/beeline/internal/shortcut/offload/flowtable"
 )
 
 // List returns the TCP and UDP flows of the kernel's conntrack that this node forwards, in the network namespace of
@@ -41,7 +44,7 @@ func (o *Offload) List() ([]api.OffloadFlow, error) {
 	var all []api.OffloadFlow
 	for i := range tracked {
 		t := &tracked[i]
-		there, back := tupleOf(&t.TupleOrig), tupleOf(&t.TupleReply)
+		there, back := kernelct.FlowOf(&t.TupleOrig), kernelct.FlowOf(&t.TupleReply)
 		if _, known := protocolNames[there.Protocol]; !known || own[there.Source.Addr()] || own[back.Source.Addr()] {
 			continue
 		}
@@ -76,20 +79,6 @@ func stateOf(t *conntrack.Flow) string {
 	return "UNREPLIED"
 }
 
-func tupleOf(t *conntrack.Tuple) flow.Tuple {
-	return flow.Tuple{
-		Source:      netip.AddrPortFrom(t.IP.SourceAddress.Unmap(), t.Proto.SourcePort),
-		Destination: netip.AddrPortFrom(t.IP.DestinationAddress.Unmap(), t.Proto.DestinationPort),
-		Protocol:    t.Proto.Protocol,
-	}
-}
-
-// Bits of a flow's status (linux/netfilter/nf_conntrack_common.h).
-const (
-	statusOffload   = 1 << 14
-	statusHWOffload = 1 << 15
-)
-
 // direction is what conntrack knows of one direction of a flow.
 func direction(counter *conntrack.Counter, status conntrack.Status) api.FlowDirection {
 	if path := offloaded(status); path != "" {
@@ -101,9 +90,9 @@ func direction(counter *conntrack.Counter, status conntrack.Status) api.FlowDire
 // offloaded is the flowtable that a flow is in; empty: none.
 func offloaded(status conntrack.Status) api.FlowPath {
 	switch {
-	case status&statusHWOffload != 0:
+	case status&flowtable.StatusHardware != 0:
 		return api.PathHardware
-	case status&statusOffload != 0:
+	case status&conntrack.StatusOffload != 0:
 		return api.PathFlowtable
 	}
 	return ""
@@ -115,7 +104,7 @@ func (o *Offload) addOwn(s *api.OffloadFlow, t *conntrack.Flow, cached map[flow.
 	if offloaded(t.Status) != "" {
 		return
 	}
-	there, back := tupleOf(&t.TupleOrig), tupleOf(&t.TupleReply)
+	there, back := kernelct.FlowOf(&t.TupleOrig), kernelct.FlowOf(&t.TupleReply)
 	if o.usesFlowtable() {
 		// Its devices are not known: they count as any.
 		if reason := o.refusal(flow.Flow{In: there, Out: back.Reverse(), Helper: t.Helper.Name}); reason != "" {
@@ -152,11 +141,10 @@ func offloadedFlow(in flow.Tuple) (path api.FlowPath, out flow.Tuple, err error)
 	} else if err != nil {
 		return "", out, fmt.Errorf("look up a flow in the kernel's conntrack: %w", err)
 	}
-	if there := tupleOf(&t.TupleOrig); there != in {
-		return offloaded(t.Status), there.Reverse(), nil
+	if out = kernelct.FlowOf(&t.TupleOrig); out == in {
+		out = kernelct.FlowOf(&t.TupleReply)
 	}
-	reply := tupleOf(&t.TupleReply)
-	return offloaded(t.Status), reply.Reverse(), nil
+	return offloaded(t.Status), out.Reverse(), nil
 }
 
 func conntrackTuple(t flow.Tuple) conntrack.Tuple {
@@ -199,17 +187,12 @@ func (f *FlowCache) directions() map[flow.Tuple]api.FlowDirection {
 
 // ownAddresses are those of this node.
 func ownAddresses() (map[netip.Addr]bool, error) {
-	list, err := net.InterfaceAddrs()
-	if err != nil {
-		return nil, fmt.Errorf("list the addresses of this node: %w", err)
-	}
+	list, err := netdev.Addresses()
 	own := map[netip.Addr]bool{}
 	for _, a := range list {
-		if p, err := netip.ParsePrefix(a.String()); err == nil {
-			own[p.Addr().Unmap()] = true
-		}
+		own[a.Addr] = true
 	}
-	return own, nil
+	return own, err
 }
 
 // findCached returns the flows of the cache whose packets arrive with a tuple, by whatever device.

@@ -3,6 +3,7 @@
 package offload
 
 import (
+	"maps"
 	"slices"
 	"time"
 
@@ -45,12 +46,11 @@ func (o *Offload) isOfEdge(t flow.Tuple) bool {
 }
 
 func flowOf(e *Entry) flow.Flow {
-	in, out := &e.Key.Tuple, &e.To
-	return flow.Flow{
-		In:       flow.Tuple{Source: in.From(), Destination: in.To(), Protocol: in.Protocol},
-		Out:      flow.Tuple{Source: out.From(), Destination: out.To(), Protocol: out.Protocol},
-		InDevice: int(e.Key.Device), OutDevice: int(e.Device),
-	}
+	return flow.Flow{In: tupleOf(&e.Key.Tuple), Out: tupleOf(&e.To), InDevice: int(e.Key.Device), OutDevice: int(e.Device)}
+}
+
+func tupleOf(t *bpf.OffloadTuple) flow.Tuple {
+	return flow.Tuple{Source: t.From(), Destination: t.To(), Protocol: t.Protocol}
 }
 
 // refusalTexts are the reasons of enum offload_refusal by their names.
@@ -95,9 +95,5 @@ func (r refusals) add(f flow.Flow, reason string) {
 }
 
 func (r refusals) expire() {
-	for f, why := range r {
-		if time.Since(why.at) > refusalsAge {
-			delete(r, f)
-		}
-	}
+	maps.DeleteFunc(r, func(_ flow.Flow, why refusal) bool { return time.Since(why.at) > refusalsAge })
 }

@@ -13,13 +13,11 @@ import (
 	"github.com/ti-mo/conntrack"
 
 	"beeline.io/beeline/internal/api"
+	"beeline.io/beeline/internal/conntrack/kernelct"
 )
 
-// Status bits of conntrack (linux/netfilter/nf_conntrack_common.h).
-const (
-	statusOffload         = conntrack.StatusOffload
-	statusHardwareOffload = conntrack.Status(1 << 15) // IPS_HW_OFFLOAD, Linux 5.3
-)
+// StatusHardware is the bit IPS_HW_OFFLOAD of a status of conntrack (linux/netfilter/nf_conntrack_common.h, Linux 5.3).
+const StatusHardware = conntrack.Status(1 << 15)
 
 // A Flow is a flow in a flowtable of this namespace, Beeline's or another one.
 type Flow struct {
@@ -44,12 +42,12 @@ func (f *Flowtable) Flows() (all []Flow, err error) {
 			return err
 		}
 		defer c.Close()
-		entries, err := c.DumpFilter(conntrack.NewFilter().Status(statusOffload), nil)
+		entries, err := c.DumpFilter(conntrack.NewFilter().Status(conntrack.StatusOffload), nil)
 		if err != nil {
 			return err
 		}
 		for _, e := range entries {
-			if e.Status&statusOffload != 0 { // kernels before 5.15 do not filter
+			if e.Status&conntrack.StatusOffload != 0 { // kernels before 5.15 do not filter
 				all = append(all, flowOf(&e))
 			}
 		}
@@ -62,19 +60,14 @@ func (f *Flowtable) Flows() (all []Flow, err error) {
 }
 
 func flowOf(e *conntrack.Flow) Flow {
-	source, destination := ends(e.TupleOrig)
-	replySource, replyDestination := ends(e.TupleReply)
+	there, back := kernelct.FlowOf(&e.TupleOrig), kernelct.FlowOf(&e.TupleReply)
 	return Flow{
-		ID: e.ID, Protocol: e.TupleOrig.Proto.Protocol,
-		Source: source, Destination: destination, ReplySource: replySource, ReplyDestination: replyDestination,
-		Hardware: e.Status&statusHardwareOffload != 0,
+		ID: e.ID, Protocol: there.Protocol,
+		Source: there.Source, Destination: there.Destination, ReplySource: back.Source, ReplyDestination: back.Destination,
+		Hardware: e.Status&StatusHardware != 0,
 		Packets:  e.CountersOrig.Packets + e.CountersReply.Packets,
 		Octets:   e.CountersOrig.Bytes + e.CountersReply.Bytes,
 	}
-}
-
-func ends(t conntrack.Tuple) (source, destination netip.AddrPort) {
-	return netip.AddrPortFrom(t.IP.SourceAddress.Unmap(), t.Proto.SourcePort), netip.AddrPortFrom(t.IP.DestinationAddress.Unmap(), t.Proto.DestinationPort)
 }
 
 // Choose names flows, by conntrack's IDs, that may be taken in the next minute. It matters with Config.OnlyChosen.

@@ -113,7 +113,7 @@ func echoDatagrams(c net.PacketConn) {
 // A Flow is a connection, or an exchange of datagrams, between client and server.
 type Flow struct {
 	Kind
-	conn  net.Conn
+	Conn  net.Conn
 	round uint64
 }
 
@@ -131,51 +131,20 @@ func (w *World) OpenTo(ctx context.Context, network string, to netip.AddrPort) (
 func (w *World) open(ctx context.Context, k Kind, to netip.AddrPort) (f *Flow, err error) {
 	f = &Flow{Kind: k}
 	err = w.Client.Do(func() error {
-		f.conn, err = new(net.Dialer).DialContext(ctx, k.Network, to.String())
+		f.Conn, err = new(net.Dialer).DialContext(ctx, k.Network, to.String())
 		return err
 	})
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", k, err)
 	}
 	if deadline, ok := ctx.Deadline(); ok {
-		_ = f.conn.SetDeadline(deadline.Add(grace))
+		_ = f.Conn.SetDeadline(deadline.Add(grace))
 	}
 	return f, nil
 }
 
-// SetDeadline bounds what follows.
-func (f *Flow) SetDeadline(at time.Time) { _ = f.conn.SetDeadline(at) }
-
-// Source and Destination are the client's end, and what it connected to.
-func (f *Flow) Source() netip.AddrPort      { return addrPort(f.conn.LocalAddr()) }
-func (f *Flow) Destination() netip.AddrPort { return addrPort(f.conn.RemoteAddr()) }
-
-func addrPort(a net.Addr) netip.AddrPort {
-	p, _ := netip.ParseAddrPort(a.String())
-	return p
-}
-
-// Reset ends a TCP connection by RST.
-func (f *Flow) Reset() error {
-	if err := f.conn.(*net.TCPConn).SetLinger(0); err != nil {
-		return err
-	}
-	return f.conn.Close()
-}
-
-// Forget drops answers of UDP that came too late.
-func (f *Flow) Forget() {
-	_ = f.conn.SetReadDeadline(time.Now().Add(time.Millisecond))
-	for b := make([]byte, messageSize); ; {
-		if _, err := f.conn.Read(b); err != nil {
-			break
-		}
-	}
-	_ = f.conn.SetReadDeadline(time.Time{})
-}
-
 // Close closes the client's socket without waiting.
-func (f *Flow) Close() { f.conn.Close() }
+func (f *Flow) Close() { f.Conn.Close() }
 
 // messageSize is the payload of a packet of Exchange, in octets.
 const messageSize = 64
@@ -186,10 +155,10 @@ func (f *Flow) Exchange(rounds int) error {
 	for range rounds {
 		f.round++
 		message := bytes.Repeat(binary.BigEndian.AppendUint64(nil, f.round), messageSize/8)
-		if _, err := f.conn.Write(message); err != nil {
+		if _, err := f.Conn.Write(message); err != nil {
 			return fmt.Errorf("%s: message %d: %w", f.Kind, f.round, err)
 		}
-		if _, err := io.ReadFull(f.conn, answer); err != nil {
+		if _, err := io.ReadFull(f.Conn, answer); err != nil {
 			return fmt.Errorf("%s: answer %d: %w", f.Kind, f.round, err)
 		}
 		if !bytes.Equal(message, answer) {
@@ -203,7 +172,7 @@ func (f *Flow) Exchange(rounds int) error {
 func (f *Flow) Send(messages int) error {
 	message := make([]byte, messageSize)
 	for range messages {
-		if _, err := f.conn.Write(message); err != nil {
+		if _, err := f.Conn.Write(message); err != nil {
 			return fmt.Errorf("%s: %w", f.Kind, err)
 		}
 	}
@@ -214,10 +183,10 @@ func (f *Flow) Send(messages int) error {
 func (f *Flow) Stream(octets int) error {
 	sent := make(chan error, 1)
 	go func() {
-		_, err := io.Copy(f.conn, pattern(octets))
+		_, err := io.Copy(f.Conn, pattern(octets))
 		sent <- err
 	}()
-	err := equal(io.LimitReader(f.conn, int64(octets)), pattern(octets))
+	err := equal(io.LimitReader(f.Conn, int64(octets)), pattern(octets))
 	if err := errors.Join(err, <-sent); err != nil {
 		return fmt.Errorf("%s: stream of %d octets: %w", f.Kind, octets, err)
 	}
@@ -265,7 +234,7 @@ func equal(got, want io.Reader) error {
 
 // Finish ends a TCP connection from the client's side, and waits for the server's FIN.
 func (f *Flow) Finish() error {
-	half, ok := f.conn.(*net.TCPConn)
+	half, ok := f.Conn.(*net.TCPConn)
 	if !ok {
 		return nil
 	}
