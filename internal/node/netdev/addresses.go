@@ -30,3 +30,13 @@ func Addresses() ([]Address, error) {
 	}
 	return all, nil
 }
+
+// LastAddress returns the last address of a network.
+func LastAddress(of netip.Prefix) netip.Addr {
+	last := of.Addr().AsSlice()
+	for bit := of.Bits(); bit < 8*len(last); bit++ {
+		last[bit/8] |= 0x80 >> (bit % 8)
+	}
+	a, _ := netip.AddrFromSlice(last)
+	return a
+}

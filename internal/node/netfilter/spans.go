@@ -7,6 +7,8 @@ import (
 	"net/netip"
 	"slices"
 	"sort"
+
+	"beeline.io/beeline/internal/node/netdev"
 )
 
 // An ordered is an address or a port. What Next returns after the last one is equal to none.
@@ -47,12 +49,7 @@ func (p port) Prev() port { return p - 1 }
 var allPorts = ports{{0, lastPort}}
 
 func spanOf(p netip.Prefix) span {
-	last := p.Masked().Addr().AsSlice()
-	for bit := p.Bits(); bit < len(last)*8; bit++ {
-		last[bit/8] |= 0x80 >> (bit % 8)
-	}
-	end, _ := netip.AddrFromSlice(last)
-	return span{p.Masked().Addr(), end}
+	return span{p.Masked().Addr(), netdev.LastAddress(p)}
 }
 
 // everything is all addresses of a family.

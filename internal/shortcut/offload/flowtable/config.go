@@ -10,6 +10,7 @@ import (
 
 	"beeline.io/beeline/internal/api"
 	"beeline.io/beeline/internal/bpf"
+	"beeline.io/beeline/internal/node/netdev"
 	"beeline.io/beeline/internal/shortcut/offload/policy"
 )
 
@@ -42,20 +43,10 @@ type Report = api.FlowtableReport
 func spans(networks []netip.Prefix, ipv6 bool) (all []span) {
 	for _, n := range networks {
 		if n = n.Masked(); n.Addr().Is6() == ipv6 {
-			all = append(all, span{n.Addr().AsSlice(), last(n).AsSlice()})
+			all = append(all, span{n.Addr().AsSlice(), netdev.LastAddress(n).AsSlice()})
 		}
 	}
 	return merge(all)
-}
-
-// last is the last address of a network.
-func last(n netip.Prefix) netip.Addr {
-	b := n.Addr().AsSlice()
-	for i := n.Bits(); i < len(b)*8; i++ {
-		b[i/8] |= 0x80 >> (i % 8)
-	}
-	a, _ := netip.AddrFromSlice(b)
-	return a
 }
 
 func portSpans(ports []bpf.PortRange) (all []span) {

@@ -43,7 +43,7 @@ func (f *Flowtable) choose(n *network, c Config, earlier Report) (Report, error)
 	if err != nil {
 		return r, err
 	}
-	for _, name := range unique(c.Devices) {
+	for _, name := range slices.Compact(slices.Sorted(slices.Values(c.Devices))) {
 		switch l, ok := n.named(name); {
 		case !ok:
 			r.RefusedDevices[name] = "there is no such device"
@@ -64,19 +64,10 @@ func (f *Flowtable) choose(n *network, c Config, earlier Report) (Report, error)
 	return r, err
 }
 
-func unique(names []string) []string {
-	names = slices.Clone(names)
-	slices.Sort(names)
-	return slices.Compact(names)
-}
-
 // chooseSoftware drops devices that the kernel refuses. If it accepts all, or has no flowtable, one attempt says so.
 func (f *Flowtable) chooseSoftware(r *Report, known []string) error {
-	tested := func(name string) bool { return slices.Contains(known, name) }
-	if len(known) > 0 && !slices.ContainsFunc(r.SoftwareDevices, func(name string) bool { return !tested(name) }) {
-		return nil
-	}
-	if f.try(r.SoftwareDevices, false) == nil {
+	untested := func(name string) bool { return !slices.Contains(known, name) }
+	if len(known) > 0 && !slices.ContainsFunc(r.SoftwareDevices, untested) || f.try(r.SoftwareDevices, false) == nil {
 		return nil
 	}
 	if err := f.try(nil, false); err != nil {
@@ -140,11 +131,7 @@ var probeTable = &nftables.Table{Family: nftables.TableFamilyINet, Name: ProbeTa
 
 // try creates a flowtable for devices, and deletes it again.
 func (f *Flowtable) try(devices []string, hardware bool) error {
-	return f.do(func() error {
-		c, err := f.connect()
-		if err != nil {
-			return err
-		}
+	return f.with(func(c *nftables.Conn) error {
 		remove(c, probeTable)
 		c.AddTable(probeTable)
 		c.AddFlowtable(flowtable(probeTable, devices, hardware))
@@ -159,11 +146,7 @@ func (f *Flowtable) try(devices []string, hardware bool) error {
 // othersFlowtables returns the devices in flowtables that are not Beeline's, and the flowtable and its table.
 func (f *Flowtable) othersFlowtables() (found map[string]string, err error) {
 	found = map[string]string{}
-	err = f.do(func() error {
-		c, err := f.connect()
-		if err != nil {
-			return err
-		}
+	err = f.with(func(c *nftables.Conn) error {
 		tables, err := c.ListTables()
 		if err != nil {
 			return unavailable(fmt.Errorf("list the tables of nftables: %w", err))

@@ -60,7 +60,7 @@ type counts struct {
 func New(namespace *netns.Namespace, log *slog.Logger) *Flowtable {
 	return &Flowtable{
 		namespace: namespace, log: log, wake: wakeup.NewSignal(),
-		connect: func() (*nftables.Conn, error) { return nftables.New() },
+		connect: newConn,
 		status:  counts{replaced: map[string]uint64{}},
 	}
 }
@@ -133,30 +133,33 @@ func (f *Flowtable) install(c *Config) error {
 }
 
 func (f *Flowtable) write(n *network, c *Config, report Report, devices map[int]bool) error {
+	rulesetOf := func(names []string, above map[int]bool, hardware bool) *ruleset {
+		return &ruleset{config: *c, devices: names, indexes: slices.Sorted(maps.Keys(above)), hops: n.hops(above), hardware: hardware}
+	}
 	return f.batch(func(conn *nftables.Conn) error {
 		if len(report.HardwareDevices) == 0 {
 			remove(conn, tableOf(true))
-		} else {
-			inHardware := n.above(report.HardwareDevices)
-			r := &ruleset{config: *c, devices: report.HardwareDevices, indexes: indexes(inHardware), hops: n.hops(inHardware), hardware: true}
-			if err := r.replace(conn); err != nil {
-				return err
-			}
+		} else if err := rulesetOf(report.HardwareDevices, n.above(report.HardwareDevices), true).replace(conn); err != nil {
+			return err
 		}
-		r := &ruleset{config: *c, devices: report.SoftwareDevices, indexes: indexes(devices), hops: n.hops(devices)}
-		return r.replace(conn)
+		return rulesetOf(report.SoftwareDevices, devices, false).replace(conn)
 	})
 }
 
-func indexes(of map[int]bool) []int { return slices.Sorted(maps.Keys(of)) }
-
-// batch commits what a function adds.
-func (f *Flowtable) batch(add func(*nftables.Conn) error) error {
+// with runs a function with a connection to nf_tables of the namespace.
+func (f *Flowtable) with(function func(*nftables.Conn) error) error {
 	return f.do(func() error {
 		c, err := f.connect()
 		if err != nil {
 			return err
 		}
+		return function(c)
+	})
+}
+
+// batch commits what a function adds.
+func (f *Flowtable) batch(add func(*nftables.Conn) error) error {
+	return f.with(func(c *nftables.Conn) error {
 		if err := add(c); err != nil {
 			return err
 		}
@@ -210,10 +213,7 @@ func removeTables(connect func() (*nftables.Conn, error), chosen func(*nftables.
 func (f *Flowtable) accounting() (on bool) {
 	_ = f.do(func() error {
 		text, err := os.ReadFile(filepath.Join(netdev.SysctlRoot, "netfilter/nf_conntrack_acct"))
-		on = err == nil && strings.TrimSpace(string(text)) != "0"
-		if errors.Is(err, os.ErrNotExist) {
-			on = false // conntrack begins with the first rule
-		}
+		on = err == nil && strings.TrimSpace(string(text)) != "0" // it does not exist before conntrack begins with the first rule
 		return nil
 	})
 	return on

@@ -5,7 +5,9 @@ package flowtable
 import (
 	"encoding/binary"
 	"fmt"
+	"maps"
 	"net/netip"
+	"slices"
 
 	"github.com/google/nftables"
 	"github.com/vishvananda/netlink"
@@ -181,16 +183,8 @@ func (n *network) link(message uint16, l netlink.Link, matters func(netdev.Devic
 
 // forget drops the neighbours of a device that is gone: the kernel need not name them.
 func (n *network) forget(index int) {
-	for h := range n.valid {
-		if h.device == index {
-			delete(n.valid, h)
-		}
-	}
-	for k, port := range n.fdb {
-		if k.bridge == index || port == index {
-			delete(n.fdb, k)
-		}
-	}
+	maps.DeleteFunc(n.valid, func(h hop, _ neighbour) bool { return h.device == index })
+	maps.DeleteFunc(n.fdb, func(k fdbKey, port int) bool { return k.bridge == index || port == index })
 }
 
 // hops are the valid next hops by some devices.
@@ -214,10 +208,8 @@ func (n *network) hops(devices map[int]bool) hops {
 func (n *network) above(names []string) map[int]bool {
 	all := map[int]bool{}
 	for index, l := range n.links {
-		for _, name := range names {
-			if l.Name == name {
-				all[index] = true
-			}
+		if slices.Contains(names, l.Name) {
+			all[index] = true
 		}
 	}
 	for grown := true; grown; {

@@ -4,6 +4,7 @@ package flowtable
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/google/nftables"
 	"github.com/vishvananda/netlink"
@@ -34,11 +35,8 @@ func (f *Flowtable) follows(c change) error {
 	if err != nil {
 		return err
 	}
-	for _, h := range moved {
-		if used[h] {
-			f.setDue("a next hop")
-			return nil
-		}
+	if slices.ContainsFunc(moved, func(h hop) bool { return used[h] }) {
+		f.setDue("a next hop")
 	}
 	return nil
 }
@@ -54,13 +52,12 @@ func (f *Flowtable) tables() []*nftables.Table {
 func (f *Flowtable) changeSets(added, removed []hop) error {
 	return f.batch(func(c *nftables.Conn) error {
 		for _, t := range f.tables() {
-			for _, h := range added {
-				if err := c.SetAddElements(hopSet(t, validSet4, validSet6, h), []nftables.SetElement{{Key: h.key()}}); err != nil {
-					return err
+			for i, h := range slices.Concat(added, removed) {
+				change := c.SetAddElements
+				if i >= len(added) {
+					change = c.SetDeleteElements
 				}
-			}
-			for _, h := range removed {
-				if err := c.SetDeleteElements(hopSet(t, validSet4, validSet6, h), []nftables.SetElement{{Key: h.key()}}); err != nil {
+				if err := change(validSet(t, h), []nftables.SetElement{{Key: h.key()}}); err != nil {
 					return err
 				}
 			}
@@ -69,22 +66,18 @@ func (f *Flowtable) changeSets(added, removed []hop) error {
 	})
 }
 
-// hopSet is the set of the family of a next hop.
-func hopSet(t *nftables.Table, name4, name6 string, h hop) *nftables.Set {
+// validSet is the set of valid next hops of the family of one.
+func validSet(t *nftables.Table, h hop) *nftables.Set {
 	if h.address.Is6() {
-		return &nftables.Set{Table: t, Name: name6, KeyType: nextHop6Type}
+		return &nftables.Set{Table: t, Name: validSet6, KeyType: nextHop6Type}
 	}
-	return &nftables.Set{Table: t, Name: name4, KeyType: nextHop4Type}
+	return &nftables.Set{Table: t, Name: validSet4, KeyType: nextHop4Type}
 }
 
 // used reads which next hops flows had since the table was created.
 func (f *Flowtable) used() (used map[hop]bool, err error) {
 	used = map[hop]bool{}
-	err = f.do(func() error {
-		c, err := f.connect()
-		if err != nil {
-			return err
-		}
+	err = f.with(func(c *nftables.Conn) error {
 		for _, t := range f.tables() {
 			for _, name := range []string{usedSet4, usedSet6} {
 				elements, err := c.GetSetElements(&nftables.Set{Table: t, Name: name})

@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+	"slices"
 	"syscall"
 	"time"
 
@@ -201,13 +202,5 @@ func routeMatters(message []byte) bool {
 
 // matters reports whether flows use a device: those of the configuration and those above, and ports of these.
 func (f *Flowtable) matters(d netdev.Device) bool {
-	if f.devices[d.Index] || f.devices[d.Master] {
-		return true
-	}
-	for _, name := range f.config.Devices {
-		if name == d.Name {
-			return true
-		}
-	}
-	return false
+	return f.devices[d.Index] || f.devices[d.Master] || slices.Contains(f.config.Devices, d.Name)
 }
