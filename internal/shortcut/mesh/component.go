@@ -18,7 +18,7 @@ import (
 func New() *component.Component {
 	c := &config{datapath: &Datapath{}}
 	programs := c.datapath.Component()
-	return &component.Component{Name: programs.Name, BPF: programs, AddFlags: c.addFlags, Complete: c.complete, Options: c.options, New: c.run, CheckObjects: c.checkObjects}
+	return &component.Component{Name: programs.Name, BPF: programs, AddFlags: c.addFlags, Complete: c.complete, Options: c.setOptions, New: c.run, CheckObjects: c.checkObjects}
 }
 
 // running is a running sidecar shortcut.
@@ -34,8 +34,7 @@ func (c *config) run(env component.Env) (*component.Instance, error) {
 	if !c.enabled() {
 		return &component.Instance{}, nil
 	}
-	shortcut, err := newShortcut(c.datapath, Config{Root: env.Datapath.CgroupPath(), Cgroups: c.cgroups, PodCgroups: c.podCgroups(),
-		OutboundPort: c.outboundPort, InboundPort: c.inboundPort, Defaults: c.defaults, Log: env.Log})
+	shortcut, err := newShortcut(c, env.Datapath.CgroupPath(), env.Log)
 	if err != nil {
 		return nil, err
 	}

@@ -75,8 +75,8 @@ func (s *Shortcut) learn(p *Pod) (f facts, err error) {
 	mapped.identify()
 	listening, e := listeningIn(namespace)
 	if e == nil {
-		outbound := listening[s.config.OutboundPort]
-		f.listens, f.stranger, f.listensInbound = len(outbound) > 0, mapped.stranger(outbound, pids), len(listening[s.config.InboundPort]) > 0
+		outbound := listening[s.config.options.OutboundPort]
+		f.listens, f.stranger, f.listensInbound = len(outbound) > 0, mapped.stranger(outbound, pids), len(listening[s.config.options.InboundPort]) > 0
 	}
 	err = errors.Join(err, e)
 	listeners := s.datapath.ListenersOf(p.NetNSCookie, false)

@@ -20,20 +20,16 @@ import (
 
 // config is the configuration of the sidecar shortcut.
 type config struct {
+	// cgroups are directories of cgroup v2, each of a pod: the application and the proxy are in it or below it.
+	// They may come and go.
 	cgroups                    []string
 	pods                       string          // a label selector
 	selector                   labels.Selector // of pods; nil: none
 	podCgroups                 func() []string // the socket shortcut's --pod-cgroups
-	dnsPort                    uint16
-	dnsAll                     bool
-	outboundPort, inboundPort  uint16
-	proxyUID, proxyGID         uint32
-	excludeOutbound, excludeIn []string // ports
+	excludeOutbound, excludeIn []string        // ports
 	excludeNetworks            []string
-	excludeInterfaces          []string
-	rerouteInterfaces          []string
-	sockmap                    bool
 	hostStack                  string
+	options                    Options
 	defaults                   Defaults
 	datapath                   *Datapath
 }
@@ -48,19 +44,19 @@ const (
 func (c *config) addFlags(fs *pflag.FlagSet) {
 	fs.StringSliceVar(&c.cgroups, "mesh-cgroups", nil, "directories of cgroup v2 of pods whose TCP connections go through a proxy in the pod, instead of by netfilter's REDIRECT; they may be created later")
 	fs.StringVar(&c.pods, "mesh-pods", "", "label selector of the node's pods whose TCP connections go through a proxy in the pod, as their annotations of Istio say (security.istio.io/tlsMode: all that have Istio's proxy)")
-	fs.Uint16Var(&c.dnsPort, "mesh-dns-port", 0, "port on loopback at which proxies answer DNS: queries of applications go there (Istio's proxies: 15053, if they have ISTIO_META_DNS_CAPTURE); 0 for not")
-	fs.BoolVar(&c.dnsAll, "mesh-dns-capture-all", false, "with --mesh-dns-port, queries to all name servers go to the proxies, not only those to the servers of the pod's /etc/resolv.conf")
+	fs.Uint16Var(&c.options.DNSPort, "mesh-dns-port", 0, "port on loopback at which proxies answer DNS: queries of applications go there (Istio's proxies: 15053, if they have ISTIO_META_DNS_CAPTURE); 0 for not")
+	fs.BoolVar(&c.defaults.AllNameServers, "mesh-dns-capture-all", false, "with --mesh-dns-port, queries to all name servers go to the proxies, not only those to the servers of the pod's /etc/resolv.conf")
 	c.podCgroups = func() []string { all, _ := fs.GetStringSlice("pod-cgroups"); return all }
-	fs.Uint16Var(&c.outboundPort, "mesh-outbound-port", defaultOutboundPort, "port on loopback at which the proxies take connections of their applications")
-	fs.Uint16Var(&c.inboundPort, "mesh-inbound-port", defaultInboundPort, "port at which the proxies take connections from other hosts to their pods")
-	fs.Uint32Var(&c.proxyUID, "mesh-proxy-uid", defaultProxyUser, "user ID of the proxies: connections of its processes are not redirected")
-	fs.Uint32Var(&c.proxyGID, "mesh-proxy-gid", defaultProxyUser, "group ID of the proxies: connections of processes with this primary group are not redirected")
+	fs.Uint16Var(&c.options.OutboundPort, "mesh-outbound-port", defaultOutboundPort, "port on loopback at which the proxies take connections of their applications")
+	fs.Uint16Var(&c.options.InboundPort, "mesh-inbound-port", defaultInboundPort, "port at which the proxies take connections from other hosts to their pods")
+	fs.Uint32Var(&c.options.ProxyUID, "mesh-proxy-uid", defaultProxyUser, "user ID of the proxies: connections of its processes are not redirected")
+	fs.Uint32Var(&c.options.ProxyGID, "mesh-proxy-gid", defaultProxyUser, "group ID of the proxies: connections of processes with this primary group are not redirected")
 	fs.StringSliceVar(&c.excludeOutbound, "mesh-exclude-outbound-ports", nil, "with --mesh-cgroups or --mesh-pods, ports to which applications connect without the proxy")
 	fs.StringSliceVar(&c.excludeNetworks, "mesh-exclude-outbound-networks", nil, "with --mesh-cgroups or --mesh-pods, networks (CIDR) to which applications connect without the proxy")
-	fs.StringSliceVar(&c.excludeInterfaces, "mesh-exclude-interfaces", nil, "with --mesh-cgroups or --mesh-pods, devices of pods, for example net1, or vnet+ for all whose name begins with vnet: what leaves or arrives by them does not go to the proxy")
-	fs.StringSliceVar(&c.rerouteInterfaces, "mesh-reroute-interfaces", nil, "with --mesh-cgroups or --mesh-pods, devices of pods behind which virtual machines are, for example k6t-eth0, or vnet+ for all whose name begins with vnet: the machines' TCP connections go to the proxy")
+	fs.StringSliceVar(&c.defaults.ExcludeInterfaces, "mesh-exclude-interfaces", nil, "with --mesh-cgroups or --mesh-pods, devices of pods, for example net1, or vnet+ for all whose name begins with vnet: what leaves or arrives by them does not go to the proxy")
+	fs.StringSliceVar(&c.defaults.RerouteInterfaces, "mesh-reroute-interfaces", nil, "with --mesh-cgroups or --mesh-pods, devices of pods behind which virtual machines are, for example k6t-eth0, or vnet+ for all whose name begins with vnet: the machines' TCP connections go to the proxy")
 	fs.StringSliceVar(&c.excludeIn, "mesh-exclude-inbound-ports", nil, "with --mesh-cgroups or --mesh-pods, ports of pods that other hosts reach without the proxy")
-	fs.BoolVar(&c.sockmap, "mesh-sockmap", false, "with --mesh-cgroups or --mesh-pods, let messages between applications and proxies skip TCP; read docs/operate/mesh.md before, which names the programs that it may break")
+	fs.BoolVar(&c.options.Sockmap, "mesh-sockmap", false, "with --mesh-cgroups or --mesh-pods, let messages between applications and proxies skip TCP; read docs/operate/mesh.md before, which names the programs that it may break")
 	fs.StringVar(&c.hostStack, "mesh-hoststack", string(hoststack.ModeIgnore), "with --mesh-cgroups or --mesh-pods, programs of pods that have the host stack's library: ignore does not look at them, on lists and counts their connections, off keeps all their connections on the kernel, also those that use rings now")
 }
 
@@ -74,19 +70,19 @@ func (c *config) complete(*service.Config) (err error) {
 			return fmt.Errorf("--mesh-cgroups %q: give the absolute path of a cgroup v2 directory", directory)
 		}
 	}
-	if c.outboundPort == 0 || c.inboundPort == 0 || c.outboundPort == c.inboundPort || c.dnsPort == c.outboundPort || c.dnsPort == c.inboundPort {
-		return fmt.Errorf("--mesh-outbound-port %d, --mesh-inbound-port %d and --mesh-dns-port %d: give different ports of the proxy", c.outboundPort, c.inboundPort, c.dnsPort)
+	if c.options.OutboundPort == 0 || c.options.InboundPort == 0 || c.options.OutboundPort == c.options.InboundPort || c.options.DNSPort == c.options.OutboundPort || c.options.DNSPort == c.options.InboundPort {
+		return fmt.Errorf("--mesh-outbound-port %d, --mesh-inbound-port %d and --mesh-dns-port %d: give different ports of the proxy", c.options.OutboundPort, c.options.InboundPort, c.options.DNSPort)
 	}
 	if c.pods != "" {
 		if c.selector, err = labels.Parse(c.pods); err != nil {
 			return fmt.Errorf("--mesh-pods %q: not a label selector such as app=web or security.istio.io/tlsMode: %w", c.pods, err)
 		}
 	}
-	if len(c.cgroups) > 0 && c.proxyUID == 0 && c.proxyGID == 0 {
+	if len(c.cgroups) > 0 && c.options.ProxyUID == 0 && c.options.ProxyGID == 0 {
 		return fmt.Errorf("--mesh-proxy-uid=0 --mesh-proxy-gid=0 do not tell proxies from applications, which run as root, too: start the proxies with a user or a primary group of their own, and name it")
 	}
-	c.defaults = Defaults{ProxyUID: c.proxyUID, ProxyGID: c.proxyGID, DNS: c.dnsPort != 0, AllNameServers: c.dnsAll}
-	if c.dnsAll && c.dnsPort == 0 {
+	c.defaults.ProxyUID, c.defaults.ProxyGID, c.defaults.DNS = c.options.ProxyUID, c.options.ProxyGID, c.options.DNSPort != 0
+	if c.defaults.AllNameServers && c.options.DNSPort == 0 {
 		return fmt.Errorf("--mesh-dns-capture-all has no effect without --mesh-dns-port: remove it, or name the port")
 	}
 	if c.defaults.ExcludeOutboundPorts, err = ports("mesh-exclude-outbound-ports", c.excludeOutbound); err != nil {
@@ -102,15 +98,14 @@ func (c *config) complete(*service.Config) (err error) {
 		}
 		c.defaults.ExcludeOutbound = append(c.defaults.ExcludeOutbound, p.Masked())
 	}
-	for flag, names := range map[string][]string{"mesh-exclude-interfaces": c.excludeInterfaces, "mesh-reroute-interfaces": c.rerouteInterfaces} {
+	for flag, names := range map[string][]string{"mesh-exclude-interfaces": c.defaults.ExcludeInterfaces, "mesh-reroute-interfaces": c.defaults.RerouteInterfaces} {
 		for _, text := range names {
 			if _, err := sidecar.ParseInterface(text); err != nil {
 				return fmt.Errorf("--%s: %w", flag, err)
 			}
 		}
 	}
-	c.defaults.ExcludeInterfaces, c.defaults.RerouteInterfaces = c.excludeInterfaces, c.rerouteInterfaces
-	if (c.sockmap || c.dnsPort != 0) && !c.enabled() {
+	if (c.options.Sockmap || c.options.DNSPort != 0) && !c.enabled() {
 		return fmt.Errorf("--mesh-sockmap and --mesh-dns-port have no effect without --mesh-cgroups or --mesh-pods: remove them")
 	}
 	if !slices.Contains(hoststack.Modes, c.hostStackMode()) {
@@ -119,7 +114,7 @@ func (c *config) complete(*service.Config) (err error) {
 	if c.hostStackMode() != hoststack.ModeIgnore && !c.enabled() {
 		return fmt.Errorf("--mesh-hoststack=%s has no effect without --mesh-cgroups or --mesh-pods: remove it, or name the pods", c.hostStack)
 	}
-	if !c.enabled() && (len(c.excludeOutbound) > 0 || len(c.excludeIn) > 0 || len(c.excludeNetworks) > 0 || len(c.excludeInterfaces) > 0 || len(c.rerouteInterfaces) > 0) {
+	if !c.enabled() && (len(c.excludeOutbound) > 0 || len(c.excludeIn) > 0 || len(c.excludeNetworks) > 0 || len(c.defaults.ExcludeInterfaces) > 0 || len(c.defaults.RerouteInterfaces) > 0) {
 		return fmt.Errorf("--mesh-exclude-outbound-ports, --mesh-exclude-outbound-networks, --mesh-exclude-inbound-ports, --mesh-exclude-interfaces and --mesh-reroute-interfaces have no effect without --mesh-cgroups or --mesh-pods: remove them")
 	}
 	return nil
@@ -136,8 +131,8 @@ func ports(flag string, texts []string) (all []uint16, err error) {
 	return all, nil
 }
 
-func (c *config) options(*bpf.Options) {
+func (c *config) setOptions(*bpf.Options) {
 	if c.enabled() {
-		c.datapath.Options = &Options{OutboundPort: c.outboundPort, InboundPort: c.inboundPort, DNSPort: c.dnsPort, ProxyUID: c.proxyUID, ProxyGID: c.proxyGID, Sockmap: c.sockmap}
+		c.datapath.Options = &c.options
 	}
 }

@@ -26,8 +26,8 @@ func (s *Shortcut) adopt(p *Pod, namespace *netns.Namespace) error {
 			return nil
 		}
 		known = append(known, id)
-		return s.datapath.AddListener(p.NetNSCookie, port == s.config.OutboundPort, fd)
-	}, s.config.InboundPort, s.config.OutboundPort)
+		return s.datapath.AddListener(p.NetNSCookie, port == s.config.options.OutboundPort, fd)
+	}, s.config.options.InboundPort, s.config.options.OutboundPort)
 }
 
 // eachListener calls f with a copy of each socket of the pod's processes that listens at one of these ports.

@@ -22,25 +22,11 @@ import (
 	"beeline.io/beeline/internal/util/wakeup"
 )
 
-// Config says which pods have a proxy, and which connections it gets.
-type Config struct {
-	// Root is the cgroup of the Service programs.
-	Root string
-	// Cgroups are directories of cgroup v2, each of a pod: the application and the proxy are in it or below it.
-	// They may come and go.
-	Cgroups []string
-	// PodCgroups are the directories in which to search for cgroups of pods of Kubernetes; empty: those of all
-	// hierarchies, and the agent's.
-	PodCgroups                []string
-	OutboundPort, InboundPort uint16
-	Defaults                  Defaults
-	Log                       *slog.Logger
-}
-
 // A Shortcut is the running sidecar shortcut. Its methods may be called at any time.
 type Shortcut struct {
+	config   *config
 	datapath *Datapath
-	config   Config
+	log      *slog.Logger
 	follower *podcgroup.Follower
 	located  wakeup.Signal // pods have started, or their cgroups or network namespaces have changed
 	moved    wakeup.Signal // devices or routes of pods have changed
@@ -58,38 +44,38 @@ type Shortcut struct {
 	watches map[uint64]*deviceWatch
 
 	mu      sync.Mutex
-	pods    []Pod // those of Config.Cgroups, and after them those of Kubernetes
+	pods    []Pod // those of --mesh-cgroups, and after them those of Kubernetes
 	left    []api.MeshLeft
 	problem condition.List
 	// readers are those to which messages take TCP, with --mesh-sockmap.
 	readers Readers
 }
 
-// newShortcut returns a shortcut that Start starts.
+// newShortcut returns a shortcut that Start starts. cgroup is that of the Service programs.
 //
 // Errors: a cgroup that contains the agent's, whose programs would run first.
-func newShortcut(d *Datapath, c Config) (*Shortcut, error) {
-	root, err := filepath.EvalSymlinks(c.Root)
+func newShortcut(c *config, cgroup string, log *slog.Logger) (*Shortcut, error) {
+	root, err := filepath.EvalSymlinks(cgroup)
 	if err != nil {
 		return nil, err
 	}
-	s := &Shortcut{datapath: d, config: c, located: wakeup.NewSignal(), moved: wakeup.NewSignal(), watches: map[uint64]*deviceWatch{}}
+	s := &Shortcut{config: c, datapath: c.datapath, log: log, located: wakeup.NewSignal(), moved: wakeup.NewSignal(), watches: map[uint64]*deviceWatch{}}
 	s.follower = podcgroup.NewFollower(podcgroup.FollowerConfig{
-		PodCgroups: c.PodCgroups, CgroupRoot: c.Root, Unified: true, Log: c.Log,
+		PodCgroups: c.podCgroups(), CgroupRoot: cgroup, Unified: true, Log: log,
 		Scanned: func(_ podcgroup.Key, _ podcgroup.Location, changed bool) {
 			if changed {
 				s.located.Send()
 			}
 		},
 	})
-	ports, networks := d.RuleLimits()
+	ports, networks := c.datapath.RuleLimits()
 	s.rules.ports, s.rules.networks = ports/2, networks/2
-	for _, directory := range c.Cgroups {
+	for _, directory := range c.cgroups {
 		real, err := filepath.EvalSymlinks(directory)
 		if err == nil && (real == root || strings.HasPrefix(root, real+"/")) {
 			return nil, fmt.Errorf("--mesh-cgroups %s is or contains the cgroup %s of the Service programs, which would run first: name the cgroups of pods below it", directory, root)
 		}
-		p := Pod{MeshPod: api.MeshPod{CgroupDirectory: directory}, key: podcgroup.Key{Directory: directory}, policy: c.Defaults.policy(), mapped: true, interfaces: interfaces{c.Defaults.ExcludeInterfaces, c.Defaults.RerouteInterfaces}}
+		p := Pod{MeshPod: api.MeshPod{CgroupDirectory: directory}, key: podcgroup.Key{Directory: directory}, policy: c.defaults.policy(), mapped: true, interfaces: interfaces{c.defaults.ExcludeInterfaces, c.defaults.RerouteInterfaces}}
 		p.identify()
 		s.pods = append(s.pods, p)
 	}
@@ -102,7 +88,7 @@ func (s *Shortcut) SetPods(sidecars *Sidecars) {
 	s.work.Lock()
 	defer s.work.Unlock()
 	before := s.Pods()
-	next := slices.Clone(before[:len(s.config.Cgroups)])
+	next := slices.Clone(before[:len(s.config.cgroups)])
 	for i := range sidecars.Pods() {
 		next = append(next, s.podOf(&sidecars.Pods()[i], before))
 	}
@@ -138,10 +124,10 @@ func (s *Shortcut) podOf(sidecar *Sidecar, before []Pod) Pod {
 	p.Name, p.UID, p.Native = sidecar.Pod.Namespace+"/"+sidecar.Pod.Name, sidecar.UID, sidecar.Native
 	p.key = podcgroup.Key{UID: sidecar.UID}
 	if p.policy == nil || !reflect.DeepEqual(&p.sidecar, sidecar) {
-		p.sidecar, p.policy = *sidecar, s.config.Defaults.policyOf(&sidecar.Rules)
+		p.sidecar, p.policy = *sidecar, s.config.defaults.policyOf(&sidecar.Rules)
 	}
 	p.container, p.mapped = sidecar.ProxyContainer, sidecar.UserNamespace
-	p.interfaces = interfaces{slices.Concat(s.config.Defaults.ExcludeInterfaces, sidecar.ExcludeInterfaces), slices.Concat(s.config.Defaults.RerouteInterfaces, sidecar.RerouteInterfaces)}
+	p.interfaces = interfaces{slices.Concat(s.config.defaults.ExcludeInterfaces, sidecar.ExcludeInterfaces), slices.Concat(s.config.defaults.RerouteInterfaces, sidecar.RerouteInterfaces)}
 	return p
 }
 
@@ -153,7 +139,7 @@ func (s *Shortcut) SetNodeAddresses(all []netip.Addr) {
 		return
 	}
 	if err := s.datapath.SetNodeAddresses(all); err != nil {
-		s.config.Log.Error("mesh: write the node's addresses", "error", err)
+		s.log.Error("mesh: write the node's addresses", "error", err)
 		return
 	}
 	s.nodes = slices.Clone(all)
@@ -227,7 +213,7 @@ func (s *Shortcut) writePolicies(pods []Pod) {
 		}
 	}
 	if err := s.datapath.SetPolicies(rows); err != nil {
-		s.config.Log.Error("mesh: write what holds for pods", "error", err)
+		s.log.Error("mesh: write what holds for pods", "error", err)
 	}
 }
 
@@ -288,7 +274,7 @@ func (s *Shortcut) serve(p *Pod, located error) {
 	}
 	p.ProxyListeners = len(s.datapath.ListenersOf(p.NetNSCookie, false))
 	if p.Error != before && p.Error != "" {
-		condition.MeshPodFailed.Log(s.config.Log, "mesh: connections do not go to the proxy", "pod", p.Label(), "error", p.Error)
+		condition.MeshPodFailed.Log(s.log, "mesh: connections do not go to the proxy", "pod", p.Label(), "error", p.Error)
 	}
 }
 
@@ -335,7 +321,7 @@ func (s *Shortcut) removeOthers() {
 		}
 	}
 	if err := errors.Join(err, s.datapath.ForgetGone()); err != nil {
-		s.config.Log.Error("mesh: remove programs of pods that are gone", "error", err)
+		s.log.Error("mesh: remove programs of pods that are gone", "error", err)
 	}
 	s.writePolicies(wanted)
 }

@@ -8,17 +8,17 @@ import (
 	"beeline.io/beeline/internal/node/podcgroup"
 )
 
-// SetNames names the pods of Config.Cgroups, as far as these are cgroups of the kubelet, which have the UIDs of pods in
+// SetNames names the pods of --mesh-cgroups, as far as these are cgroups of the kubelet, which have the UIDs of pods in
 // their paths.
 func (s *Shortcut) SetNames(sidecars *Sidecars) {
-	if len(s.config.Cgroups) == 0 {
+	if len(s.config.cgroups) == 0 {
 		return
 	}
 	s.work.Lock()
 	defer s.work.Unlock()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for i := range s.config.Cgroups {
+	for i := range s.config.cgroups {
 		s.pods[i].Name, s.pods[i].NoNameReason = nameOf(s.pods[i].CgroupDirectory, sidecars)
 	}
 }

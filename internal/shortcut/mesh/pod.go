@@ -18,7 +18,7 @@ type Pod struct {
 	api.MeshPod
 
 	key        podcgroup.Key // by which it is followed
-	sidecar    Sidecar       // of which policy is made; zero for one of Config.Cgroups
+	sidecar    Sidecar       // of which policy is made; zero for one of --mesh-cgroups
 	policy     *Policy
 	interfaces interfaces
 	container  string // the id of the proxy's; empty: unknown
@@ -70,7 +70,7 @@ func (s *Shortcut) Pods() []Pod {
 
 // Status returns the state of all pods, and which are left alone.
 func (s *Shortcut) Status() *api.MeshStatus {
-	status := &api.MeshStatus{OutboundPort: s.config.OutboundPort, InboundPort: s.config.InboundPort}
+	status := &api.MeshStatus{OutboundPort: s.config.options.OutboundPort, InboundPort: s.config.options.InboundPort}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	status.Pods = make([]api.MeshPod, len(s.pods))
@@ -93,11 +93,11 @@ func (s *Shortcut) Conditions() (all condition.List) {
 				p.Label()).At(p.Label()))
 		case p.NetNSCookie != 0 && p.ProxyListeners == 0 && p.facts.listensInbound:
 			all = append(all, condition.MeshProxyMissing.New("a socket listens at port %d of %s, and the kernel does not let connections from other hosts be given to it, as to those of MPTCP: have the proxy listen by TCP (in Go: GODEBUG=multipathtcp=0)",
-				s.config.InboundPort, p.Label()).At(p.Label()))
+				s.config.options.InboundPort, p.Label()).At(p.Label()))
 		case p.NetNSCookie != 0 && p.ProxyListeners == 0:
-			all = append(all, condition.MeshProxyMissing.New("the proxy of %s does not listen at port %d", p.Label(), s.config.InboundPort).At(p.Label()))
+			all = append(all, condition.MeshProxyMissing.New("the proxy of %s does not listen at port %d", p.Label(), s.config.options.InboundPort).At(p.Label()))
 		case p.NetNSCookie != 0 && p.facts.known && !p.facts.listens && p.takesOutbound():
-			all = append(all, condition.MeshProxyMissing.New("the proxy of %s does not listen at port %d of loopback, to which connections of its applications go", p.Label(), s.config.OutboundPort).At(p.Label()))
+			all = append(all, condition.MeshProxyMissing.New("the proxy of %s does not listen at port %d of loopback, to which connections of its applications go", p.Label(), s.config.options.OutboundPort).At(p.Label()))
 		}
 		if p.facts.devices.unclear != "" {
 			all = append(all, condition.MeshRoutesUnclear.New("which connections of %s leave by %s is not known for all: %s", p.Label(), strings.Join(p.interfaces.excluded, ", "), p.facts.devices.unclear).At(p.Label()))
@@ -106,7 +106,7 @@ func (s *Shortcut) Conditions() (all condition.List) {
 			all = append(all, condition.MeshAnnotationUnsupported.New("what virtual machines behind %s send does not go to the proxy of %s: this kernel has no tcx (Linux 6.6)", strings.Join(p.interfaces.virtual, ", "), p.Label()).At(p.Label()))
 		}
 		if p.facts.stranger != "" {
-			all = append(all, condition.MeshProxyOther.New("%s listens at port %d of %s, and its proxy has %s", p.facts.stranger, s.config.OutboundPort, p.Label(), &p.Proxy).At(p.Label()))
+			all = append(all, condition.MeshProxyOther.New("%s listens at port %d of %s, and its proxy has %s", p.facts.stranger, s.config.options.OutboundPort, p.Label(), &p.Proxy).At(p.Label()))
 		}
 	}
 	all = append(all, s.loopConditions(pods)...)
@@ -123,7 +123,7 @@ const loopAge = 2 * time.Minute
 func (s *Shortcut) loopConditions(pods []Pod) (all condition.List) {
 	loops, err := s.datapath.Loops(loopAge)
 	if err != nil {
-		s.config.Log.Error("mesh: read which proxies' connections would have come back", "error", err)
+		s.log.Error("mesh: read which proxies' connections would have come back", "error", err)
 	}
 	for _, p := range pods {
 		if n := loops[p.NetNSCookie]; p.NetNSCookie != 0 && n > 0 {

@@ -39,7 +39,7 @@ func (s *Shortcut) watchReaders() {
 		s.abort(&stuck[i])
 	}
 	if err != nil {
-		s.config.Log.Error("mesh: find programs that read by splice(2)", "error", err)
+		s.log.Error("mesh: find programs that read by splice(2)", "error", err)
 	}
 }
 
@@ -52,9 +52,9 @@ func (s *Shortcut) abort(stuck *StuckSocket) {
 	aborted, err := abortIn(s.pods[i].CgroupDirectory, stuck.Cookie)
 	switch {
 	case err != nil:
-		s.config.Log.Error("mesh: abort a connection whose reader misses messages", "pod", s.pods[i].Label(), "program", stuck.Program.Name, "error", err)
+		s.log.Error("mesh: abort a connection whose reader misses messages", "pod", s.pods[i].Label(), "program", stuck.Program.Name, "error", err)
 	case aborted:
-		s.config.Log.Warn("mesh: aborted a connection whose reader has begun to read by splice(2) and misses messages; from now on its connections take TCP",
+		s.log.Warn("mesh: aborted a connection whose reader has begun to read by splice(2) and misses messages; from now on its connections take TCP",
 			"pod", s.pods[i].Label(), "program", stuck.Program.Name)
 	}
 }

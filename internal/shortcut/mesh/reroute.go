@@ -57,7 +57,7 @@ func (s *Shortcut) makeTransparent(p *Pod) error {
 	defer namespace.Close()
 	err = p.eachListener(namespace, func(fd int, _ uint64, _ uint16) error {
 		return os.NewSyscallError("setsockopt IP_TRANSPARENT", unix.SetsockoptInt(fd, unix.SOL_IP, unix.IP_TRANSPARENT, 1))
-	}, s.config.OutboundPort)
+	}, s.config.options.OutboundPort)
 	if err != nil {
 		return err
 	}

@@ -3,7 +3,6 @@
 package mesh
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"maps"
@@ -124,9 +123,7 @@ func (r *routeReader) list() error {
 	for to, routed := range found {
 		r.networks = append(r.networks, network{to, routed})
 	}
-	slices.SortFunc(r.networks, func(a, b network) int {
-		return cmp.Or(a.Addr().Compare(b.Addr()), cmp.Compare(a.Bits(), b.Bits()))
-	})
+	slices.SortFunc(r.networks, func(a, b network) int { return a.Compare(b.Prefix) })
 	return nil
 }
 
@@ -248,19 +245,10 @@ func representative(n network, following []network) (netip.Addr, bool) {
 			break
 		}
 		if inner.Contains(candidate) {
-			candidate = lastOf(inner.Prefix).Next()
+			candidate = netdev.LastAddress(inner.Prefix).Next()
 		}
 	}
 	return candidate, candidate.IsValid() && n.Contains(candidate)
-}
-
-func lastOf(p netip.Prefix) netip.Addr {
-	bytes := p.Addr().AsSlice()
-	for bit := p.Bits(); bit < 8*len(bytes); bit++ {
-		bytes[bit/8] |= 0x80 >> (bit % 8)
-	}
-	last, _ := netip.AddrFromSlice(bytes)
-	return last
 }
 
 // leavesExcluded reports whether a packet from a source to an address leaves by an excluded device. Without a source
