@@ -109,9 +109,7 @@ func (rig *balancerRig) addBeeline(b *harness.Bench, w *harness.World, mode stri
 		return err
 	}
 	for _, host := range []string{"node-a", "node-b"} {
-		agent := &node.Agent{Host: w.Host(host), Program: b.Program, Manifests: w.Folder, EdgeMode: mode}
-		w.Agents = append(w.Agents, agent)
-		if err := agent.Start(); err != nil {
+		if _, err := w.StartAgent(b.Program, host, mode); err != nil {
 			return err
 		}
 	}

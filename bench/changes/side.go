@@ -5,7 +5,6 @@ package changes
 import (
 	"context"
 	"fmt"
-	"os"
 	"slices"
 	"strings"
 	"time"
@@ -44,7 +43,7 @@ func (c *changesRun) measure(ctx context.Context, s changesSide) error {
 		s.count = 2
 	}
 	for i := range s.count {
-		if err := pause(ctx, s.pause); err != nil {
+		if err := harness.Pause(ctx, s.pause); err != nil {
 			return err
 		}
 		pod := changingPods[(i+1)%2]
@@ -62,13 +61,10 @@ func (c *changesRun) measure(ctx context.Context, s changesSide) error {
 	if err := s.write(ctx, c.world.Host(changingPods[0])); err != nil {
 		return err
 	}
-	resident, peak, err := residentMiB(s.pid)
-	if err != nil {
-		return err
-	}
-	c.add(s, scenarioServed, harness.MetricResident, resident)
-	c.add(s, scenarioServed, harness.MetricPeak, peak)
-	return nil
+	memory, err := harness.MemoryOf(s.pid)
+	c.add(s, scenarioServed, harness.MetricResident, memory.Resident)
+	c.add(s, scenarioServed, harness.MetricPeak, memory.Peak)
+	return err
 }
 
 func (c *changesRun) add(s changesSide, scenario string, m result.Metric, value float64) {
@@ -113,26 +109,7 @@ func (c *changesRun) await(ctx context.Context, s changesSide, pod string) (time
 	}
 }
 
-func pause(ctx context.Context, d time.Duration) error {
-	select {
-	case <-time.After(d):
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-}
-
 func milliseconds(d time.Duration) float64 { return float64(d.Microseconds()) / 1e3 }
-
-// residentMiB is a process's resident memory, and its maximum.
-func residentMiB(pid int) (now, most float64, err error) {
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
-	for line := range strings.Lines(string(text)) {
-		fmt.Sscanf(line, "VmRSS: %f kB", &now)
-		fmt.Sscanf(line, "VmHWM: %f kB", &most)
-	}
-	return now / 1024, most / 1024, err
-}
 
 // objectOf is a Service and its EndpointSlices.
 func objectOf(m *harness.ServiceFolder, number int) (*corev1.Service, []*discoveryv1.EndpointSlice, error) {

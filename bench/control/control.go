@@ -9,9 +9,6 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"os"
-	"strconv"
-	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -148,25 +145,14 @@ func startTimed(ctx context.Context, a *node.Agent, m *harness.ServiceFolder) (m
 
 // memory measures the agent's memory a second after its start.
 func (r *controlRun) memory(ctx context.Context) error {
-	select {
-	case <-time.After(time.Second):
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", r.agent.PID()))
-	if err != nil {
+	if err := harness.Pause(ctx, time.Second); err != nil {
 		return err
 	}
-	mebibytes := func(field string) float64 {
-		_, rest, _ := strings.Cut(string(status), field+":")
-		kB, _, _ := strings.Cut(strings.TrimSpace(rest), " ")
-		n, _ := strconv.ParseFloat(kB, 64)
-		return n / 1024
-	}
-	r.add(scenarioCold, harness.MetricResident, mebibytes("VmRSS"))
-	r.add(scenarioCold, metricOwn, mebibytes("RssAnon"))
-	r.add(scenarioCold, harness.MetricPeak, mebibytes("VmHWM"))
-	return nil
+	memory, err := harness.MemoryOf(r.agent.PID())
+	r.add(scenarioCold, harness.MetricResident, memory.Resident)
+	r.add(scenarioCold, metricOwn, memory.Anonymous)
+	r.add(scenarioCold, harness.MetricPeak, memory.Peak)
+	return err
 }
 
 // change gives one Service after the other another endpoint, in turn with and without a scrape at the same time.
@@ -180,10 +166,8 @@ func (r *controlRun) change(ctx context.Context, count int) error {
 	var cpu time.Duration
 	for i := range 2 * count {
 		begin := endpoint.CPUTime(a.PID())
-		select {
-		case <-time.After(idle):
-		case <-ctx.Done():
-			return ctx.Err()
+		if err := harness.Pause(ctx, idle); err != nil {
+			return err
 		}
 		if i%2 == 1 {
 			if err := r.changeScraped(ctx, tables, i); err != nil {

@@ -81,13 +81,13 @@ func newRig(ctx context.Context, b *harness.Bench, family string, size edgeSize,
 	if err := w.ReadyForXDP(); err != nil {
 		return rig, err
 	}
-	agent := &node.Agent{Host: w.Host("node-a"), Program: b.Program, Manifests: w.Folder, EdgeMode: "xdp"}
+	var flags []string
 	if size.records > 0 {
-		agent.Flags = []string{"--max-flows", strconv.FormatUint(uint64(size.records), 10)}
+		flags = []string{"--max-flows", strconv.FormatUint(uint64(size.records), 10)}
 	}
+	agent, err := w.StartAgent(b.Program, "node-a", "xdp", flags...)
 	rig.bpffs = agent.BPFFS()
-	w.Agents = append(w.Agents, agent)
-	if err := agent.Start(); err != nil {
+	if err != nil {
 		return rig, err
 	}
 	if rig.direct {

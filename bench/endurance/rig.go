@@ -200,10 +200,8 @@ func (rig *enduranceRig) addBeeline(context.Context) error {
 	if err := node.WriteManifest(rig.world.Folder, "services.yaml", rig.objects()...); err != nil {
 		return err
 	}
-	agent := &node.Agent{Host: rig.world.Host("node-a"), Program: rig.bench.Program, Manifests: rig.world.Folder,
-		Flags: append([]string{"--max-flows", strconv.Itoa(rig.records)}, rig.bench.endurance.agent...)}
-	rig.world.Agents = append(rig.world.Agents, agent)
-	return agent.Start()
+	_, err := rig.world.StartAgent(rig.bench.Program, "node-a", "", append([]string{"--max-flows", strconv.Itoa(rig.records)}, rig.bench.endurance.agent...)...)
+	return err
 }
 
 // addStoppedBeeline kills the agent as soon as its tables are complete: its programs stay attached.

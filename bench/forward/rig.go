@@ -132,6 +132,18 @@ func (rig *Rig) add(s *Side) {
 	rig.Sides = append(rig.Sides, s)
 }
 
+// InTurns calls a function for each side in each round, in the order of harness.Turns.
+func (rig *Rig) InTurns(rounds int, run func(round int, s *Side) error) error {
+	for round := range rounds {
+		for _, i := range harness.Turns(round, len(rig.Sides)) {
+			if err := run(round, rig.Sides[i]); err != nil {
+				return fmt.Errorf("%s: %w", rig.Sides[i].Name, err)
+			}
+		}
+	}
+	return nil
+}
+
 func runsOf(program *ebpf.Program) func() (uint64, error) {
 	return func() (uint64, error) {
 		stats, err := program.Stats()
@@ -157,10 +169,9 @@ func (rig *Rig) AddBeeline(ctx context.Context) error {
 	for _, m := range []struct{ host, mode, snat, dsr string }{
 		{"node-a", "xdp", SideXDPSNAT, SideXDPDSR}, {"node-b", "tc", SideTCSNAT, SideTCDSR},
 	} {
-		agent := &node.Agent{Host: w.Host(m.host), Program: rig.Bench.Program, Manifests: w.Folder, EdgeMode: m.mode,
-			Flags: []string{"--max-flows", strconv.Itoa(records), "--conntrack-udp-timeout", rememberFor.String(), "--conntrack-udp-timeout-stream", rememberFor.String()}}
-		w.Agents = append(w.Agents, agent)
-		if err := agent.Start(); err != nil {
+		agent, err := w.StartAgent(rig.Bench.Program, m.host, m.mode,
+			"--max-flows", strconv.Itoa(records), "--conntrack-udp-timeout", rememberFor.String(), "--conntrack-udp-timeout-stream", rememberFor.String())
+		if err != nil {
 			return err
 		}
 		line, err := rig.newLine(ctx, w, m.host)

@@ -3,7 +3,10 @@
 package harness
 
 import (
+	"context"
+	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -153,4 +156,38 @@ func NoiseBetween(before, after Usage) result.Noise {
 	}
 	others := (after.Busy - before.Busy) - (after.own - before.own)
 	return result.Noise{Others: max(0, others.Seconds()/all), Stolen: (after.Stolen - before.Stolen).Seconds() / all}
+}
+
+// Memory is that of a process, in MiB.
+type Memory struct{ Resident, Anonymous, Peak float64 }
+
+// MemoryOf returns the memory of a process now, and the most that was resident.
+func MemoryOf(pid int) (m Memory, err error) {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	for line := range strings.Lines(string(text)) {
+		for format, to := range map[string]*float64{"VmRSS: %f kB": &m.Resident, "RssAnon: %f kB": &m.Anonymous, "VmHWM: %f kB": &m.Peak} {
+			if n, _ := fmt.Sscanf(line, format, to); n == 1 {
+				*to /= 1024
+			}
+		}
+	}
+	return m, err
+}
+
+// CloseAll closes all of them.
+func CloseAll[C io.Closer](all []C) (err error) {
+	for _, c := range all {
+		err = errors.Join(err, c.Close())
+	}
+	return err
+}
+
+// Pause waits, unless ctx ends before.
+func Pause(ctx context.Context, d time.Duration) error {
+	select {
+	case <-time.After(d):
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 }

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"beeline.io/beeline/bench/endpoint"
 	"beeline.io/beeline/bench/result"
 )
 
@@ -63,6 +64,16 @@ func InTurns(rounds int, sides []string, run func(side int) error) error {
 		}
 	}
 	return nil
+}
+
+// AddTraffic adds these metrics of a slice of traffic, compared with a side.
+func AddTraffic(results *result.File, against string, series result.Series, r endpoint.Result, metrics ...result.Metric) {
+	operations := float64(r.Operations)
+	values := map[result.Metric]float64{MetricP10: Micros(r.P10), MetricP50: Micros(r.P50), MetricP90: Micros(r.P90), MetricP99: Micros(r.P99),
+		MetricRate: operations / r.Elapsed.Seconds(), MetricCPU: Micros(r.CPU) / operations}
+	for _, m := range metrics {
+		results.AddSide(against, series, m, values[m])
+	}
 }
 
 // ChangeTimeout is how long a change may take until it is visible.

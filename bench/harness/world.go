@@ -69,9 +69,9 @@ func (w *World) End() error {
 	return w.Down()
 }
 
-// StartAgent starts an agent on a node, and waits until it is ready.
-func (w *World) StartAgent(program, host string) (*node.Agent, error) {
-	a := &node.Agent{Host: w.Host(host), Program: program, Manifests: w.Folder}
+// StartAgent starts an agent on a node, in a mode of the edge (empty: the lab's default), and waits until it is ready.
+func (w *World) StartAgent(program, host, mode string, flags ...string) (*node.Agent, error) {
+	a := &node.Agent{Host: w.Host(host), Program: program, Manifests: w.Folder, EdgeMode: mode, Flags: flags}
 	w.Agents = append(w.Agents, a)
 	return a, a.Start()
 }

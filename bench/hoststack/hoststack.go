@@ -51,10 +51,9 @@ func runHostStack(ctx context.Context, b *harness.Bench) error {
 		}
 	}
 	for _, c := range exchangeCases() {
-		for round := range b.Runs {
-			if err := exchangeRound(ctx, b, library, pingpong, c, round); err != nil {
-				return err
-			}
+		err := harness.InTurns(b.Runs, exchangeNames[:], func(side int) error { return exchange(ctx, b, library, pingpong, c, side) })
+		if err != nil {
+			return fmt.Errorf("%s: %w", c, err)
 		}
 	}
 	return nil
@@ -68,33 +67,12 @@ func measure(ctx context.Context, b *harness.Bench, library, pingpong string, c 
 		}
 		defer stop()
 	}
-	for round := range b.Runs {
-		if err := hostStackRound(ctx, b, library, pingpong, c, round); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// hostStackRound has each side take its turn, another one first in each round.
-func hostStackRound(ctx context.Context, b *harness.Bench, library, pingpong string, c harness.LoadCase, round int) error {
-	for turn := range sides {
-		side := (turn + round) % sides
-		preload := ""
+	return harness.InTurns(b.Runs, names[:], func(side int) error {
 		if side == rings {
-			preload = library
+			return pingPong(ctx, b, pingpong, library, c.Connections, c.Connections, hostStackSeries(side, c))
 		}
-		want := map[bool]int{true: c.Connections}[side == rings]
-		sample, err := pingPong(ctx, b, pingpong, preload, c.Connections)
-		if err != nil {
-			return fmt.Errorf("%s, %d connections: %w", names[side], c.Connections, err)
-		}
-		if sample.Attached != want {
-			return fmt.Errorf("%s: %d of %d connections are on rings", names[side], sample.Attached, c.Connections)
-		}
-		sample.add(b.Results, hostStackSeries(side, c))
-	}
-	return nil
+		return pingPong(ctx, b, pingpong, "", c.Connections, 0, hostStackSeries(side, c))
+	})
 }
 
 // pingPongSample is what beeline-pingpong prints: times in microseconds.
@@ -108,8 +86,8 @@ type pingPongSample struct {
 	ServerCPU float64 `json:"server_cpu"`
 }
 
-// pingPong runs one slice.
-func pingPong(ctx context.Context, b *harness.Bench, program, preload string, connections int, more ...string) (s pingPongSample, err error) {
+// pingPong runs one slice, in which so many connections are on rings.
+func pingPong(ctx context.Context, b *harness.Bench, program, preload string, connections, onRings int, series result.Series, more ...string) error {
 	cpus := harness.PairOf(b.Results.Settings, connections)
 	arguments := append([]string{"--connections", strconv.Itoa(connections), "--seconds", fmt.Sprint(b.Slice.Seconds()),
 		"--cpus", fmt.Sprintf("%d,%d", cpus.Client, cpus.Server)}, more...)
@@ -119,15 +97,19 @@ func pingPong(ctx context.Context, b *harness.Bench, program, preload string, co
 	command.Stderr = &stderr
 	out, err := command.Output()
 	if err != nil {
-		return s, fmt.Errorf("%s: %w\n%s", program, err, &stderr)
+		return fmt.Errorf("%s: %w\n%s", program, err, &stderr)
 	}
-	return s, json.Unmarshal(out, &s)
-}
-
-func (s pingPongSample) add(results *result.File, series result.Series) {
-	results.AddSide(names[kernel], series, harness.MetricP50, s.P50)
-	results.AddSide(names[kernel], series, harness.MetricP90, s.P90)
-	results.AddSide(names[kernel], series, harness.MetricCPU, s.ClientCPU+s.ServerCPU)
+	var s pingPongSample
+	if err := json.Unmarshal(out, &s); err != nil {
+		return err
+	}
+	if s.Attached != onRings {
+		return fmt.Errorf("%d of %d connections are on rings, want %d", s.Attached, connections, onRings)
+	}
+	b.Results.AddSide(names[kernel], series, harness.MetricP50, s.P50)
+	b.Results.AddSide(names[kernel], series, harness.MetricP90, s.P90)
+	b.Results.AddSide(names[kernel], series, harness.MetricCPU, s.ClientCPU+s.ServerCPU)
+	return nil
 }
 
 func printHostStack(r *harness.Report) {
@@ -190,32 +172,20 @@ func exchangeSeries(side int, c exchangeCase) result.Series {
 		Parameters: result.Parameters{"octets": c.reply}}
 }
 
-// exchangeRound has each side take its turn, another one first in each round.
-func exchangeRound(ctx context.Context, b *harness.Bench, library, pingpong string, c exchangeCase, round int) error {
-	for turn := range exchangeSides {
-		side := (turn + round) % exchangeSides
-		var client, server string
-		if side == exchangeBoth || side == exchangeClient {
-			client = library
-		}
-		if side == exchangeBoth || side == exchangeServer {
-			server = library
-		}
-		arguments := []string{"--bytes", "64", "--reply", strconv.Itoa(c.reply), "--server-preload", server}
-		if c.once {
-			arguments = append(arguments, "--once")
-		}
-		want := c.attached(side)
-		sample, err := pingPong(ctx, b, pingpong, client, 1, arguments...)
-		if err != nil {
-			return fmt.Errorf("%s, %s: %w", exchangeNames[side], c, err)
-		}
-		if sample.Attached != want {
-			return fmt.Errorf("%s, %s: %d connections are on rings, want %d", exchangeNames[side], c, sample.Attached, want)
-		}
-		sample.add(b.Results, exchangeSeries(side, c))
+// exchange runs one slice of a side.
+func exchange(ctx context.Context, b *harness.Bench, library, pingpong string, c exchangeCase, side int) error {
+	var client, server string
+	if side == exchangeBoth || side == exchangeClient {
+		client = library
 	}
-	return nil
+	if side == exchangeBoth || side == exchangeServer {
+		server = library
+	}
+	arguments := []string{"--bytes", "64", "--reply", strconv.Itoa(c.reply), "--server-preload", server}
+	if c.once {
+		arguments = append(arguments, "--once")
+	}
+	return pingPong(ctx, b, pingpong, client, 1, c.attached(side), exchangeSeries(side, c), arguments...)
 }
 
 func printExchanges(r *harness.Report) {

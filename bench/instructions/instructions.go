@@ -50,15 +50,7 @@ func runInstructions(ctx context.Context, b *harness.Bench) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, rig.End()) }()
-	for round := range min(b.Runs, rounds) {
-		for _, i := range harness.Turns(round, len(rig.Sides)) {
-			s := rig.Sides[i]
-			if err := countPackets(ctx, b, s, each); err != nil {
-				return fmt.Errorf("%s: %w", s.Name, err)
-			}
-		}
-	}
-	return nil
+	return rig.InTurns(min(b.Runs, rounds), func(_ int, s *forward.Side) error { return countPackets(ctx, b, s, each) })
 }
 
 // Series is a side's series.

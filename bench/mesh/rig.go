@@ -20,7 +20,6 @@ import (
 	"beeline.io/beeline/bench/web"
 	"beeline.io/beeline/internal/shortcut/mesh"
 	"beeline.io/beeline/test/lab"
-	"beeline.io/beeline/test/node"
 )
 
 // A meshRig is a cluster with an agent on each node, and a web server outside.
@@ -104,11 +103,8 @@ func reusePorts(pod *lab.Host) error {
 }
 
 func (rig *meshRig) startAgent(b *harness.Bench, host string, side int, flags ...string) error {
-	w := rig.world
-	agent := &node.Agent{Host: w.Host(host), Program: b.Program, Manifests: w.Folder,
-		Flags: append([]string{"--edge-mode=off", "--mesh-cgroups=" + w.Host(pods[side]).Cgroup}, flags...)}
-	w.Agents = append(w.Agents, agent)
-	return agent.Start()
+	_, err := rig.world.StartAgent(b.Program, host, "", append([]string{"--edge-mode=off", "--mesh-cgroups=" + rig.world.Host(pods[side]).Cgroup}, flags...)...)
+	return err
 }
 
 func (rig *meshRig) end() error {
@@ -169,9 +165,7 @@ func awaitBound(ctx context.Context, on *lab.Host, port uint16) error {
 		if err == nil && len(out) > 0 {
 			return nil
 		}
-		select {
-		case <-time.After(20 * time.Millisecond):
-		case <-ctx.Done():
+		if harness.Pause(ctx, 20*time.Millisecond) != nil {
 			return fmt.Errorf("nothing listens at port %d within %v (%v): %s", port, web.ListenTimeout, err, out)
 		}
 	}

@@ -19,7 +19,6 @@ import (
 	"beeline.io/beeline/bench/result"
 	"beeline.io/beeline/internal/shortcut/offload"
 	"beeline.io/beeline/test/lab"
-	"beeline.io/beeline/test/node"
 )
 
 const (
@@ -122,10 +121,8 @@ func runPackets(ctx context.Context, b *harness.Bench) (err error) {
 		return err
 	}
 	rates.Lines = append(rates.Lines, line)
-	agent := &node.Agent{Host: router, Program: b.Program, Manifests: w.Folder, EdgeMode: "off", Flags: []string{
-		"--offload-devices=eth0", "--offload-provider=cache", "--offload-threshold=1", fmt.Sprintf("--offload-max-flows=%d", 8*flows)}}
-	w.Agents = append(w.Agents, agent)
-	if err := agent.Start(); err != nil {
+	agent, err := w.StartAgent(b.Program, router.Name, "off", "--offload-devices=eth0", "--offload-provider=cache", "--offload-threshold=1", fmt.Sprintf("--offload-max-flows=%d", 8*flows))
+	if err != nil {
 		return err
 	}
 	rig := &offloadRig{bench: b, line: line, router: router, bpffs: agent.BPFFS(), device: line.Near, programs: map[ebpf.AttachType]*ebpf.Program{}}
@@ -166,15 +163,14 @@ func (rig *offloadRig) end() error {
 }
 
 // cached is how many packets the flow cache has forwarded.
-func (rig *offloadRig) cached() (uint64, error) {
-	packets, _, err := offload.ReadCounters(rig.bpffs)
+func cached(bpffs string) (uint64, error) {
+	packets, _, err := offload.ReadCounters(bpffs)
 	return packets["cache"], err
 }
 
 // past is how many packets each side has forwarded past the stack.
 func (rig *offloadRig) past() (n [redirect + 1]uint64, err error) {
-	cached, err := rig.cached()
-	n[cache] = cached
+	n[cache], err = cached(rig.bpffs)
 	return n, errors.Join(err, rig.redirect.Variables["redirected"].Get(&n[redirect]))
 }
 
@@ -184,14 +180,14 @@ func (rig *offloadRig) learn(ctx context.Context, s *forward.Side) error {
 	all := forward.Burst{Set: s.Frames(), Packets: uint64(s.Line.Flows), Like: s.Like(), Pace: time.Second / learnRate}
 	var taken uint64
 	for end := time.Now().Add(learnTime); time.Now().Before(end); {
-		before, err := rig.cached()
+		before, err := cached(rig.bpffs)
 		if err != nil {
 			return err
 		}
 		if _, err := s.Line.Run(ctx, all); err != nil {
 			return err
 		}
-		after, err := rig.cached()
+		after, err := cached(rig.bpffs)
 		if err != nil {
 			return err
 		}
@@ -262,12 +258,10 @@ func (rig *offloadRig) attach(programs map[ebpf.AttachType]*ebpf.Program) error 
 	})
 }
 
-func (rig *offloadRig) detach() (err error) {
-	for _, l := range rig.links {
-		err = errors.Join(err, l.Close())
-	}
+func (rig *offloadRig) detach() error {
+	links := rig.links
 	rig.links = nil
-	return err
+	return harness.CloseAll(links)
 }
 
 func (rig *offloadRig) measureAll(ctx context.Context, cases []packetCase, sides map[bool]*forward.Side) error {

@@ -103,9 +103,8 @@ func runTraffic(ctx context.Context, b *harness.Bench) (err error) {
 	if err := w.StartServer(ctx, serverHost, b.Two.Server); err != nil {
 		return err
 	}
-	rig := &hosts{world: w, agent: &node.Agent{Host: w.Host("node-a"), Program: b.Program, Manifests: w.Folder, EdgeMode: "off", Flags: []string{"--offload-devices=c0,s0", "--offload-provider=cache"}}}
-	w.Agents = append(w.Agents, rig.agent)
-	if err := rig.agent.Start(); err != nil {
+	rig := &hosts{world: w}
+	if rig.agent, err = w.StartAgent(b.Program, "node-a", "off", "--offload-devices=c0,s0", "--offload-provider=cache"); err != nil {
 		return err
 	}
 	if err := rig.awaitPrograms(ctx); err != nil {
@@ -132,10 +131,8 @@ func (rig *hosts) awaitPrograms(ctx context.Context) error {
 		if err != nil || len(links) == offloadPrograms {
 			return err
 		}
-		select {
-		case <-ctx.Done():
+		if harness.Pause(ctx, 10*time.Millisecond) != nil {
 			return fmt.Errorf("flow offload has %d programs at its devices, want %d", len(links), offloadPrograms)
-		case <-time.After(10 * time.Millisecond):
 		}
 	}
 }
@@ -190,14 +187,10 @@ func (rig *hosts) measure(ctx context.Context, b *harness.Bench, c trafficCase) 
 	}
 	return harness.InTurns(b.Runs, names[:offloadSides], func(side int) error {
 		r, err := rig.slice(ctx, b, c, side, cpus.Client)
-		if err != nil {
-			return err
+		if err == nil {
+			harness.AddTraffic(b.Results, names[stack], c.series(side), r, harness.MetricP50, harness.MetricRate, harness.MetricCPU)
 		}
-		operations := float64(r.Operations)
-		b.Results.AddSide(names[stack], c.series(side), harness.MetricP50, harness.Micros(r.P50))
-		b.Results.AddSide(names[stack], c.series(side), harness.MetricRate, operations/r.Elapsed.Seconds())
-		b.Results.AddSide(names[stack], c.series(side), harness.MetricCPU, harness.Micros(r.CPU)/operations)
-		return nil
+		return err
 	})
 }
 
@@ -222,7 +215,7 @@ func (rig *hosts) try(ctx context.Context, b *harness.Bench, c trafficCase, side
 			return r, fmt.Errorf("flush the kernel's conntrack: %w", err)
 		}
 	}
-	before, err := rig.cached()
+	before, err := cached(rig.agent.BPFFS())
 	if err != nil {
 		return r, err
 	}
@@ -237,7 +230,7 @@ func (rig *hosts) try(ctx context.Context, b *harness.Bench, c trafficCase, side
 	if err != nil {
 		return r, err
 	}
-	after, err := rig.cached()
+	after, err := cached(rig.agent.BPFFS())
 	if err != nil {
 		return r, err
 	}
@@ -255,9 +248,3 @@ func (rig *hosts) try(ctx context.Context, b *harness.Bench, c trafficCase, side
 // mostReused is how many packets of short flows the cache may forward: half of them. A client's port that is used again
 // within half a second continues the flow before.
 func mostReused(operations uint64, requests int) uint64 { return operations * uint64(requests) }
-
-// cached is how many packets the flow cache has forwarded.
-func (rig *hosts) cached() (uint64, error) {
-	packets, _, err := offload.ReadCounters(rig.agent.BPFFS())
-	return packets["cache"], err
-}

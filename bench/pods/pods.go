@@ -21,7 +21,6 @@ import (
 	"beeline.io/beeline/bench/stat"
 	"beeline.io/beeline/internal/shortcut/pod"
 	"beeline.io/beeline/test/lab"
-	"beeline.io/beeline/test/node"
 )
 
 const partName = "pods"
@@ -121,10 +120,8 @@ func runPods(ctx context.Context, b *harness.Bench) (err error) {
 
 // prepare has an agent fill the tables of a node, and takes the program from its devices.
 func (rig *podsRig) prepare(program, host string) (*podsNode, error) {
-	w := rig.world
-	agent := &node.Agent{Host: w.Host(host), Program: program, Manifests: w.Folder, Flags: []string{"--pod-devices=auto", "--pod-ignore-filters"}}
-	w.Agents = append(w.Agents, agent)
-	if err := agent.Start(); err != nil {
+	agent, err := rig.world.StartAgent(program, host, "", "--pod-devices=auto", "--pod-ignore-filters")
+	if err != nil {
 		return nil, err
 	}
 	n := &podsNode{host: agent.Host, bpffs: agent.BPFFS()}
@@ -166,12 +163,7 @@ func (n *podsNode) take(path string) error {
 // attach attaches the program to all devices of the node.
 func (n *podsNode) attach() (detach func() error, err error) {
 	var links []link.Link
-	detach = func() (err error) {
-		for _, l := range links {
-			err = errors.Join(err, l.Close())
-		}
-		return err
-	}
+	detach = func() error { return harness.CloseAll(links) }
 	err = n.host.Do(func() error {
 		for _, device := range n.devices {
 			l, err := link.AttachTCX(link.TCXOptions{Interface: device, Program: n.program, Attach: ebpf.AttachTCXIngress})
@@ -210,7 +202,7 @@ func (rig *podsRig) measure(ctx context.Context, b *harness.Bench, c podsCase) e
 	return harness.InTurns(b.Runs, podsNames[:], func(side int) error {
 		slice, err := rig.slice(ctx, b, c, side, cpus.Client)
 		if err == nil {
-			c.add(b.Results, side, slice)
+			harness.AddTraffic(b.Results, podsNames[stack], c.series(side), slice, harness.MetricP10, harness.MetricP50, harness.MetricRate, harness.MetricCPU)
 		}
 		return err
 	})
@@ -274,15 +266,6 @@ func (rig *podsRig) slice(ctx context.Context, b *harness.Bench, c podsCase, sid
 func (c podsCase) series(side int) result.Series {
 	return result.Series{Part: partName, Scenario: fmt.Sprintf("%s, %s", c.mode, c.path), Side: podsNames[side],
 		Family: c.family, Parameters: result.Parameters{"connections": c.connections, "rules": c.rules}}
-}
-
-func (c podsCase) add(results *result.File, side int, r endpoint.Result) {
-	add := func(m result.Metric, value float64) { results.AddSide(podsNames[stack], c.series(side), m, value) }
-	operations := float64(r.Operations)
-	add(harness.MetricP10, harness.Micros(r.P10))
-	add(harness.MetricP50, harness.Micros(r.P50))
-	add(harness.MetricRate, operations/r.Elapsed.Seconds())
-	add(harness.MetricCPU, harness.Micros(r.CPU)/operations)
 }
 
 func printPods(r *harness.Report) {

@@ -8,8 +8,8 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
-	"github.com/vishvananda/netlink"
 
+	"beeline.io/beeline/bench/harness"
 	"beeline.io/beeline/test/lab"
 )
 
@@ -33,25 +33,17 @@ type podEnd struct {
 func podEndOf(l *lab.Lab, name string) (e podEnd, err error) {
 	e.pod = l.Host(name)
 	e.node = e.pod.Node
-	err = e.pod.Do(func() error {
-		inside, err := netlink.LinkByName("eth0")
-		if err == nil {
-			e.device = inside.Attrs().ParentIndex
-			copy(e.mac[:], inside.Attrs().HardwareAddr)
-		}
-		return err
-	})
+	inside, err := harness.DeviceOf(e.pod, "eth0")
 	if err != nil {
 		return e, fmt.Errorf("the device of %s: %w", name, err)
 	}
-	err = e.node.Do(func() error {
-		uplink, err := netlink.LinkByName("eth0")
-		if err == nil {
-			e.uplink = uplink.Attrs().Index
-		}
-		return err
-	})
-	return e, err
+	uplink, err := harness.DeviceOf(e.node, "eth0")
+	if err != nil {
+		return e, err
+	}
+	e.device, e.uplink = inside.ParentIndex, uplink.Index
+	copy(e.mac[:], inside.HardwareAddr)
+	return e, nil
 }
 
 // redirectBetween attaches the program to all devices between two pods. After an error, too, the result must be closed.
@@ -114,12 +106,6 @@ func (r *podsRedirect) packets() (sum uint64, err error) {
 	return sum, nil
 }
 
-func (r *podsRedirect) close() (err error) {
-	for _, l := range r.links {
-		err = errors.Join(err, l.Close())
-	}
-	for _, o := range r.objects {
-		err = errors.Join(err, o.Close())
-	}
-	return err
+func (r *podsRedirect) close() error {
+	return errors.Join(harness.CloseAll(r.links), harness.CloseAll(r.objects))
 }

@@ -46,26 +46,20 @@ func runRates(ctx context.Context, b *harness.Bench) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, rig.End()) }()
-	for round := range min(b.Runs, forward.Rounds) {
-		for _, i := range harness.Turns(round, len(rig.Sides)) {
-			s := rig.Sides[i]
-			if b.Only != nil && !b.Only.MatchString(s.Name) {
-				continue
-			}
-			if err := measure(ctx, b, s); err != nil {
-				return fmt.Errorf("%s: %w", s.Name, err)
-			}
-			if round >= offerRounds {
-				continue
-			}
-			for _, rate := range offers {
-				if err := offer(ctx, b, s, rate); err != nil {
-					return fmt.Errorf("%s, %d packets per second: %w", s.Name, rate, err)
-				}
+	return rig.InTurns(min(b.Runs, forward.Rounds), func(round int, s *forward.Side) error {
+		if b.Only != nil && !b.Only.MatchString(s.Name) {
+			return nil
+		}
+		if err := measure(ctx, b, s); err != nil || round >= offerRounds {
+			return err
+		}
+		for _, rate := range offers {
+			if err := offer(ctx, b, s, rate); err != nil {
+				return fmt.Errorf("%d packets per second: %w", rate, err)
 			}
 		}
-	}
-	return nil
+		return nil
+	})
 }
 
 // Series is a side's series; offered is 0 for packets as fast as they are accepted.
@@ -78,12 +72,17 @@ func Series(side string, offered int) result.Series {
 	return s
 }
 
+// burst is a slice of this length, as fast as packets are accepted.
+func burst(b *harness.Bench, s *forward.Side, length time.Duration) forward.Burst {
+	if b.Smoke {
+		length = forward.SliceLengthSmoke
+	}
+	return forward.Burst{Set: s.Frames(), Packets: math.MaxInt64, Limit: length, Like: s.Like()}
+}
+
 // measure sends as fast as packets are accepted.
 func measure(ctx context.Context, b *harness.Bench, s *forward.Side) error {
-	slice := forward.Burst{Set: s.Frames(), Packets: math.MaxInt64, Limit: forward.SliceLength, Like: s.Like()}
-	if b.Smoke {
-		slice.Limit = forward.SliceLengthSmoke
-	}
+	slice := burst(b, s, forward.SliceLength)
 	// The first moment loads the side's program and tables into the caches.
 	warm := slice
 	warm.Packets, warm.Limit = 2*forward.Flows, 0
@@ -101,10 +100,8 @@ func measure(ctx context.Context, b *harness.Bench, s *forward.Side) error {
 
 // offer sends so many packets per second, if they are accepted.
 func offer(ctx context.Context, b *harness.Bench, s *forward.Side, rate int) error {
-	slice := forward.Burst{Set: s.Frames(), Packets: math.MaxInt64, Limit: offerSlice, Like: s.Like(), Pace: time.Second / time.Duration(rate)}
-	if b.Smoke {
-		slice.Limit = forward.SliceLengthSmoke
-	}
+	slice := burst(b, s, offerSlice)
+	slice.Pace = time.Second / time.Duration(rate)
 	o, err := s.Slice(ctx, slice)
 	if err != nil {
 		return err

@@ -113,7 +113,7 @@ func (rig *hookRig) setUp(b *harness.Bench, protocol corev1.Protocol) (err error
 			return err
 		}
 	}
-	rig.agent, err = rig.world.StartAgent(b.Program, "node-a")
+	rig.agent, err = rig.world.StartAgent(b.Program, "node-a", "")
 	return err
 }
 

@@ -37,12 +37,8 @@ func (s scenario) addSlice(results *result.File, side int, r endpoint.Result) {
 	operations := float64(r.Operations)
 	add := func(m result.Metric, value float64) { results.AddSide(sideNames[sideBare], s.series(side), m, value) }
 	add(metricOperations, operations)
-	add(harness.MetricP10, harness.Micros(r.P10))
-	add(harness.MetricP50, harness.Micros(r.P50))
-	add(harness.MetricP90, harness.Micros(r.P90))
-	add(harness.MetricP99, harness.Micros(r.P99))
-	add(harness.MetricRate, operations/r.Elapsed.Seconds())
-	add(harness.MetricCPU, harness.Micros(r.CPU)/operations)
+	harness.AddTraffic(results, sideNames[sideBare], s.series(side), r,
+		harness.MetricP10, harness.MetricP50, harness.MetricP90, harness.MetricP99, harness.MetricRate, harness.MetricCPU)
 	if s.Mode == endpoint.Stream {
 		add(metricThroughput, operations*endpoint.StreamWrite/r.Elapsed.Seconds()/1e9)
 		add(metricByteCPU, float64(r.CPU.Nanoseconds())/operations/endpoint.StreamWrite)

@@ -143,7 +143,7 @@ func (rig *socketRig) addHooked(ctx context.Context, b *harness.Bench, services 
 		return err
 	}
 	for _, host := range []string{"node-a", "node-b"} {
-		if _, err := w.StartAgent(b.Program, host); err != nil {
+		if _, err := w.StartAgent(b.Program, host, ""); err != nil {
 			return err
 		}
 	}
@@ -151,10 +151,7 @@ func (rig *socketRig) addHooked(ctx context.Context, b *harness.Bench, services 
 }
 
 func (rig *socketRig) end() error {
-	var errs []error
-	for _, l := range rig.attached {
-		errs = append(errs, l.Close())
-	}
+	errs := []error{harness.CloseAll(rig.attached)}
 	for _, w := range slices.Concat([]*harness.World{rig.bare, rig.noOp}, slices.Collect(maps.Values(rig.hooked)), slices.Collect(maps.Values(rig.proxied))) {
 		if w != nil {
 			errs = append(errs, w.End())

@@ -80,7 +80,7 @@ func (rig *statisticsRig) setUp(ctx context.Context, b *harness.Bench) error {
 	if err := w.StartServer(ctx, backends["local"].server, b.Two.Server); err != nil {
 		return err
 	}
-	agent, err := w.StartAgent(b.Program, "node-a")
+	agent, err := w.StartAgent(b.Program, "node-a", "")
 	if err != nil {
 		return err
 	}
@@ -174,14 +174,7 @@ func (rig *statisticsRig) add(results *result.File, side, connections int, r end
 			first = statisticsNames[p.by]
 		}
 	}
-	add := func(m result.Metric, value float64) {
-		results.AddSide(first, statisticsSeries(side, connections), m, value)
-	}
-	operations := float64(r.Operations)
-	add(harness.MetricP10, harness.Micros(r.P10))
-	add(harness.MetricP50, harness.Micros(r.P50))
-	add(harness.MetricRate, operations/r.Elapsed.Seconds())
-	add(harness.MetricCPU, harness.Micros(r.CPU)/operations)
+	harness.AddTraffic(results, first, statisticsSeries(side, connections), r, harness.MetricP10, harness.MetricP50, harness.MetricRate, harness.MetricCPU)
 }
 
 func printStatistics(r *harness.Report) {

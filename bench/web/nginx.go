@@ -183,9 +183,7 @@ func awaitListener(ctx context.Context, from *lab.Host, at netip.AddrPort) error
 		if err == nil {
 			return conn.Close()
 		}
-		select {
-		case <-time.After(5 * time.Millisecond):
-		case <-ctx.Done():
+		if harness.Pause(ctx, 5*time.Millisecond) != nil {
 			return err
 		}
 	}
