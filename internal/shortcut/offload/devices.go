@@ -14,7 +14,7 @@ func (c *config) find(network *node.Network) ([]Device, error) {
 	if err != nil {
 		return nil, err
 	}
-	chosen, _ := devices.Choose(all, c.patterns())
+	chosen, _ := devices.Choose(all, c.devices.Patterns())
 	found := make([]Device, len(chosen))
 	for i, d := range chosen {
 		found[i] = Device{
@@ -34,7 +34,7 @@ func (c *config) unmatched(network *node.Network) (list condition.List) {
 	if err != nil {
 		return condition.List{condition.OffloadFailed.New("devices: %s", err)}
 	}
-	chosen, unmatched := devices.Choose(all, c.patterns())
+	chosen, unmatched := devices.Choose(all, c.devices.Patterns())
 	for _, u := range unmatched {
 		list = append(list, unmatchedCondition(u))
 	}

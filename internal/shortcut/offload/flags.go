@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"path"
 	"slices"
 	"strings"
 
@@ -21,7 +20,7 @@ import (
 
 // config is the configuration of flow offload.
 type config struct {
-	devices       []string // auto, off, or names and shell patterns
+	devices       component.Devices
 	provider      string
 	threshold     uint32
 	ignoreFilters bool
@@ -35,17 +34,12 @@ type config struct {
 	flags  *pflag.FlagSet
 }
 
-const (
-	auto = "auto"
-	off  = "off"
-)
-
 // defaultThreshold: flows of a few packets cost nothing.
 const defaultThreshold = 20
 
 func (c *config) addFlags(fs *pflag.FlagSet) {
 	c.flags = fs
-	fs.StringSliceVar(&c.devices, "offload-devices", []string{off}, "devices between which packets of established flows that this node forwards skip its IP stack: off, auto (all that packets enter and leave by, except those of pods), or names and shell patterns")
+	fs.StringSliceVar((*[]string)(&c.devices), "offload-devices", []string{component.Off}, "devices between which packets of established flows that this node forwards skip its IP stack: off, auto (all that packets enter and leave by, except those of pods), or names and shell patterns")
 	fs.StringVar(&c.provider, "offload-provider", string(Auto), "what forwards the flows: auto (the first of the following that works), flowtable-hardware (a flowtable of the kernel in the NICs, and in software where a driver has none), flowtable (in software), or cache (Beeline's flow cache)")
 	fs.Uint32Var(&c.threshold, "offload-threshold", defaultThreshold, "packets of one direction of a flow that take the stack before flow offload takes the direction")
 	fs.StringSliceVar(&c.networks, "offload-networks", nil, "networks with one end of each flow that flow offload takes, before or after NAT (default: all)")
@@ -57,24 +51,14 @@ func (c *config) addFlags(fs *pflag.FlagSet) {
 }
 
 // enabled reports whether the flags ask for flow offload.
-func (c *config) enabled() bool { return !slices.Equal(c.devices, []string{off}) }
-
-// patterns are the names and patterns of the devices; nil: all.
-func (c *config) patterns() []string {
-	if slices.Equal(c.devices, []string{auto}) {
-		return nil
-	}
-	return c.devices
-}
+func (c *config) enabled() bool { return c.devices.Enabled() }
 
 func (c *config) complete(*service.Config) error {
 	if len(c.devices) == 0 {
-		return fmt.Errorf("--offload-devices is empty: give %s, %s, or names and shell patterns of devices", auto, off)
+		return fmt.Errorf("--offload-devices is empty: give %s, %s, or names and shell patterns of devices", component.Auto, component.Off)
 	}
-	for _, p := range c.devices {
-		if _, err := path.Match(p, ""); err != nil || p == "" || (p == auto || p == off) && len(c.devices) > 1 {
-			return fmt.Errorf("--offload-devices %q: give %s, %s, or names and shell patterns of devices", p, auto, off)
-		}
+	if p, invalid := c.devices.Invalid(); invalid {
+		return fmt.Errorf("--offload-devices %q: give %s, %s, or names and shell patterns of devices", p, component.Auto, component.Off)
 	}
 	if !slices.Contains([]Provider{Auto, Hardware, Flowtable, Cache}, Provider(c.provider)) {
 		return fmt.Errorf("--offload-provider %q: give %s, %s, %s or %s", c.provider, Auto, Hardware, Flowtable, Cache)

@@ -4,8 +4,6 @@ package pod
 
 import (
 	"fmt"
-	"path"
-	"slices"
 	"time"
 
 	"github.com/spf13/pflag"
@@ -20,7 +18,7 @@ import (
 
 // config is the configuration of the pod shortcut.
 type config struct {
-	devices       []string // auto, off, or names and shell patterns
+	devices       component.Devices
 	ignoreFilters bool
 	filterAge     time.Duration
 }
@@ -41,11 +39,6 @@ func part(programs *bpf.Component) *component.Component {
 	return &component.Component{Name: programs.Name, BPF: programs}
 }
 
-const (
-	auto = "auto"
-	off  = "off"
-)
-
 // Bounds of --pod-filter-age. Searches are 5 seconds apart, and an upgrade of the agent must not end the shortcut.
 const (
 	defaultFilterAge = 30 * time.Second
@@ -54,27 +47,17 @@ const (
 )
 
 func (c *config) addFlags(fs *pflag.FlagSet) {
-	fs.StringSliceVar(&c.devices, "pod-devices", []string{off}, "devices of pods between which packets skip the node's IP stack, and with it netfilter: off, auto (all that lead to a pod alone), or names and shell patterns")
+	fs.StringSliceVar((*[]string)(&c.devices), "pod-devices", []string{component.Off}, "devices of pods between which packets skip the node's IP stack, and with it netfilter: off, auto (all that lead to a pod alone), or names and shell patterns")
 	fs.BoolVar(&c.ignoreFilters, "pod-ignore-filters", false, "let packets between pods skip the node's IP stack even where a packet filter, a queue or another BPF program at the device would see them there; these then have no effect on them")
 	fs.DurationVar(&c.filterAge, "pod-filter-age", defaultFilterAge, fmt.Sprintf("age of the last complete search for packet filters from which on packets between pods take the stack: how long a rule may have no effect on them if the agent is dead or hangs (%v to %v)", minFilterAge, maxFilterAge))
 }
 
 // enabled reports whether the flags ask for the shortcut.
-func (c *config) enabled() bool { return !slices.Equal(c.devices, []string{off}) }
-
-// patterns are the names and patterns of the devices; nil: all.
-func (c *config) patterns() []string {
-	if slices.Equal(c.devices, []string{auto}) {
-		return nil
-	}
-	return c.devices
-}
+func (c *config) enabled() bool { return c.devices.Enabled() }
 
 func (c *config) complete(services *service.Config) error {
-	for _, p := range c.devices {
-		if _, err := path.Match(p, ""); err != nil || p == "" || (p == auto || p == off) && len(c.devices) > 1 {
-			return fmt.Errorf("--pod-devices %q: %s, %s, or names and shell patterns of devices", p, auto, off)
-		}
+	if p, invalid := c.devices.Invalid(); invalid {
+		return fmt.Errorf("--pod-devices %q: %s, %s, or names and shell patterns of devices", p, component.Auto, component.Off)
 	}
 	if c.enabled() && !services.Edge {
 		return fmt.Errorf("--pod-devices has no effect with --edge-mode=off, whose tables tell which flows take the stack: remove one of them")
@@ -105,7 +88,7 @@ func (c *config) run(env component.Env) (*component.Instance, error) {
 			Conditions: func() condition.List { return condition.List{condition.PodShortcutFailed.New("%s", reason)} },
 		}, nil
 	}
-	r := &running{env, newShortcut(kernel{Datapath: env.Datapath}, Config{Network: env.Network, Devices: c.patterns(), IgnoreFilters: c.ignoreFilters, Lease: c.filterAge, Log: env.Log})}
+	r := &running{env, newShortcut(kernel{Datapath: env.Datapath}, Config{Network: env.Network, Devices: c.devices.Patterns(), IgnoreFilters: c.ignoreFilters, Lease: c.filterAge, Log: env.Log})}
 	return &component.Instance{
 		Apply: r.apply, Start: r.shortcut.Start,
 		Run:    []component.Task{{Name: "pods", Run: r.shortcut.Run}},

@@ -19,7 +19,7 @@ func TestKernelLacksTheShortcut(t *testing.T) {
 	for _, test := range []struct {
 		devices []string
 		want    string
-	}{{[]string{auto}, lacks}, {[]string{"cali*"}, lacks}, {[]string{off}, ""}} {
+	}{{[]string{component.Auto}, lacks}, {[]string{"cali*"}, lacks}, {[]string{component.Off}, ""}} {
 		instance, err := (&config{devices: test.devices}).run(component.Env{Datapath: &bpf.Datapath{Unavailable: map[string]string{ComponentName: lacks}}, Log: slog.New(slog.DiscardHandler)})
 		if err != nil {
 			t.Fatal(err)

@@ -88,6 +88,13 @@ func clientConfig(config *rest.Config) *rest.Config {
 	return config
 }
 
+// jsonClient returns a client of any API group, which reads and writes JSON.
+func jsonClient(config *rest.Config) (rest.Interface, error) {
+	config = clientConfig(config)
+	config.ContentType, config.AcceptContentTypes = runtime.ContentTypeJSON, runtime.ContentTypeJSON
+	return rest.UnversionedRESTClientFor(config)
+}
+
 // clients returns one client per API group of the kinds. They share their connections.
 func clients(config *rest.Config, kinds []kind) (map[schema.GroupVersion]rest.Interface, error) {
 	config = clientConfig(config)

@@ -14,7 +14,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/selection"
-	"k8s.io/client-go/rest"
 )
 
 // SelectedError is returned if a DaemonSet selects a node, and so would start its pod there again.
@@ -45,9 +44,7 @@ func NotSelected(ctx context.Context, kubeconfig, daemonSet, node string) error 
 	if err != nil {
 		return err
 	}
-	config = clientConfig(config)
-	config.ContentType, config.AcceptContentTypes = "application/json", "application/json"
-	client, err := rest.UnversionedRESTClientFor(config)
+	client, err := jsonClient(config)
 	if err != nil {
 		return err
 	}

@@ -20,14 +20,6 @@ import (
 // refused or fails says nothing about the objects.
 type Events struct{ client rest.Interface }
 
-// newEvents returns a client with connections of its own. config must not observe requests.
-func newEvents(config *rest.Config) (*Events, error) {
-	config = clientConfig(config)
-	config.ContentType, config.AcceptContentTypes = "application/json", "application/json"
-	client, err := rest.UnversionedRESTClientFor(config)
-	return &Events{client}, err
-}
-
 // Events returns the client for Events.
 func (s *Source) Events() *Events { return s.events }
 

@@ -91,9 +91,11 @@ func New(o Options) (*Source, error) {
 	if config.Dial = o.Dial; config.Dial == nil {
 		config.Dial = (&net.Dialer{Timeout: 10 * time.Second, KeepAlive: 30 * time.Second}).DialContext
 	}
-	if s.events, err = newEvents(config); err != nil {
+	events, err := jsonClient(config) // with connections of its own, whose requests are not observed
+	if err != nil {
 		return nil, fmt.Errorf("the API server %s: %w", s.server, err)
 	}
+	s.events = &Events{events}
 	config.Wrap(s.link.observe)
 	s.kinds = kindsFor(o.NodeName, o.ServiceProxyName)
 	if s.client, err = clients(config, s.kinds); err != nil {

@@ -21,13 +21,7 @@ import (
 //
 // Errors: os.ErrNotExist if no socket storage is pinned there.
 func EndAll(bpffs string, by Method) (ended int, unseen string, err error) {
-	method, finder, _, err := choose(by, bpf.HaveSockDestroy(), func(end bool) (finder, error) {
-		s, err := openServiceSockets(bpffs, end)
-		if err != nil {
-			return nil, err
-		}
-		return s, nil
-	})
+	method, finder, _, err := choose(by, bpf.HaveSockDestroy(), func(end bool) (*Iterators, error) { return openServiceSockets(bpffs, end) })
 	if err != nil {
 		return 0, "", err
 	}

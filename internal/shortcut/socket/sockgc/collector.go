@@ -61,14 +61,7 @@ type Collector struct {
 // New loads the socket GC programs for a datapath's tables. If the kernel does not support them, the collector
 // does nothing, and its status contains the reason.
 func New(d *bpf.Datapath, config Config) *Collector {
-	open := func(end bool) (finder, error) {
-		s, err := OpenIterators(d, end)
-		if err != nil {
-			return nil, err
-		}
-		return s, nil
-	}
-	method, finder, why, err := choose(config.Method, bpf.HaveSockDestroy(), open)
+	method, finder, why, err := choose(config.Method, bpf.HaveSockDestroy(), func(end bool) (*Iterators, error) { return OpenIterators(d, end) })
 	if err != nil {
 		condition.SocketsNotEnded.Log(config.Log, "sockets of removed backends will not be ended", "error", err)
 	}

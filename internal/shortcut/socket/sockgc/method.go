@@ -37,12 +37,9 @@ type finder interface {
 	TCP(toAbort ...uint64) ([]bpf.StaleSocket, error)
 }
 
-// opener loads a finder that terminates the sockets it finds, or only reports them.
-type opener func(end bool) (finder, error)
-
 // choose returns the requested method, or the best available one, and why. The error is why none is available
-// although one was requested.
-func choose(asked Method, canEnd bool, open opener) (method Method, finder finder, why string, err error) {
+// although one was requested. open loads a finder that terminates the sockets it finds, or only reports them.
+func choose[F finder](asked Method, canEnd bool, open func(end bool) (F, error)) (method Method, found finder, why string, err error) {
 	if asked == Off {
 		return Off, nil, "turned off by --terminate-sockets=off", nil
 	}
@@ -51,9 +48,8 @@ func choose(asked Method, canEnd bool, open opener) (method Method, finder finde
 	case asked == Netlink:
 		why = "set by --terminate-sockets=netlink"
 	case canEnd:
-		finder, err = open(true)
-		if err == nil {
-			return Iterator, finder, "the kernel has bpf_sock_destroy", nil
+		if found, err = open(true); err == nil {
+			return Iterator, found, "the kernel has bpf_sock_destroy", nil
 		}
 		if asked == Iterator {
 			return Off, nil, "the socket GC programs cannot be loaded", err
@@ -64,10 +60,10 @@ func choose(asked Method, canEnd bool, open opener) (method Method, finder finde
 	default:
 		why = lacking
 	}
-	if finder, err = open(false); err != nil {
+	if found, err = open(false); err != nil {
 		return Off, nil, "the socket GC programs cannot be loaded", err
 	}
-	return Netlink, finder, why, nil
+	return Netlink, found, why, nil
 }
 
 // destroyByNetlink destroys sockets of the calling thread's network namespace. It lists them again to match

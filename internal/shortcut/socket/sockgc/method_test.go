@@ -95,7 +95,7 @@ func TestChoose(t *testing.T) {
 	for _, c := range []struct {
 		asked  Method
 		canEnd bool
-		open   opener
+		open   func(bool) (finder, error)
 		want   Method
 		fails  bool
 	}{
