@@ -14,6 +14,7 @@ import (
 	"beeline.io/beeline/internal/component"
 	"beeline.io/beeline/internal/part/kubeevent"
 	"beeline.io/beeline/internal/report/condition"
+	"beeline.io/beeline/internal/util/wakeup"
 )
 
 // eventInterval is how often conditions are compared with the last ones. One that a retry ends sooner may
@@ -48,21 +49,15 @@ func (a *Agent) newEvents(component.Env) (*component.Instance, error) {
 
 // run passes the conditions to the recorder, until ctx ends.
 func (e *events) run(ctx context.Context) error {
-	ticker := time.NewTicker(eventInterval)
-	defer ticker.Stop()
 	var objects []service.ObjectProblem
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-ticker.C:
-		}
+	for wakeup.Sleep(ctx, eventInterval) {
 		if e.objectsChanged.CompareAndSwap(true, false) {
 			objects = e.objectItems()
 		}
 		e.recordLost()
 		e.recorder.Set(slices.Concat(objects, e.nodeItems()))
 	}
+	return nil
 }
 
 // objectItems returns the conditions of objects.

@@ -244,17 +244,7 @@ func (p *Prober) probe(ctx context.Context, t *target) {
 
 // sendChanges sends changes in batches until ctx ends.
 func (p *Prober) sendChanges(ctx context.Context, to chan<- []Change) {
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-p.changed:
-		}
-		select {
-		case <-ctx.Done():
-			return
-		case <-time.After(batchDelay):
-		}
+	for p.changed.Wait(ctx) && wakeup.Sleep(ctx, batchDelay) {
 		batch := p.takeChanges()
 		if len(batch) == 0 {
 			continue

@@ -152,19 +152,13 @@ func (r *Recorder) Run(ctx context.Context) error {
 	for {
 		item, ok := r.next()
 		if !ok {
-			select {
-			case <-ctx.Done():
+			if !r.wake.Wait(ctx) {
 				return nil
-			case <-r.wake:
 			}
 			continue
 		}
-		if wait := r.take(); wait > 0 {
-			select {
-			case <-ctx.Done():
-				return nil
-			case <-time.After(wait):
-			}
+		if wait := r.take(); wait > 0 && !wakeup.Sleep(ctx, wait) {
+			return nil
 		}
 		r.write(ctx, item)
 	}

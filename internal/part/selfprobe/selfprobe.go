@@ -22,6 +22,7 @@ import (
 
 	"beeline.io/beeline/internal/cluster/service"
 	"beeline.io/beeline/internal/report/condition"
+	"beeline.io/beeline/internal/util/wakeup"
 )
 
 // The Service. No API object has its namespace, because of the underscore (RFC 1123).
@@ -124,18 +125,12 @@ func (p *Probe) Run(ctx context.Context) error {
 		return nil
 	case <-p.begin:
 	}
-	ticker := time.NewTicker(interval)
-	defer ticker.Stop()
-	for {
+	for running := true; running; running = wakeup.Sleep(ctx, interval) {
 		for family := range p.listeners {
 			p.note(ctx, family, p.connect(ctx, family))
 		}
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-ticker.C:
-		}
 	}
+	return nil
 }
 
 // answer sends the token to each client.

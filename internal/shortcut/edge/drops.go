@@ -18,6 +18,7 @@ import (
 	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/report/condition"
 	"beeline.io/beeline/internal/util/plural"
+	"beeline.io/beeline/internal/util/wakeup"
 )
 
 // dropsInterval is how often the counters of packets that did not reach a backend are read.
@@ -59,14 +60,8 @@ type dropCause struct {
 
 // followDrops reads the counters until ctx ends.
 func (e *Edge) followDrops(ctx context.Context) {
-	for ticker := time.NewTicker(dropsInterval); ; {
+	for running := true; running; running = wakeup.Sleep(ctx, dropsInterval) {
 		e.countDrops(time.Now())
-		select {
-		case <-ctx.Done():
-			ticker.Stop()
-			return
-		case <-ticker.C:
-		}
 	}
 }
 

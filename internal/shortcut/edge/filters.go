@@ -16,6 +16,7 @@ import (
 
 	"beeline.io/beeline/internal/node/netfilter"
 	"beeline.io/beeline/internal/report/condition"
+	"beeline.io/beeline/internal/util/wakeup"
 )
 
 // filtersInterval is how often packet filters are compared.
@@ -62,7 +63,7 @@ func (e *Edge) followFilters(ctx context.Context) {
 	for known := (filters{}); ; {
 		begun := time.Now()
 		known = e.compareFilters(w, known)
-		if !sleep(ctx, max(filtersInterval, min(searchShare*time.Since(begun), longestSearchGap))) {
+		if !wakeup.Sleep(ctx, max(filtersInterval, min(searchShare*time.Since(begun), longestSearchGap))) {
 			return
 		}
 	}

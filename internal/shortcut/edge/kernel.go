@@ -17,6 +17,7 @@ import (
 	"beeline.io/beeline/internal/node"
 	"beeline.io/beeline/internal/report/condition"
 	"beeline.io/beeline/internal/util/kernelclock"
+	"beeline.io/beeline/internal/util/wakeup"
 )
 
 // Programs may add entries to the kernel's conntrack while netfilter may translate sources, and conntrack is at most
@@ -37,9 +38,7 @@ type kernelRoom struct {
 // renewKernelRoom tells programs every second whether they may add entries to the kernel's conntrack.
 func (r *running) renewKernelRoom(ctx context.Context) error {
 	var room kernelRoom
-	ticker := time.NewTicker(kernelRoomEvery)
-	defer ticker.Stop()
-	for {
+	for running := true; running; running = wakeup.Sleep(ctx, kernelRoomEvery) {
 		var until uint32
 		if room.is() {
 			until = kernelclock.CoarseSeconds() + kernelRoomLasts
@@ -47,12 +46,8 @@ func (r *running) renewKernelRoom(ctx context.Context) error {
 		if err := bpf.NewEdgeKernel(r.env.Datapath, r.dispatcher).SetKernelRoom(until); err != nil {
 			return err
 		}
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-ticker.C:
-		}
 	}
+	return nil
 }
 
 // is reads whether programs may add entries. What cannot be read counts as no.

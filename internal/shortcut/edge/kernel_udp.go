@@ -14,6 +14,7 @@ import (
 
 	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/cluster/service"
+	"beeline.io/beeline/internal/util/wakeup"
 )
 
 // kernelUDPPause is the least time between two searches of the kernel's conntrack.
@@ -41,10 +42,8 @@ func (r *running) deleteStaleKernelUDP(ctx context.Context) error {
 		if n > 0 {
 			r.env.Log.Info("deleted UDP flows of the kernel's conntrack: netfilter translated them to backends that no longer serve", "flows", n)
 		}
-		select {
-		case <-ctx.Done():
+		if !wakeup.Sleep(ctx, kernelUDPPause) {
 			return nil
-		case <-time.After(kernelUDPPause):
 		}
 	}
 }

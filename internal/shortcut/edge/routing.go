@@ -39,7 +39,7 @@ func (e *Edge) followRouting(ctx context.Context) {
 			}
 		case <-changed:
 		}
-		if !sleep(ctx, max(settleTime, routingShare*took)) {
+		if !wakeup.Sleep(ctx, max(settleTime, routingShare*took)) {
 			return
 		}
 		begin := time.Now()

@@ -51,7 +51,7 @@ func (e *Edge) followDevices(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-e.changed:
-			if !sleep(ctx, max(settleTime, rescanShare*took)) {
+			if !wakeup.Sleep(ctx, max(settleTime, rescanShare*took)) {
 				return
 			}
 			begin := time.Now()
@@ -76,16 +76,6 @@ func (e *Edge) countAll(now time.Time) {
 	if err == nil {
 		e.withheldDrops.Note(counters[droppedForXFRM], now)
 		e.noteForwardingDrops(counters[droppedForForwarding], now)
-	}
-}
-
-// sleep sleeps for d, and returns false if ctx ended first.
-func sleep(ctx context.Context, d time.Duration) bool {
-	select {
-	case <-ctx.Done():
-		return false
-	case <-time.After(d):
-		return true
 	}
 }
 

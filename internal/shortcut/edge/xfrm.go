@@ -28,15 +28,7 @@ func (e *Edge) followPolicies(ctx context.Context, changed wakeup.Signal) {
 	walks.Go(func() { e.deleteFlowsOf(ctx, latest) })
 	defer walks.Wait()
 	var last []node.XFRMPolicy
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-changed:
-		}
-		if !sleep(ctx, settleTime) {
-			return
-		}
+	for changed.Wait(ctx) && wakeup.Sleep(ctx, settleTime) {
 		e.mu.Lock()
 		policies := e.writePolicies()
 		e.mu.Unlock()
@@ -60,7 +52,7 @@ func (e *Edge) deleteFlowsOf(ctx context.Context, latest <-chan []node.XFRMPolic
 		case policies := <-latest:
 			begin := time.Now()
 			e.deleteConcerned(policies)
-			if !sleep(ctx, policyShare*time.Since(begin)) {
+			if !wakeup.Sleep(ctx, policyShare*time.Since(begin)) {
 				return
 			}
 		}

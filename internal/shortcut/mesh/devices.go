@@ -107,10 +107,7 @@ func (w *deviceWatch) run(ctx context.Context, moved wakeup.Signal) {
 		if now := w.latest(); !now.equal(&before) {
 			moved.Send()
 		}
-		select {
-		case <-ctx.Done():
-		case <-time.After(devicesInterval):
-		}
+		wakeup.Sleep(ctx, devicesInterval)
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 
 	"beeline.io/beeline/internal/conntrack/kernelct"
 	"beeline.io/beeline/internal/node/flow"
+	"beeline.io/beeline/internal/util/wakeup"
 )
 
 // chooseInterval is how often flows are chosen for a flowtable if rules keep some of them on the stack.
@@ -18,14 +19,7 @@ const chooseInterval = time.Second
 
 // chooseFlows has the flowtable take the flows that bypass no rule: while there are such rules it takes none by itself.
 func (o *Offload) chooseFlows(ctx context.Context) error {
-	ticker := time.NewTicker(chooseInterval)
-	defer ticker.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-ticker.C:
-		}
+	for wakeup.Sleep(ctx, chooseInterval) {
 		if o.config.IgnoreFilters || len(o.rules.findings()) == 0 {
 			continue
 		}
@@ -35,6 +29,7 @@ func (o *Offload) chooseFlows(ctx context.Context) error {
 		}
 		o.note("flows for the flowtable", err)
 	}
+	return nil
 }
 
 // allowed returns the flows of the kernel's conntrack that are assured and may be offloaded, by conntrack's ID. Their

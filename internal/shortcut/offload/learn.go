@@ -21,6 +21,7 @@ import (
 	"beeline.io/beeline/internal/conntrack/kernelct"
 	"beeline.io/beeline/internal/node/flow"
 	"beeline.io/beeline/internal/node/netdev"
+	"beeline.io/beeline/internal/util/wakeup"
 )
 
 // FlowCacheConfig is what the flow cache is told.
@@ -110,16 +111,9 @@ func (f *FlowCache) Run(ctx context.Context) error {
 }
 
 func (f *FlowCache) collectUntil(ctx context.Context) {
-	ticker := time.NewTicker(collectInterval)
-	defer ticker.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-ticker.C:
-			if err := f.Collect(); err != nil {
-				f.config.Log.Error("the flow cache", "error", err)
-			}
+	for wakeup.Sleep(ctx, collectInterval) {
+		if err := f.Collect(); err != nil {
+			f.config.Log.Error("the flow cache", "error", err)
 		}
 	}
 }

@@ -64,8 +64,7 @@ type Offload struct {
 	flows     *FlowCache // nil: the flow cache is not loaded
 	flowtable *flowtable.Flowtable
 	rules     *rules
-	changed   wakeup.Signal // devices, routing rules or rp_filter
-	policies  wakeup.Signal // of XFRM
+	changed   wakeup.Signal // devices, routing rules, rp_filter or XFRM policies
 
 	reconciling sync.Mutex
 	// started: Start was called; chosen: the provider is.
@@ -87,7 +86,7 @@ func newOffload(d Datapath, c Config) (*Offload, error) {
 		return nil, err
 	}
 	o := &Offload{
-		config: c, datapath: d, flowtable: flowtable.New(nil, c.Log), rules: r, changed: wakeup.NewSignal(), policies: wakeup.NewSignal(),
+		config: c, datapath: d, flowtable: flowtable.New(nil, c.Log), rules: r, changed: wakeup.NewSignal(),
 		started: make(chan struct{}), problems: map[string]string{},
 	}
 	if c.NoFlowCache != "" {
@@ -154,8 +153,7 @@ func (o *Offload) withdraw() error {
 func (o *Offload) follow(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	o.config.Network.Notify(o.changed, node.Devices|node.Rules|node.RPFilters)
-	o.config.Network.Notify(o.policies, node.XFRM)
+	o.config.Network.Notify(o.changed, node.Devices|node.Rules|node.RPFilters|node.XFRM)
 	tasks := []func(context.Context) error{o.keep}
 	if o.provider == Cache {
 		o.track()
@@ -178,16 +176,12 @@ func (o *Offload) follow(ctx context.Context) error {
 func (o *Offload) followRoutingRules(ctx context.Context) error {
 	changed := wakeup.NewSignal()
 	o.config.Network.Notify(changed, node.Rules)
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-changed:
-			if o.rules.readRoutes() {
-				o.flows.Flush()
-			}
+	for changed.Wait(ctx) {
+		if o.rules.readRoutes() {
+			o.flows.Flush()
 		}
 	}
+	return nil
 }
 
 // keep follows the devices and the packet filters.
@@ -196,23 +190,17 @@ func (o *Offload) keep(ctx context.Context) error {
 	defer rules.Stop()
 	o.Reconcile()
 	for {
-		follow := o.Reconcile
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-rules.C:
-			o.auditRules()
-			continue
-		case <-o.policies:
-			follow = o.auditRules
 		case <-o.changed:
+			if !wakeup.Sleep(ctx, settleTime) {
+				return nil
+			}
+			o.Reconcile()
 		}
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-time.After(settleTime):
-		}
-		follow()
+		o.auditRules()
 	}
 }
 

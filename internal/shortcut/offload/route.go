@@ -81,19 +81,10 @@ func (o *Offload) followRoutes(ctx context.Context) error {
 		}
 		return true
 	})
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-changed:
-		}
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-time.After(routeInterval):
-		}
+	for changed.Wait(ctx) && wakeup.Sleep(ctx, routeInterval) {
 		o.note("routes", o.flows.RoutesChanged(mtu.Swap(false) || o.rules.readRoutes()))
 	}
+	return nil
 }
 
 const routeInterval = 200 * time.Millisecond

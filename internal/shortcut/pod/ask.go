@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"beeline.io/beeline/internal/bpf"
+	"beeline.io/beeline/internal/util/wakeup"
 )
 
 // Behind a bridge the node knows only those pods that it has talked to: packets from pod to pod do not pass its stack.
@@ -29,14 +30,7 @@ const (
 
 // followUnknown asks for addresses that were noted, until ctx ends.
 func (s *Shortcut) followUnknown(ctx context.Context) {
-	tick := time.NewTicker(askInterval)
-	defer tick.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-tick.C:
-		}
+	for wakeup.Sleep(ctx, askInterval) {
 		table := s.datapath.Unknown()
 		noted, err := table.All()
 		for addr := range noted {

@@ -179,10 +179,8 @@ func (s *Shortcut) follow(ctx context.Context) {
 		case <-audit.C:
 			s.config.Network.Forget()
 		case <-s.changed:
-			select {
-			case <-ctx.Done():
+			if !wakeup.Sleep(ctx, max(settleTime, readShare*took)) {
 				return
-			case <-time.After(max(settleTime, readShare*took)):
 			}
 		}
 		begin := time.Now()

@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package wakeup wakes loops: at once with a Signal, or after a growing delay with a Backoff.
+// Package wakeup wakes loops: at once with a Signal, or after a delay, which with a Backoff grows.
 package wakeup
 
-import "time"
+import (
+	"context"
+	"time"
+)
 
 // A Signal wakes the loop that receives from it. Signals do not queue: the loop then rereads the state, so one
 // is enough.
@@ -17,6 +20,26 @@ func (s Signal) Send() {
 	select {
 	case s <- struct{}{}:
 	default:
+	}
+}
+
+// Wait waits for the signal, and returns false if ctx ended first.
+func (s Signal) Wait(ctx context.Context) bool {
+	select {
+	case <-ctx.Done():
+		return false
+	case <-s:
+		return true
+	}
+}
+
+// Sleep sleeps for d, and returns false if ctx ended first.
+func Sleep(ctx context.Context, d time.Duration) bool {
+	select {
+	case <-ctx.Done():
+		return false
+	case <-time.After(d):
+		return true
 	}
 }
 

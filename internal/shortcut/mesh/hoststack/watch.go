@@ -13,6 +13,7 @@ import (
 	"beeline.io/beeline/internal/report/metrics"
 	"beeline.io/beeline/internal/util/plural"
 	"beeline.io/beeline/internal/util/printable"
+	"beeline.io/beeline/internal/util/wakeup"
 )
 
 // lookInterval is the time between two looks at the programs: after as long at most a program that starts is switched.
@@ -55,18 +56,12 @@ func NewWatcher(mode Mode, processes func() []Process, log *slog.Logger) *Watche
 
 // Run looks until ctx ends. It always returns nil. Switches stay as they are then.
 func (w *Watcher) Run(ctx context.Context) error {
-	ticker := time.NewTicker(lookInterval)
-	defer ticker.Stop()
-	for {
+	for running := true; running; running = wakeup.Sleep(ctx, lookInterval) {
 		if _, err := w.look(false); err != nil {
 			w.fail(err)
 		}
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-ticker.C:
-		}
 	}
+	return nil
 }
 
 func (w *Watcher) fail(err error) {

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"beeline.io/beeline/internal/node/netns"
+	"beeline.io/beeline/internal/util/wakeup"
 )
 
 // A Provider shortens flows that a router forwards.
@@ -108,10 +109,8 @@ func (w *World) AwaitShortcut(ctx context.Context, f *Flow, threshold int) error
 		if err != nil || short {
 			return err
 		}
-		select {
-		case <-ctx.Done():
+		if !wakeup.Sleep(ctx, 10*time.Millisecond) {
 			return fmt.Errorf("%s: after %d messages the packets still pass the stack", f.Kind, f.round)
-		case <-time.After(10 * time.Millisecond):
 		}
 	}
 }
