@@ -102,7 +102,7 @@ func Follow() (n *Network, err error) {
 	return n, nil
 }
 
-// tablesOf returns the tables that have changed, and those that may change after the message without one of their own.
+// tablesOf returns the tables that a message is about, and those that may change after it without one of their own.
 func tablesOf(m *syscall.NetlinkMessage) (changed, after Table) {
 	switch m.Header.Type {
 	case 0: // messages were lost
@@ -111,9 +111,9 @@ func tablesOf(m *syscall.NetlinkMessage) (changed, after Table) {
 		return Devices, Routes | RPFilters | Queues
 	case unix.RTM_NEWADDR, unix.RTM_DELADDR:
 		return Addresses, Routes
-	case unix.RTM_NEWROUTE, unix.RTM_DELROUTE:
+	case unix.RTM_NEWROUTE:
 		return Routes, 0
-	case unix.RTM_NEWNEXTHOP, unix.RTM_DELNEXTHOP:
+	case unix.RTM_DELROUTE, unix.RTM_NEWNEXTHOP, unix.RTM_DELNEXTHOP: // IPv4 deletes a route after the message
 		return Routes, Routes
 	case unix.RTM_NEWRULE, unix.RTM_DELRULE:
 		return Rules, 0
