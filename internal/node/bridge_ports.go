@@ -39,17 +39,13 @@ func portState(n uint8) string {
 
 // BridgePorts returns the ports of bridges by their index.
 func BridgePorts() (map[int]BridgePort, error) {
-	messages, err := netdev.Dump(func() ([][]byte, error) {
-		r := nl.NewNetlinkRequest(unix.RTM_GETLINK, unix.NLM_F_DUMP)
-		r.AddData(nl.NewIfInfomsg(unix.AF_BRIDGE))
-		return r.Execute(unix.NETLINK_ROUTE, unix.RTM_NEWLINK)
-	})
+	objects, err := netdev.Objects(unix.NETLINK_ROUTE, unix.RTM_GETLINK, unix.RTM_NEWLINK, nl.NewIfInfomsg(unix.AF_BRIDGE).Serialize(), unix.SizeofIfInfomsg)
 	if err != nil {
 		return nil, fmt.Errorf("list the ports of bridges: %w", err)
 	}
 	ports := map[int]BridgePort{}
-	for _, m := range messages {
-		index, p, ok, err := parseBridgePort(m)
+	for _, o := range objects {
+		index, p, ok, err := parseBridgePort(o)
 		if err != nil {
 			return nil, fmt.Errorf("list the ports of bridges: %w", err)
 		}
@@ -61,16 +57,9 @@ func BridgePorts() (map[int]BridgePort, error) {
 }
 
 // parseBridgePort also returns the index of the port. The bridge itself is none.
-func parseBridgePort(m []byte) (index int, p BridgePort, ok bool, err error) {
-	if len(m) < unix.SizeofIfInfomsg {
-		return 0, p, false, fmt.Errorf("a message of %d bytes", len(m))
-	}
-	attributes, err := nl.ParseRouteAttr(m[unix.SizeofIfInfomsg:])
-	if err != nil {
-		return 0, p, false, err
-	}
-	for _, a := range attributes {
-		switch a.Attr.Type & nl.NLA_TYPE_MASK {
+func parseBridgePort(o netdev.Object) (index int, p BridgePort, ok bool, err error) {
+	for _, a := range o.Attributes {
+		switch a.Attr.Type {
 		case unix.IFLA_MASTER:
 			p.Bridge = int(binary.NativeEndian.Uint32(a.Value))
 		case unix.IFLA_PROTINFO:
@@ -80,7 +69,7 @@ func parseBridgePort(m []byte) (index int, p BridgePort, ok bool, err error) {
 			}
 		}
 	}
-	return int(nl.DeserializeIfInfomsg(m).Index), p, ok && p.Bridge != 0, nil
+	return int(nl.DeserializeIfInfomsg(o.Header).Index), p, ok && p.Bridge != 0, nil
 }
 
 func (p *BridgePort) parse(b []byte) error {
@@ -172,34 +161,23 @@ const (
 
 // portVLANs returns the VLAN of untagged frames of ports and bridges by their index.
 func portVLANs() (map[int]portVLAN, error) {
-	messages, err := netdev.Dump(func() ([][]byte, error) {
-		r := nl.NewNetlinkRequest(rtmGetVLAN, unix.NLM_F_DUMP)
-		r.AddRawData(append([]byte{unix.AF_BRIDGE}, make([]byte, vlanMessageSize-1)...))
-		return r.Execute(unix.NETLINK_ROUTE, rtmNewVLAN)
-	})
+	objects, err := netdev.Objects(unix.NETLINK_ROUTE, rtmGetVLAN, rtmNewVLAN, append([]byte{unix.AF_BRIDGE}, make([]byte, vlanMessageSize-1)...), vlanMessageSize)
 	if err != nil {
 		return nil, fmt.Errorf("list the VLANs of bridges: %w", err)
 	}
 	all := map[int]portVLAN{}
-	for _, m := range messages {
-		if err := parsePortVLANs(m, all); err != nil {
+	for _, o := range objects {
+		if err := parsePortVLANs(o, all); err != nil {
 			return nil, fmt.Errorf("list the VLANs of bridges: %w", err)
 		}
 	}
 	return all, nil
 }
 
-func parsePortVLANs(m []byte, all map[int]portVLAN) error {
-	if len(m) < vlanMessageSize {
-		return fmt.Errorf("a message of %d bytes", len(m))
-	}
-	index := int(binary.NativeEndian.Uint32(m[4:]))
-	entries, err := nl.ParseRouteAttr(m[vlanMessageSize:])
-	if err != nil {
-		return err
-	}
-	for _, e := range entries {
-		if e.Attr.Type&nl.NLA_TYPE_MASK != vlanEntry {
+func parsePortVLANs(o netdev.Object, all map[int]portVLAN) error {
+	index := int(binary.NativeEndian.Uint32(o.Header[4:]))
+	for _, e := range o.Attributes {
+		if e.Attr.Type != vlanEntry {
 			continue
 		}
 		attributes, err := nl.ParseRouteAttr(e.Value)

@@ -10,6 +10,8 @@ import (
 	"testing"
 
 	"github.com/vishvananda/netlink"
+
+	"beeline.io/beeline/internal/node/netdev"
 	"golang.org/x/sys/unix"
 )
 
@@ -85,7 +87,11 @@ func TestVLANsOfPorts(t *testing.T) {
 	} {
 		all := map[int]portVLAN{}
 		for _, m := range [][]byte{bridge, port} {
-			if err := parsePortVLANs(m, all); err != nil {
+			o, err := netdev.ObjectOf(m, vlanMessageSize)
+			if err == nil {
+				err = parsePortVLANs(o, all)
+			}
+			if err != nil {
 				t.Fatal(err)
 			}
 		}

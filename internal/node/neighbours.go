@@ -3,7 +3,6 @@
 package node
 
 import (
-	"fmt"
 	"net/netip"
 
 	"github.com/vishvananda/netlink"
@@ -29,10 +28,7 @@ func (n *Network) Neighbours() ([]Neighbour, error) {
 }
 
 func listNeighbours() (all []Neighbour, _ error) {
-	list, err := netdev.Dump(func() ([]netlink.Neigh, error) { return netlink.NeighList(0, netlink.FAMILY_ALL) })
-	if err != nil {
-		return nil, fmt.Errorf("list neighbours: %w", err)
-	}
+	list, err := netdev.Neighbours(netlink.FAMILY_ALL)
 	for _, b := range list {
 		addr, ok := netip.AddrFromSlice(b.IP)
 		if !ok || len(b.HardwareAddr) != 6 && b.State&neighboursKnown != 0 {
@@ -42,7 +38,7 @@ func listNeighbours() (all []Neighbour, _ error) {
 		copy(found.MAC[:], b.HardwareAddr)
 		all = append(all, found)
 	}
-	return all, nil
+	return all, err
 }
 
 // BridgeMAC is a MAC address that a bridge may have seen.
@@ -57,15 +53,12 @@ func (n *Network) ForwardingEntries() (map[BridgeMAC]int, error) {
 }
 
 func listForwardingEntries() (map[BridgeMAC]int, error) {
-	list, err := netdev.Dump(func() ([]netlink.Neigh, error) { return netlink.NeighList(0, unix.AF_BRIDGE) })
-	if err != nil {
-		return nil, fmt.Errorf("list the forwarding tables of bridges: %w", err)
-	}
+	list, err := netdev.Neighbours(unix.AF_BRIDGE)
 	ports := map[BridgeMAC]int{}
 	for _, b := range list {
 		if b.MasterIndex != 0 && len(b.HardwareAddr) == 6 {
 			ports[BridgeMAC{b.MasterIndex, [6]byte(b.HardwareAddr)}] = b.LinkIndex
 		}
 	}
-	return ports, nil
+	return ports, err
 }

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"net/netip"
 
-	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"beeline.io/beeline/internal/node/netdev"
@@ -27,28 +26,17 @@ const (
 // nextHopObjects returns the next hops of nexthop objects by their ID. Routes have them as well, unless
 // net.ipv4.nexthop_compat_mode is 0.
 func nextHopObjects() (map[uint32][]NextHop, error) {
-	messages, err := netdev.Dump(func() ([][]byte, error) {
-		r := nl.NewNetlinkRequest(unix.RTM_GETNEXTHOP, unix.NLM_F_DUMP)
-		r.AddRawData(make([]byte, nextHopHeader))
-		return r.Execute(unix.NETLINK_ROUTE, unix.RTM_NEWNEXTHOP)
-	})
+	objects, err := netdev.Objects(unix.NETLINK_ROUTE, unix.RTM_GETNEXTHOP, unix.RTM_NEWNEXTHOP, make([]byte, nextHopHeader), nextHopHeader)
 	if err != nil {
 		return nil, fmt.Errorf("list next hops: %w", err)
 	}
 	all, groups := map[uint32][]NextHop{}, map[uint32][]uint32{}
-	for _, m := range messages {
-		if len(m) < nextHopHeader {
-			return nil, fmt.Errorf("list next hops: a message of %d bytes", len(m))
-		}
-		attributes, err := nl.ParseRouteAttr(m[nextHopHeader:])
-		if err != nil {
-			return nil, fmt.Errorf("list next hops: %w", err)
-		}
+	for _, o := range objects {
 		var id uint32
 		var hop NextHop
 		var members []uint32
-		for _, a := range attributes {
-			switch a.Attr.Type & nl.NLA_TYPE_MASK {
+		for _, a := range o.Attributes {
+			switch a.Attr.Type {
 			case nhaID:
 				id = attributeUint32(a.Value)
 			case nhaDevice:

@@ -38,15 +38,12 @@ func PeerXDP(namespace, index int) (program uint32, err error) {
 		return 0, fmt.Errorf("read device %d of network namespace ID %d: %w", index, namespace, err)
 	}
 	for _, m := range messages {
-		if len(m) < unix.SizeofIfInfomsg {
-			continue
-		}
-		attributes, err := nl.ParseRouteAttr(m[unix.SizeofIfInfomsg:])
+		o, err := netdev.ObjectOf(m, unix.SizeofIfInfomsg)
 		if err != nil {
 			return 0, err
 		}
-		for _, a := range attributes {
-			if a.Attr.Type&nl.NLA_TYPE_MASK == unix.IFLA_XDP {
+		for _, a := range o.Attributes {
+			if a.Attr.Type == unix.IFLA_XDP {
 				return nativeXDP(a.Value)
 			}
 		}

@@ -141,10 +141,11 @@ func RouteOf(m syscall.NetlinkMessage) (r Route, err error) {
 
 // parseRoute ignores what is cached of routes.
 func parseRoute(m []byte) (r Route, ok bool, err error) {
-	if len(m) < unix.SizeofRtMsg {
-		return r, false, fmt.Errorf("a message of %d bytes", len(m))
+	o, err := netdev.ObjectOf(m, unix.SizeofRtMsg)
+	if err != nil {
+		return r, false, err
 	}
-	h := nl.DeserializeRtMsg(m)
+	h := nl.DeserializeRtMsg(o.Header)
 	unspecified := netip.IPv4Unspecified()
 	switch h.Family {
 	case unix.AF_INET:
@@ -156,15 +157,11 @@ func parseRoute(m []byte) (r Route, ok bool, err error) {
 	if h.Flags&unix.RTM_F_CLONED != 0 {
 		return r, false, nil
 	}
-	attributes, err := nl.ParseRouteAttr(m[unix.SizeofRtMsg:])
-	if err != nil {
-		return r, false, err
-	}
 	to := unspecified
 	r.Type, r.Table, r.TOS, r.From = h.Type, uint32(h.Table), h.Tos, h.Src_len > 0
 	var one NextHop
-	for _, a := range attributes {
-		switch a.Attr.Type & nl.NLA_TYPE_MASK {
+	for _, a := range o.Attributes {
+		switch a.Attr.Type {
 		case unix.RTA_DST:
 			to, _ = netip.AddrFromSlice(a.Value)
 		case unix.RTA_TABLE:
@@ -182,7 +179,7 @@ func parseRoute(m []byte) (r Route, ok bool, err error) {
 		case routeObject:
 			r.Object = attributeUint32(a.Value)
 		default:
-			one.parse(a.Attr.Type&nl.NLA_TYPE_MASK, a.Value)
+			one.parse(a.Attr.Type, a.Value)
 		}
 		if err != nil {
 			return r, false, err

@@ -6,7 +6,6 @@ import (
 	"encoding/binary"
 	"fmt"
 
-	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"beeline.io/beeline/internal/node/netdev"
@@ -25,17 +24,13 @@ func (n *Network) RPFilters() (map[int]uint8, error) {
 }
 
 func listRPFilters() (map[int]uint8, error) {
-	messages, err := netdev.Dump(func() ([][]byte, error) {
-		r := nl.NewNetlinkRequest(unix.RTM_GETNETCONF, unix.NLM_F_DUMP)
-		r.AddRawData([]byte{unix.AF_INET, 0, 0, 0}) // struct netconfmsg
-		return r.Execute(unix.NETLINK_ROUTE, unix.RTM_NEWNETCONF)
-	})
+	objects, err := netdev.Objects(unix.NETLINK_ROUTE, unix.RTM_GETNETCONF, unix.RTM_NEWNETCONF, []byte{unix.AF_INET, 0, 0, 0}, netconfSize)
 	if err != nil {
 		return nil, fmt.Errorf("read rp_filter: %w", err)
 	}
 	filters, everywhere := map[int]uint8{}, uint8(0)
-	for _, m := range messages {
-		device, value, ok := parseRPFilter(m)
+	for _, o := range objects {
+		device, value, ok := parseRPFilter(o)
 		switch {
 		case !ok:
 		case device == netconfAll:
@@ -58,15 +53,8 @@ const (
 	netconfAll      = -1
 )
 
-func parseRPFilter(m []byte) (device int, value uint8, ok bool) {
-	if len(m) < netconfSize {
-		return 0, 0, false
-	}
-	attributes, err := nl.ParseRouteAttr(m[netconfSize:])
-	if err != nil {
-		return 0, 0, false
-	}
-	for _, a := range attributes {
+func parseRPFilter(o netdev.Object) (device int, value uint8, ok bool) {
+	for _, a := range o.Attributes {
 		if len(a.Value) < 4 {
 			continue
 		}

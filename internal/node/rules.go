@@ -53,38 +53,23 @@ func (n *Network) Rules() ([]Rule, error) { return read(n, Rules, &n.rules, list
 
 func listRules() (all []Rule, _ error) {
 	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
-		messages, err := netdev.Dump(func() ([][]byte, error) {
-			r := nl.NewNetlinkRequest(unix.RTM_GETRULE, unix.NLM_F_DUMP)
-			r.AddData(nl.NewIfInfomsg(family))
-			return r.Execute(unix.NETLINK_ROUTE, unix.RTM_NEWRULE)
-		})
+		objects, err := netdev.Objects(unix.NETLINK_ROUTE, unix.RTM_GETRULE, unix.RTM_NEWRULE, nl.NewIfInfomsg(family).Serialize(), unix.SizeofRtMsg)
 		if err != nil {
 			return nil, fmt.Errorf("list routing rules: %w", err)
 		}
-		for _, m := range messages {
-			rule, err := parseRule(m)
-			if err != nil {
-				return nil, fmt.Errorf("list routing rules: %w", err)
-			}
-			all = append(all, rule)
+		for _, o := range objects {
+			all = append(all, parseRule(o))
 		}
 	}
 	return all, nil
 }
 
-func parseRule(m []byte) (r Rule, err error) {
-	if len(m) < unix.SizeofRtMsg { // struct fib_rule_hdr has its layout
-		return r, fmt.Errorf("a message of %d bytes", len(m))
-	}
-	h := nl.DeserializeRtMsg(m)
+func parseRule(o netdev.Object) (r Rule) {
+	h := nl.DeserializeRtMsg(o.Header) // struct fib_rule_hdr has its layout
 	r.IPv6, r.TOS, r.Inverted = h.Family == unix.AF_INET6, h.Tos != 0, h.Flags&unix.FIB_RULE_INVERT != 0
 	r.Source = h.Src_len > 0
-	attributes, err := nl.ParseRouteAttr(m[unix.SizeofRtMsg:])
-	if err != nil {
-		return r, err
-	}
-	for _, a := range attributes {
-		switch a.Attr.Type & nl.NLA_TYPE_MASK {
+	for _, a := range o.Attributes {
+		switch a.Attr.Type {
 		case fraPriority:
 			r.Priority = attributeUint32(a.Value)
 		case fraMark:
@@ -107,7 +92,7 @@ func parseRule(m []byte) (r Rule, err error) {
 			r.TOS = true
 		}
 	}
-	return r, nil
+	return r
 }
 
 // MarkedOnly reports whether the rule needs a mark that packets do not have as they arrive.
@@ -123,18 +108,4 @@ func (r *Rule) String() string {
 		b.WriteString(" by tun_id")
 	}
 	return b.String()
-}
-
-// A RuleMark is what a routing rule requires of the marks of packets: Mark in the bits of Mask.
-type RuleMark struct{ Mark, Mask uint32 }
-
-// RuleMarks returns the marks that routing rules of either family match.
-func (n *Network) RuleMarks() (all []RuleMark, _ error) {
-	rules, err := n.Rules()
-	for i := range rules {
-		if rules[i].MarkMask != 0 {
-			all = append(all, RuleMark{rules[i].Mark, rules[i].MarkMask})
-		}
-	}
-	return all, err
 }

@@ -5,6 +5,7 @@ package node
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 )
 
@@ -17,20 +18,30 @@ func TestRuleMarks(t *testing.T) {
 		}
 		for _, c := range []struct {
 			do   string
-			want []RuleMark
+			want string
 		}{
-			{"rule add pref 100 from 192.0.2.1 lookup main", nil},
-			{"rule add pref 101 fwmark 0x80/0xf0 lookup main", []RuleMark{{0x80, 0xf0}}},
-			{"rule add pref 102 fwmark 0/0x100 lookup main", []RuleMark{{0x80, 0xf0}, {0, 0x100}}},
-			{"rule del pref 102", []RuleMark{{0x80, 0xf0}}},
-			{"-6 rule add pref 101 fwmark 1 lookup main", []RuleMark{{0x80, 0xf0}, {1, 0xffffffff}}},
-			{"rule del pref 101", []RuleMark{{1, 0xffffffff}}},
+			{"rule add pref 100 from 192.0.2.1 lookup main", ""},
+			{"rule add pref 101 fwmark 0x80/0xf0 lookup main", "0x80/0xf0"},
+			{"rule add pref 102 fwmark 0/0x100 lookup main", "0x80/0xf0 0x0/0x100"},
+			{"rule del pref 102", "0x80/0xf0"},
+			{"-6 rule add pref 101 fwmark 1 lookup main", "0x80/0xf0 0x1/0xffffffff"},
+			{"rule del pref 101", "0x1/0xffffffff"},
 		} {
 			if err := ip(c.do); err != nil {
 				return err
 			}
-			if got, err := n.RuleMarks(); err != nil || !slices.Equal(got, c.want) {
-				return fmt.Errorf("after %q: %v, %w, want %v", c.do, got, err, c.want)
+			rules, err := n.Rules()
+			if err != nil {
+				return err
+			}
+			var got []string
+			for _, r := range rules {
+				if r.MarkMask != 0 {
+					got = append(got, fmt.Sprintf("%#x/%#x", r.Mark, r.MarkMask))
+				}
+			}
+			if got := strings.Join(got, " "); got != c.want {
+				t.Errorf("after %q: %s, want %s", c.do, got, c.want)
 			}
 		}
 		return nil

@@ -98,10 +98,7 @@ func (n *Network) XFRMPolicies() ([]XFRMPolicy, error) {
 }
 
 func listXFRMPolicies() ([]XFRMPolicy, error) {
-	messages, err := netdev.Dump(func() ([][]byte, error) {
-		r := nl.NewNetlinkRequest(nl.XFRM_MSG_GETPOLICY, unix.NLM_F_DUMP)
-		return r.Execute(unix.NETLINK_XFRM, nl.XFRM_MSG_NEWPOLICY)
-	})
+	objects, err := netdev.Objects(unix.NETLINK_XFRM, nl.XFRM_MSG_GETPOLICY, nl.XFRM_MSG_NEWPOLICY, nil, policySize)
 	if errors.Is(err, unix.EPROTONOSUPPORT) { // a kernel without XFRM
 		return nil, nil
 	}
@@ -109,8 +106,8 @@ func listXFRMPolicies() ([]XFRMPolicy, error) {
 		return nil, fmt.Errorf("list XFRM policies: %w", err)
 	}
 	var all []XFRMPolicy
-	for _, m := range messages {
-		p, err := parseXFRMPolicy(m)
+	for _, o := range objects {
+		p, err := parseXFRMPolicy(o)
 		if err != nil {
 			return nil, fmt.Errorf("list XFRM policies: %w", err)
 		}
@@ -133,19 +130,12 @@ const (
 
 const xfrmPolicyBlock = 1 // XFRM_POLICY_BLOCK
 
-func parseXFRMPolicy(m []byte) (p XFRMPolicy, err error) {
-	if len(m) < policySize {
-		return p, fmt.Errorf("a message of %d bytes", len(m))
-	}
-	p.Direction, p.Block = XFRMDirection(m[policyDirectionAt]), m[policyActionAt] == xfrmPolicyBlock
-	if err := p.parseSelector(m[:selectorSize]); err != nil {
+func parseXFRMPolicy(o netdev.Object) (p XFRMPolicy, err error) {
+	p.Direction, p.Block = XFRMDirection(o.Header[policyDirectionAt]), o.Header[policyActionAt] == xfrmPolicyBlock
+	if err := p.parseSelector(o.Header[:selectorSize]); err != nil {
 		return p, err
 	}
-	attributes, err := nl.ParseRouteAttr(m[policySize:])
-	if err != nil {
-		return p, err
-	}
-	for _, a := range attributes {
+	for _, a := range o.Attributes {
 		switch {
 		case a.Attr.Type == nl.XFRMA_TMPL:
 			p.Transforms = transforms(a.Value)

@@ -40,3 +40,12 @@ func LastAddress(of netip.Prefix) netip.Addr {
 	a, _ := netip.AddrFromSlice(last)
 	return a
 }
+
+// Neighbours returns the neighbours of a family; those of AF_BRIDGE are entries of bridges' forwarding tables.
+func Neighbours(family int) ([]netlink.Neigh, error) {
+	all, err := Dump(func() ([]netlink.Neigh, error) { return netlink.NeighList(0, family) })
+	if err != nil {
+		return nil, fmt.Errorf("list neighbours: %w", err)
+	}
+	return all, nil
+}

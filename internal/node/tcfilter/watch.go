@@ -8,6 +8,8 @@ import (
 
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"beeline.io/beeline/internal/node/netdev"
 )
 
 // OwnPrefix begins the names of Beeline's own filters.
@@ -16,17 +18,14 @@ const OwnPrefix = "beeline_"
 // Concerns reports whether a message of RTNLGRP_TC may be about anything but Beeline's own filters: who attaches these
 // because of a signal would get the next one. A qdisc clsact, or a chain, does nothing with packets by itself.
 func Concerns(m syscall.NetlinkMessage) bool {
-	if len(m.Data) < nl.SizeofTcMsg {
-		return true
-	}
-	attributes, err := nl.ParseRouteAttr(m.Data[nl.SizeofTcMsg:])
+	o, err := netdev.ObjectOf(m.Data, nl.SizeofTcMsg)
 	if err != nil {
 		return true
 	}
 	var kind string
 	var options []byte
-	for _, a := range attributes {
-		switch a.Attr.Type &^ unix.NLA_F_NESTED {
+	for _, a := range o.Attributes {
+		switch a.Attr.Type {
 		case nl.TCA_KIND:
 			kind = text(a.Value)
 		case nl.TCA_OPTIONS:

@@ -41,12 +41,14 @@ func (f *finder) onlyMarked(s surroundings, found []netfilter.Finding) (filters 
 // markReaders returns the readers, which may be none.
 func (f *finder) markReaders(s surroundings) ([]markReader, error) {
 	readers := []markReader{}
-	marks, err := f.network.RuleMarks()
+	rules, err := f.network.Rules()
 	if err != nil {
 		return nil, err
 	}
-	for _, m := range marks {
-		readers = append(readers, markReader{fmt.Sprintf("the routing rule with fwmark %#x/%#x", m.Mark, m.Mask), m.Mask})
+	for _, r := range rules {
+		if r.MarkMask != 0 {
+			readers = append(readers, markReader{fmt.Sprintf("the routing rule with fwmark %#x/%#x", r.Mark, r.MarkMask), r.MarkMask})
+		}
 	}
 	policies, err := f.network.XFRMPolicies()
 	if err != nil {

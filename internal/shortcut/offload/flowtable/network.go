@@ -86,9 +86,9 @@ func readNetwork() (*network, error) {
 		n.links[d.Index] = ofFlows(d)
 	}
 	for _, family := range []int{unix.AF_INET, unix.AF_INET6, unix.AF_BRIDGE} {
-		all, err := netdev.Dump(func() ([]netlink.Neigh, error) { return netlink.NeighList(0, family) })
+		all, err := netdev.Neighbours(family)
 		if err != nil {
-			return nil, fmt.Errorf("list neighbours: %w", err)
+			return nil, err
 		}
 		for _, neigh := range all {
 			n.neighbour(unix.RTM_NEWNEIGH, &neigh)
