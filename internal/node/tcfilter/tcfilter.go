@@ -66,17 +66,21 @@ func (f *Finder) NameOf(id uint32) string {
 	return fmt.Sprintf("id %d", id)
 }
 
-// A Direction is where filters are at a device.
+// A Direction is where filters and programs are at a device.
 type Direction struct {
 	Name   string
 	parent uint32 // of filters of the qdiscs clsact and ingress
+	hook   string // of programs in links
 	links  ebpf.AttachType
 }
 
-// The directions of packets at a device.
+// The directions of packets at a device, and the hooks of a netkit device (Linux 6.7): what a pod sends meets programs
+// at the peer hook, the other one is on the way into the pod.
 var (
-	Ingress = Direction{"ingress", netlink.HANDLE_MIN_INGRESS, ebpf.AttachTCXIngress}
-	Egress  = Direction{"egress", netlink.HANDLE_MIN_EGRESS, ebpf.AttachTCXEgress}
+	Ingress       = Direction{"ingress", netlink.HANDLE_MIN_INGRESS, "tcx ingress", ebpf.AttachTCXIngress}
+	Egress        = Direction{"egress", netlink.HANDLE_MIN_EGRESS, "tcx egress", ebpf.AttachTCXEgress}
+	NetkitPrimary = Direction{hook: "netkit primary", links: ebpf.AttachNetkitPrimary}
+	NetkitPeer    = Direction{hook: "netkit peer", links: ebpf.AttachNetkitPeer}
 )
 
 // Classifiers describes the filters of a device that has a qdisc clsact, or ingress for that direction. A device that
@@ -103,8 +107,8 @@ func (f *Finder) Classifiers(device int, d Direction) (all []string, err error) 
 	return all, nil
 }
 
-// Programs describes the programs in links of tcx (Linux 6.6) at a device. A device that is gone has none, nor has one
-// of an earlier kernel.
+// Programs describes the programs in links of tcx (Linux 6.6), or of netkit, at a device. A device that is gone has
+// none, nor has one of an earlier kernel.
 func (f *Finder) Programs(device int, d Direction) (all []string, err error) {
 	list, err := ebpflink.QueryPrograms(ebpflink.QueryOptions{Target: device, Attach: d.links})
 	switch {
@@ -115,7 +119,7 @@ func (f *Finder) Programs(device int, d Direction) (all []string, err error) {
 	}
 	for _, p := range list.Programs {
 		if id := uint32(p.ID); f.IsForeign(id) {
-			all = append(all, fmt.Sprintf("BPF program %s (tcx %s)", f.NameOf(id), d.Name))
+			all = append(all, fmt.Sprintf("BPF program %s (%s)", f.NameOf(id), d.hook))
 		}
 	}
 	return all, nil

@@ -3,59 +3,41 @@
 package pod
 
 import (
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
 
-	"github.com/cilium/ebpf"
-	ebpflink "github.com/cilium/ebpf/link"
-	"golang.org/x/sys/unix"
-
 	"beeline.io/beeline/internal/node"
+	"beeline.io/beeline/internal/node/tcfilter"
 )
 
-func (f *finder) isForeign(id uint32) bool { return f.tc.IsForeign(id) }
-
-// nameOf names a program for the operator.
-func (f *finder) nameOf(id uint32) string { return f.tc.NameOf(id) }
-
-// A hook is a place for programs at a device.
-type hook struct {
-	name      string
-	direction string // of tcx
-	at        ebpf.AttachType
-}
-
-var tcxHooks = []hook{{"tcx ingress", "ingress", ebpf.AttachTCXIngress}, {"tcx egress", "egress", ebpf.AttachTCXEgress}}
-
-// peerHook is where what the pod sends meets programs; the other one is on the way into the pod.
-var (
-	peerHook    = hook{name: "netkit peer", at: ebpf.AttachNetkitPeer}
-	netkitHooks = []hook{{name: "netkit primary", at: ebpf.AttachNetkitPrimary}, peerHook}
-)
-
-// hooks finds programs in the links of tcx (Linux 6.6) and netkit (Linux 6.7) that are not Beeline's. What they do is
-// not known: a program before Beeline's that ends the chain keeps packets from it, and one after it does not see those
-// that it redirects.
+// hooks finds programs in the links of tcx and netkit that are not Beeline's. What they do is not known: a program
+// before Beeline's that ends the chain keeps packets from it, and one after it does not see those that it redirects.
 func (f *finder) hooks(s surroundings) (all []filter, err error) {
 	devices := slices.Collect(maps.Keys(s.behind))
 	for _, l := range s.uplinks {
 		devices = append(devices, l.Index)
 	}
 	for _, device := range devices {
-		hooks := tcxHooks
+		hooks := []tcfilter.Direction{tcfilter.Ingress, tcfilter.Egress}
 		if l := s.network.device(device); l.Kind == "netkit" && l.Netkit.Primary {
-			hooks = slices.Concat(tcxHooks, netkitHooks)
+			hooks = append(hooks, tcfilter.NetkitPrimary, tcfilter.NetkitPeer)
 		}
-		found, err := f.hooksAt(s, device, hooks)
-		if errors.Is(err, ebpf.ErrNotSupported) || errors.Is(err, unix.EINVAL) { // before Linux 6.6
-			return nil, nil
+		for _, hook := range hooks {
+			if s.passed(device, hook) {
+				continue
+			}
+			found, err := f.tc.Programs(device, hook)
+			if err != nil {
+				return nil, fmt.Errorf("query the programs at %s: %w", s.network.device(device).Name, err)
+			}
+			for _, what := range found {
+				for _, one := range s.filtersAt(device, what) {
+					one.atPeer = hook == tcfilter.NetkitPeer
+					all = append(all, one)
+				}
+			}
 		}
-		if err != nil {
-			return nil, fmt.Errorf("query the programs at %s: %w", s.network.device(device).Name, err)
-		}
-		all = append(all, found...)
 	}
 	return all, nil
 }
@@ -87,32 +69,7 @@ func (f *finder) peers(s surroundings) (all []filter, err error) {
 			return nil, err
 		}
 		if id != 0 {
-			all = append(all, filter{device: device, what: fmt.Sprintf("BPF program %s (XDP at the pod's own device)", f.nameOf(id))})
-		}
-	}
-	return all, nil
-}
-
-func (f *finder) hooksAt(s surroundings, device int, hooks []hook) (all []filter, err error) {
-	for _, hook := range hooks {
-		if s.passed(device, hook.direction) {
-			continue
-		}
-		list, err := ebpflink.QueryPrograms(ebpflink.QueryOptions{Target: device, Attach: hook.at})
-		if errors.Is(err, unix.ENODEV) {
-			return nil, nil
-		}
-		if err != nil {
-			return nil, err
-		}
-		for _, p := range list.Programs {
-			if id := uint32(p.ID); f.isForeign(id) {
-				found := s.filtersAt(device, fmt.Sprintf("BPF program %s (%s)", f.nameOf(id), hook.name))
-				for i := range found {
-					found[i].atPeer = hook == peerHook
-				}
-				all = append(all, found...)
-			}
+			all = append(all, filter{device: device, what: fmt.Sprintf("BPF program %s (XDP at the pod's own device)", f.tc.NameOf(id))})
 		}
 	}
 	return all, nil

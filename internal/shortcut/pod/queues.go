@@ -38,14 +38,14 @@ func (f *finder) queues(s surroundings) ([]filter, error) {
 
 // passed reports whether packets on the shortcut pass a direction of a device nevertheless: what is sent to other
 // nodes leaves by the uplink's egress.
-func (s *surroundings) passed(device int, direction string) bool {
-	return s.isUplink(device) && direction == "egress"
+func (s *surroundings) passed(device int, d tcfilter.Direction) bool {
+	return d == tcfilter.Egress && s.isUplink(device)
 }
 
 // classifiers finds the filters of a device with a qdisc of this kind that are not Beeline's.
 func (f *finder) classifiers(s surroundings, device int, kind string) (all []filter, err error) {
 	for _, direction := range []tcfilter.Direction{tcfilter.Egress, tcfilter.Ingress} {
-		if s.passed(device, direction.Name) || kind == "ingress" && direction == tcfilter.Egress {
+		if s.passed(device, direction) || kind == "ingress" && direction == tcfilter.Egress {
 			continue
 		}
 		found, err := f.tc.Classifiers(device, direction)
