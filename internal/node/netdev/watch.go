@@ -31,24 +31,33 @@ const receiveBuffer = 2 << 20
 // function is called with each message, one at a time, by Receive and Run; with an empty message when some were lost.
 // The data of a message are valid during the call.
 func Subscribe(handle func(syscall.NetlinkMessage), family int, groups ...uint) (*Watcher, error) {
-	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, family)
+	file, socket, err := Open(receiveBuffer, family, groups...)
 	if err != nil {
 		return nil, err
 	}
-	w := &Watcher{file: os.NewFile(uintptr(fd), "netlink"), handle: handle}
-	_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, receiveBuffer) // what does not fit is reported
+	return &Watcher{file: file, socket: socket, handle: handle}, nil
+}
+
+// Open opens a socket with a receive buffer of this size for messages of groups, as Subscribe does.
+func Open(buffer, family int, groups ...uint) (file *os.File, socket syscall.RawConn, err error) {
+	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, family)
+	if err != nil {
+		return nil, nil, err
+	}
+	file = os.NewFile(uintptr(fd), "netlink")
+	// Without CAP_NET_ADMIN over the host the buffer stays small, and more messages are lost.
+	_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, buffer)
 	to := unix.SockaddrNetlink{Family: unix.AF_NETLINK}
 	for _, g := range groups {
 		to.Groups |= 1 << (g - 1) // those that the kernel does not have are ignored
 	}
 	if err = unix.Bind(fd, &to); err == nil {
-		w.socket, err = w.file.SyscallConn()
+		socket, err = file.SyscallConn()
 	}
 	if err != nil {
-		w.Close()
-		return nil, err
+		file.Close()
 	}
-	return w, nil
+	return file, socket, err
 }
 
 // Close ends the subscription.

@@ -12,6 +12,8 @@ import (
 
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"beeline.io/beeline/internal/node/netdev"
 )
 
 // events is a socket to which the kernel sends what changes in nf_tables.
@@ -25,30 +27,11 @@ const eventsBuffer = 32 << 20
 
 // newEvents returns nil if the kernel has no nfnetlink, and so no nf_tables.
 func newEvents() (*events, error) {
-	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.NETLINK_NETFILTER)
+	file, conn, err := netdev.Open(eventsBuffer, unix.NETLINK_NETFILTER, unix.NFNLGRP_NFTABLES)
 	if errors.Is(err, unix.EPROTONOSUPPORT) {
 		return nil, nil
 	}
-	if err != nil {
-		return nil, err
-	}
-	file := os.NewFile(uintptr(fd), "nf_tables")
-	err = unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK})
-	if err == nil {
-		// Without CAP_NET_ADMIN over the host the buffer stays small, and more events are lost.
-		_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, eventsBuffer)
-		err = unix.SetsockoptInt(fd, unix.SOL_NETLINK, unix.NETLINK_ADD_MEMBERSHIP, unix.NFNLGRP_NFTABLES)
-	}
-	if err != nil {
-		file.Close()
-		return nil, err
-	}
-	conn, err := file.SyscallConn()
-	if err != nil {
-		file.Close()
-		return nil, err
-	}
-	return &events{file, conn}, nil
+	return &events{file, conn}, err
 }
 
 func (e *events) close() { e.file.Close() }

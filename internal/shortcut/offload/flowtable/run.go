@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"sync"
 	"syscall"
 	"time"
 
@@ -15,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"beeline.io/beeline/internal/node/netdev"
+	"beeline.io/beeline/internal/util/wakeup"
 )
 
 const (
@@ -35,57 +37,22 @@ var groups = []uint{
 
 // Run follows the network until ctx ends. The table stays: Close removes it.
 func (f *Flowtable) Run(ctx context.Context) error {
-	for first := true; ctx.Err() == nil; first = false {
-		if err := f.follow(ctx, first); err != nil {
-			return fmt.Errorf("watch the network for the flowtable: %w", err)
-		}
-	}
-	return nil
-}
-
-// follow runs one subscription. It ends when messages were lost.
-func (f *Flowtable) follow(ctx context.Context, first bool) error {
-	var s *nl.NetlinkSocket
+	var watcher *netdev.Watcher
 	err := f.do(func() (err error) {
-		s, err = nl.Subscribe(unix.NETLINK_ROUTE, groups...)
+		watcher, err = netdev.Subscribe(f.message, unix.NETLINK_ROUTE, groups...)
 		return err
 	})
 	if err != nil {
-		return err
+		return fmt.Errorf("watch the network for the flowtable: %w", err)
 	}
-	ctx, cancel := context.WithCancel(ctx)
-	stop := context.AfterFunc(ctx, s.Close)
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
-		f.replaceWhenDue(ctx)
-	}()
-	defer func() {
-		cancel()
-		stop()
-		s.Close()
-		<-ended
-	}()
-	reason := "messages of the network were lost"
-	if first {
-		reason = "start"
-	}
-	f.makeDue(reason) // for changes before the subscription
-	for {
-		messages, _, err := s.Receive()
-		if err != nil || ctx.Err() != nil {
-			return nil
-		}
-		for _, m := range messages {
-			f.message(m)
-		}
-	}
-}
-
-func (f *Flowtable) makeDue(reason string) {
 	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.setDue(reason)
+	f.setDue("start") // for changes before the subscription
+	f.mu.Unlock()
+	var loop sync.WaitGroup
+	loop.Go(func() { f.replaceWhenDue(ctx) })
+	watcher.Run(ctx)
+	loop.Wait()
+	return nil
 }
 
 func (f *Flowtable) setDue(reason string) {
@@ -111,10 +78,8 @@ func (f *Flowtable) replaceWhenDue(ctx context.Context) {
 			wait = settle
 		}
 		for wait > 0 {
-			select {
-			case <-ctx.Done():
+			if !wakeup.Sleep(ctx, wait) {
 				return
-			case <-time.After(wait):
 			}
 			wait = f.replaceDue()
 		}
@@ -159,6 +124,8 @@ func (f *Flowtable) message(m syscall.NetlinkMessage) {
 func (f *Flowtable) changeBy(m syscall.NetlinkMessage) (c change) {
 	kind := m.Header.Type
 	switch kind {
+	case 0:
+		c.all = "messages of the network were lost"
 	case unix.RTM_NEWNEIGH, unix.RTM_DELNEIGH:
 		if neigh, err := netlink.NeighDeserialize(m.Data); err == nil {
 			return f.network.neighbour(kind, neigh)
