@@ -4,10 +4,8 @@ package node
 
 import (
 	"encoding/binary"
-	"errors"
 	"fmt"
 
-	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
@@ -37,8 +35,8 @@ func portState(n uint8) string {
 	return fmt.Sprint(n)
 }
 
-// BridgePorts returns the ports of bridges by their index.
-func BridgePorts() (map[int]BridgePort, error) {
+// BridgePorts returns the ports of bridges by their index, as they are now.
+func (n *Network) BridgePorts() (map[int]BridgePort, error) {
 	objects, err := netdev.Objects(unix.NETLINK_ROUTE, unix.RTM_GETLINK, unix.RTM_NEWLINK, nl.NewIfInfomsg(unix.AF_BRIDGE).Serialize(), unix.SizeofIfInfomsg)
 	if err != nil {
 		return nil, fmt.Errorf("list the ports of bridges: %w", err)
@@ -53,7 +51,7 @@ func BridgePorts() (map[int]BridgePort, error) {
 			ports[index] = p
 		}
 	}
-	return ports, readPortVLANs(ports)
+	return ports, n.readPortVLANs(ports)
 }
 
 // parseBridgePort also returns the index of the port. The bridge itself is none.
@@ -105,21 +103,18 @@ type portVLAN struct {
 }
 
 // readPortVLANs notes which ports do not exchange untagged frames with their bridge because it filters VLANs.
-func readPortVLANs(ports map[int]BridgePort) error {
-	filtering, any := map[int]bool{}, false
-	for _, p := range ports {
-		if _, known := filtering[p.Bridge]; known {
-			continue
-		}
-		link, err := netlink.LinkByIndex(p.Bridge)
-		if err != nil && !errors.As(err, new(netlink.LinkNotFoundError)) {
-			return fmt.Errorf("read the bridge with index %d: %w", p.Bridge, err)
-		}
-		bridge, _ := link.(*netlink.Bridge)
-		filtering[p.Bridge] = bridge != nil && bridge.VlanFiltering != nil && *bridge.VlanFiltering
-		any = any || filtering[p.Bridge]
+func (n *Network) readPortVLANs(ports map[int]BridgePort) error {
+	devices, err := n.Devices()
+	if err != nil {
+		return err
 	}
-	if !any {
+	filtering := map[int]bool{}
+	for _, d := range devices {
+		if d.FiltersVLANs {
+			filtering[d.Index] = true
+		}
+	}
+	if len(filtering) == 0 {
 		return nil
 	}
 	vlans, err := portVLANs()

@@ -42,7 +42,7 @@ func TestBridgePorts(t *testing.T) {
 			if out, err := exec.Command("bridge", append([]string{"link", "set", "dev", "p0"}, strings.Fields(c.do)...)...).CombinedOutput(); err != nil {
 				return fmt.Errorf("%s: %w: %s", c.do, err, out)
 			}
-			ports, err := BridgePorts()
+			ports, err := new(Network).BridgePorts()
 			if err != nil {
 				return err
 			}
@@ -128,7 +128,7 @@ func TestVLANFiltering(t *testing.T) {
 			if out, err := exec.Command("bridge", strings.Fields(c.do)...).CombinedOutput(); err != nil {
 				return fmt.Errorf("%s: %w: %s", c.do, err, out)
 			}
-			ports, err := BridgePorts()
+			ports, err := new(Network).BridgePorts()
 			if err != nil {
 				return err
 			}

@@ -38,6 +38,8 @@ type Device struct {
 	PeerNamespace int
 	// XDP is the ID of its XDP program, 0 for none.
 	XDP uint32
+	// FiltersVLANs: it is a bridge that does.
+	FiltersVLANs bool
 
 	Netkit Netkit
 }
@@ -77,6 +79,9 @@ func DeviceOf(l netlink.Link) Device {
 	}
 	if a.Xdp != nil && a.Xdp.Attached {
 		d.XDP = a.Xdp.ProgId
+	}
+	if b, ok := l.(*netlink.Bridge); ok {
+		d.FiltersVLANs = b.VlanFiltering != nil && *b.VlanFiltering
 	}
 	if k, ok := l.(*netlink.Netkit); ok {
 		d.Netkit = Netkit{

@@ -260,8 +260,15 @@ func (e *Edge) attachedEverywhere() bool {
 // report keeps a condition for the status until the next reconcile, and logs it if it is new.
 func (e *Edge) report(c condition.Condition) {
 	e.problems = append(e.problems, c)
-	if !slices.Contains(e.logged, c) {
-		c.Log(e.config.Log, "the edge")
+	e.logNew(condition.List{c}, e.logged)
+}
+
+// logNew logs the conditions that were not there before.
+func (e *Edge) logNew(all, before condition.List) {
+	for _, c := range all {
+		if !slices.Contains(before, c) {
+			c.Log(e.config.Log, "the edge")
+		}
 	}
 }
 

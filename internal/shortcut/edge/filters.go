@@ -201,10 +201,6 @@ func (e *Edge) setFilters(f filters) {
 	if len(where) > 0 {
 		all = append(all, condition.OtherProxy.New("another program has rules for Services: %s", strings.Join(where, ", ")))
 	}
-	for _, c := range all {
-		if !slices.Contains(e.bypassed, c) {
-			c.Log(e.config.Log, "the edge")
-		}
-	}
+	e.logNew(all, e.bypassed)
 	e.bypassed = all
 }

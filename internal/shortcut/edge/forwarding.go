@@ -73,11 +73,7 @@ func (e *Edge) noteForwarding() {
 		e.config.Log.Warn("set sysctls, so that the kernel forwards packets", "set", fmt.Sprint(off))
 	}
 	problems := e.forwardingProblems(families)
-	for _, p := range problems {
-		if !slices.Contains(e.forwarding, p) {
-			p.Log(e.config.Log, "the edge")
-		}
-	}
+	e.logNew(problems, e.forwarding)
 	if len(e.forwarding) > 0 && len(problems) == 0 {
 		e.config.Log.Info("the edge: " + e.whyForwardingEnded())
 	}

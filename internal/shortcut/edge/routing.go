@@ -5,7 +5,6 @@ package edge
 import (
 	"context"
 	"fmt"
-	"slices"
 	"strings"
 	"time"
 
@@ -65,11 +64,7 @@ func (e *Edge) writeRouting(routing *node.Routing, err error) {
 	if err != nil {
 		all = condition.List{condition.EdgeRoutingUnknown.New("%v", err)}
 	}
-	for _, c := range all {
-		if !slices.Contains(e.routed, c) {
-			c.Log(e.config.Log, "the edge")
-		}
-	}
+	e.logNew(all, e.routed)
 	e.routed = all
 }
 

@@ -91,11 +91,7 @@ func (e *Edge) writePolicies() []node.XFRMPolicy {
 	case len(policies) > 0:
 		all = append(all, condition.EdgeWithheldByXFRM.New("flows that XFRM policies concern are dropped: %s", list(policies, func(p *node.XFRMPolicy) string { return p.String() })))
 	}
-	for _, c := range all {
-		if !slices.Contains(e.withheld, c) {
-			c.Log(e.config.Log, "the edge")
-		}
-	}
+	e.logNew(all, e.withheld)
 	e.withheld = all
 	if err != nil {
 		return nil

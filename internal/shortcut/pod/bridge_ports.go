@@ -17,7 +17,7 @@ func (f *finder) bridgePorts(s surroundings) ([]filter, error) {
 	if !some {
 		return nil, nil
 	}
-	ports, err := node.BridgePorts()
+	ports, err := f.network.BridgePorts()
 	if err != nil {
 		return nil, err
 	}

@@ -3,42 +3,33 @@
 package pod
 
 import (
+	"errors"
 	"net/netip"
 
 	"beeline.io/beeline/internal/node"
 )
 
 // readNetwork returns what tells where the pods of the node are.
-func readNetwork(from *node.Network) (n *network, err error) {
-	n = &network{own: map[netip.Addr]bool{}}
-	if n.devices, err = from.Devices(); err != nil {
-		return nil, err
-	}
+func readNetwork(from *node.Network) (*network, error) {
+	n := &network{own: map[netip.Addr]bool{}}
+	var failed [7]error
+	n.devices, failed[0] = from.Devices()
+	n.neighbours, failed[1] = from.Neighbours()
+	n.ports, failed[2] = from.ForwardingEntries()
+	n.rpFilters, failed[3] = from.RPFilters()
 	routes, err := from.Routes()
-	if err != nil {
-		return nil, err
-	}
-	n.noteRoutes(routes)
-	if n.neighbours, err = from.Neighbours(); err != nil {
-		return nil, err
-	}
-	if n.ports, err = from.ForwardingEntries(); err != nil {
-		return nil, err
-	}
+	failed[4] = err
+	rules, err := from.Rules()
+	failed[5] = err
 	addresses, err := from.Addresses()
-	if err != nil {
+	failed[6] = err
+	if err := errors.Join(failed[:]...); err != nil {
 		return nil, err
 	}
 	for _, a := range addresses {
 		n.own[a.Addr] = true
 	}
-	if n.rpFilters, err = from.RPFilters(); err != nil {
-		return nil, err
-	}
-	rules, err := from.Rules()
-	if err != nil {
-		return nil, err
-	}
+	n.noteRoutes(routes)
 	n.noteRules(rules)
 	n.prepare()
 	return n, nil

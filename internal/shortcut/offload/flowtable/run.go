@@ -5,16 +5,15 @@ package flowtable
 import (
 	"context"
 	"fmt"
-	"net/netip"
 	"slices"
 	"sync"
 	"syscall"
 	"time"
 
 	"github.com/vishvananda/netlink"
-	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
+	"beeline.io/beeline/internal/node"
 	"beeline.io/beeline/internal/node/netdev"
 	"beeline.io/beeline/internal/util/wakeup"
 )
@@ -139,7 +138,7 @@ func (f *Flowtable) changeBy(m syscall.NetlinkMessage) (c change) {
 			return f.network.link(kind, l, f.matters)
 		}
 	case unix.RTM_NEWROUTE, unix.RTM_DELROUTE:
-		if routeMatters(m.Data) {
+		if routeMatters(m) {
 			c.all = "a route"
 		}
 	case unix.RTM_NEWRULE, unix.RTM_DELRULE:
@@ -148,23 +147,12 @@ func (f *Flowtable) changeBy(m syscall.NetlinkMessage) (c change) {
 	return c
 }
 
-// routeMatters reports whether forwarded packets can take a route: those to groups and to link-local addresses, which
-// come and go with any device, they cannot.
-func routeMatters(message []byte) bool {
-	header := nl.DeserializeRtMsg(message)
-	if header.Flags&unix.RTM_F_CLONED != 0 {
-		return false
-	}
-	attributes, err := nl.ParseRouteAttr(message[header.Len():])
-	if err != nil {
-		return true
-	}
-	for _, a := range attributes {
-		if to, ok := netip.AddrFromSlice(a.Value); a.Attr.Type == unix.RTA_DST && ok {
-			return !to.IsMulticast() && !(to.Is6() && to.IsLinkLocalUnicast())
-		}
-	}
-	return true
+// routeMatters reports whether forwarded packets can take the route of a message: those to groups and to link-local
+// addresses, which come and go with any device, they cannot.
+func routeMatters(m syscall.NetlinkMessage) bool {
+	r, err := node.RouteOf(m)
+	to := r.To.Addr()
+	return err != nil || to.IsValid() && !to.IsMulticast() && !(to.Is6() && to.IsLinkLocalUnicast())
 }
 
 // matters reports whether flows use a device: those of the configuration and those above, and ports of these.
