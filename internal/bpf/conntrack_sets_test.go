@@ -25,7 +25,7 @@ func newConntrack(t testing.TB, name string, sets, entries uint32, secret *ebpf.
 		must(t, settable.InitSecret(secret))
 	}
 	tables := map[string]*ebpf.Map{EdgeTCMapTableSecret: secret}
-	for _, name := range []string{name, conntrackTags[name]} {
+	for _, name := range []string{name, name + "_tags"} {
 		table := spec.Maps[name]
 		table.MaxEntries = sets
 		m, err := ebpf.NewMap(table)
@@ -131,7 +131,8 @@ func TestConntrackOfOneClientIsSpread(t *testing.T) {
 
 // BenchmarkWalk is a GC pass with the default number of entries, none of them expired.
 func BenchmarkWalk(b *testing.B) {
-	c, all := newConntrack(b, EdgeTCMapConntrack, conntrackSets(maxFlows*5/4), maxFlows, nil)
+	const flows = 262144
+	c, all := newConntrack(b, EdgeTCMapConntrack, conntrackSets(flows*5/4), flows, nil)
 	for b.Loop() {
 		n := 0
 		must(b, c.Walk(func(*ConntrackSlot) bool { n++; return true }))

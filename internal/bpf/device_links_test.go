@@ -15,8 +15,39 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/link"
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"beeline.io/beeline/test/lab"
 )
+
+// deviceWorld is a node with a datapath and a device.
+type deviceWorld struct {
+	t       *testing.T
+	node    *lab.Host
+	options Options
+	device  int // eth0
+}
+
+func newDeviceWorld(t *testing.T) *deviceWorld {
+	t.Helper()
+	w := &deviceWorld{t: t, node: lab.New(t).Nodes()[0]}
+	w.options = Options{BPFFS: w.node.BPFFS + "/beeline", CgroupRoot: w.node.CgroupRoot}
+	w.do(func() error {
+		link, err := netlink.LinkByName("eth0")
+		if err == nil {
+			w.device = link.Attrs().Index
+		}
+		return err
+	})
+	return w
+}
+
+// do runs a function in the node's network namespace.
+func (w *deviceWorld) do(f func() error) {
+	w.t.Helper()
+	must(w.t, w.node.Do(f))
+}
 
 // passing returns a component whose programs pass every packet at these hooks.
 func passing(hooks ...DeviceHook) *Component {
@@ -37,7 +68,7 @@ func passing(hooks ...DeviceHook) *Component {
 }
 
 // links lists the links of a component: "2 egress, 2 ingress detached".
-func (w *edgeWorld) links(c *Component) (all []Link, text string) {
+func (w *deviceWorld) links(c *Component) (all []Link, text string) {
 	w.t.Helper()
 	all, err := c.deviceLinks(w.options.BPFFS)
 	must(w.t, err)
@@ -53,7 +84,7 @@ func (w *edgeWorld) links(c *Component) (all []Link, text string) {
 }
 
 // wantLinks compares the links of a component.
-func (w *edgeWorld) wantLinks(when string, c *Component, want string) (all []Link) {
+func (w *deviceWorld) wantLinks(when string, c *Component, want string) (all []Link) {
 	w.t.Helper()
 	all, got := w.links(c)
 	if got != want {
@@ -63,7 +94,7 @@ func (w *edgeWorld) wantLinks(when string, c *Component, want string) (all []Lin
 }
 
 // hasTCX reports whether the kernel has links to tc (Linux 6.6).
-func (w *edgeWorld) hasTCX() (has bool) {
+func (w *deviceWorld) hasTCX() (has bool) {
 	w.do(func() error {
 		_, err := link.QueryPrograms(link.QueryOptions{Target: w.device, Attach: ebpf.AttachTCXIngress})
 		has = !errors.Is(err, unix.EINVAL) && !errors.Is(err, ebpf.ErrNotSupported)
@@ -76,13 +107,13 @@ func (w *edgeWorld) hasTCX() (has bool) {
 // hooks. The next agent replaces them in their links before it knows the devices. Repair attaches what was
 // detached. A device that is not named any more has none, and neither does a disabled component.
 func TestDeviceHooks(t *testing.T) {
-	w := newEdgeWorld(t)
+	w := newDeviceWorld(t)
 	hooks := []DeviceHook{{Name: "xdp", Program: "pass_xdp", Attach: ebpf.AttachXDP}}
 	if w.hasTCX() {
 		hooks = []DeviceHook{{Name: "egress", Program: "pass_egress", Attach: ebpf.AttachTCXEgress}, {Name: "ingress", Program: "pass_ingress", Attach: ebpf.AttachTCXIngress}, hooks[0]}
 	}
 	c := passing(hooks...)
-	w.options.Components = append(components(nil), c)
+	w.options.Components = append([]*Component{Socket()}, c)
 	var names []string
 	for _, h := range hooks {
 		names = append(names, fmt.Sprint(w.device, " ", h.Name))
@@ -146,7 +177,7 @@ func TestDeviceHooks(t *testing.T) {
 
 	disabled := passing(hooks...)
 	disabled.Objects = func(*Datapath) ([]*ebpf.CollectionSpec, error) { return nil, nil }
-	w.options.Components = append(components(nil), disabled)
+	w.options.Components = append([]*Component{Socket()}, disabled)
 	d = mustOpen(t, w.options)
 	w.do(d.Attach)
 	w.wantLinks("disabled", c, "")
@@ -158,17 +189,17 @@ func TestDeviceHooks(t *testing.T) {
 // TestFormerComponents: the programs of a component that has another name by now are detached when the next agent
 // attaches, and by Cleanup.
 func TestFormerComponents(t *testing.T) {
-	for name, detach := range map[string]func(*edgeWorld){
-		"attach": func(w *edgeWorld) { w.do(mustOpen(w.t, w.options).Attach) },
-		"cleanup": func(w *edgeWorld) {
+	for name, detach := range map[string]func(*deviceWorld){
+		"attach": func(w *deviceWorld) { w.do(mustOpen(w.t, w.options).Attach) },
+		"cleanup": func(w *deviceWorld) {
 			w.do(func() error { return Cleanup(w.options.BPFFS, nil, w.options.Components...) })
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := newEdgeWorld(t)
+			w := newDeviceWorld(t)
 			earlier := passing(DeviceHook{Name: "ingress", Program: "pass_ingress", Attach: ebpf.AttachTCXIngress}, DeviceHook{Name: "egress", Program: "pass_egress", Attach: ebpf.AttachTCXEgress})
 			earlier.Name, earlier.FilterPriority = "former", 193
-			w.options.Components = append(components(nil), earlier)
+			w.options.Components = append([]*Component{Socket()}, earlier)
 			d := mustOpen(t, w.options)
 			w.do(func() error { return d.SetDevices("former", w.device) })
 			if attached, text := w.links(earlier); len(attached) != len(earlier.DeviceHooks) && w.hasTCX() {
@@ -177,7 +208,7 @@ func TestFormerComponents(t *testing.T) {
 			d.Close()
 			later := passing(earlier.DeviceHooks...)
 			later.Former, later.FilterPriority = earlier.Name, earlier.FilterPriority
-			w.options.Components = append(components(nil), later)
+			w.options.Components = append([]*Component{Socket()}, later)
 			detach(w)
 			w.wantLinks(name, earlier, "")
 			if n := w.clsacts(); n != 0 {
@@ -190,9 +221,9 @@ func TestFormerComponents(t *testing.T) {
 // TestDeviceHookAsFilter: a component's program at tc of a kernel without links there (before Linux 6.6) is a
 // filter, which counts as attached and is detached like a link.
 func TestDeviceHookAsFilter(t *testing.T) {
-	w := newEdgeWorld(t)
+	w := newDeviceWorld(t)
 	c := passing(DeviceHook{Name: "ingress", Program: "pass_ingress", Attach: ebpf.AttachTCXIngress})
-	w.options.Components = append(components(nil), c)
+	w.options.Components = append([]*Component{Socket()}, c)
 	d := mustOpen(t, w.options)
 	w.do(func() error {
 		if w.hasTCX() {

@@ -42,7 +42,7 @@ func TestDispatcherThatCannotBe(t *testing.T) {
 			if len(now) != 1 || now[0].Hook != EdgeXDP || now[0].Detached || had && now[0].LinkID != before.LinkID {
 				t.Fatalf("attached: %+v, want the link %d", now, before.LinkID)
 			}
-			if want := idOf(t, d.programs[EdgeXDPProgBeelineEdgeXdp]); now[0].ProgramID != want {
+			if want := idOf(t, d.Program(EdgeXDPProgBeelineEdgeXdp)); now[0].ProgramID != want {
 				t.Errorf("program %d serves, want the present one, %d", now[0].ProgramID, want)
 			}
 		})
@@ -61,9 +61,9 @@ func TestInterruptedChange(t *testing.T) {
 		change, places := filepath.Join(w.options.BPFFS, "programs", name), filepath.Join(w.node.BPFFS, "xdp", name)
 		interrupted := func() {
 			t.Helper()
-			must(t, repin(p, change))
+			pinClone(t, p, change)
 			must(t, os.MkdirAll(places, 0o700))
-			must(t, repin(p, filepath.Join(places, "prog0-prog")))
+			pinClone(t, p, filepath.Join(places, "prog0-prog"))
 		}
 		want := func(when string) {
 			t.Helper()
@@ -87,4 +87,14 @@ func TestInterruptedChange(t *testing.T) {
 		w.do(func() error { return Cleanup(w.options.BPFFS, nil, w.options.Components...) })
 		want("cleanup")
 	}
+}
+
+// pinClone pins a program at another path, too.
+func pinClone(t *testing.T, p *ebpf.Program, path string) {
+	t.Helper()
+	c, err := p.Clone()
+	must(t, err)
+	defer c.Close()
+	must(t, os.RemoveAll(path))
+	must(t, c.Pin(path))
 }

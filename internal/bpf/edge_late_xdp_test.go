@@ -51,8 +51,10 @@ func TestLatePrograms(t *testing.T) {
 		if a.LinkID != before[i].LinkID || a.ProgramID == before[i].ProgramID {
 			t.Errorf("%s was %+v and is %+v", a.Hook, before[i], a)
 		}
-		info, err := programInfo(ebpf.ProgramID(a.ProgramID))
+		program, err := ebpf.NewProgramFromID(ebpf.ProgramID(a.ProgramID))
 		must(t, err)
+		info, err := program.Info()
+		must(t, errors.Join(err, program.Close()))
 		if name := a.Hook.declared().Program; (a.Device == w.device) != strings.HasPrefix(name, info.Name) {
 			t.Errorf("%s of device %d has the program %s", a.Hook, a.Device, info.Name)
 		}

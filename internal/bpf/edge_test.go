@@ -12,14 +12,12 @@ import (
 	"testing"
 
 	"github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/asm"
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 
 	"beeline.io/beeline/internal/bpf/settable"
 	"beeline.io/beeline/internal/bpf/xdpdispatch"
 	"beeline.io/beeline/test/lab"
-	"beeline.io/beeline/test/needs"
 )
 
 // edgeWorld is a node with a datapath that has an edge.
@@ -46,10 +44,18 @@ func newEdgeWorld(t *testing.T) *edgeWorld {
 	return w
 }
 
+// components returns the components of a node with an edge, or with one that is disabled (nil).
+func components(options *EdgeOptions) []*Component {
+	return []*Component{Socket(), Edge(func() *EdgeOptions { return options })}
+}
+
 // open opens the datapath.
 func (w *edgeWorld) open() EdgeKernel {
 	w.t.Helper()
-	return NewEdgeKernel(mustOpen(w.t, w.options), w.dispatcher)
+	d, err := Open(w.options)
+	must(w.t, err)
+	w.t.Cleanup(d.Close)
+	return NewEdgeKernel(d, w.dispatcher)
 }
 
 // do runs a function in the node's network namespace.
@@ -107,7 +113,8 @@ func TestEdgeIsReplacedInPlace(t *testing.T) {
 	d.Close()
 	off := w.options
 	off.Components = components(nil)
-	without := mustOpen(t, off)
+	without, err := Open(off)
+	must(t, err)
 	w.do(without.Attach)
 	w.want("")
 	wantGone(t, TablePath(w.options.BPFFS, EdgeTCMapConntrack))
@@ -196,29 +203,6 @@ func attachXDP(d EdgeKernel, device int, mode XDPMode) error {
 	return err
 }
 
-// anyProgram passes all packets.
-func anyProgram(t *testing.T, kind ebpf.ProgramType) *ebpf.Program {
-	t.Helper()
-	verdict := int32(2) // XDP_PASS
-	if kind == ebpf.SchedCLS {
-		verdict = -1 // TC_ACT_UNSPEC
-	}
-	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: kind, License: "Dual BSD/GPL", Instructions: asm.Instructions{
-		asm.Mov.Imm(asm.R0, verdict), asm.Return(),
-	}})
-	must(t, err)
-	t.Cleanup(func() { p.Close() })
-	return p
-}
-
-func idOf(t *testing.T, p *ebpf.Program) uint32 {
-	t.Helper()
-	info, err := p.Info()
-	must(t, err)
-	id, _ := info.ID()
-	return uint32(id)
-}
-
 // Flows survive a change of --max-flows, and counters have the names of enum edge_reason.
 func TestEdgeTablesAreResized(t *testing.T) {
 	w := newEdgeWorld(t)
@@ -227,7 +211,7 @@ func TestEdgeTablesAreResized(t *testing.T) {
 	key := Tuple{Protocol: 6, SourcePort: 1}
 	track := ConntrackEntry{Xlate: Tuple{Protocol: 6, SourcePort: 2}, Packets: 3}
 	track.Tag = TupleHash(&key)
-	table := NewConntrackSets(d.maps, EdgeTCMapConntrack)
+	table := NewConntrackSets(d.ConntrackMaps(), EdgeTCMapConntrack)
 	sets, err := table.Open()
 	must(t, err)
 	if !sets.Insert(&EdgeTCCtSlot{Key: key, Ct: track}, settable.Eviction{}) {
@@ -272,32 +256,29 @@ func TestLastPassWaitsForOldPhase(t *testing.T) {
 	w.do(func() error { return errors.Join(d.AttachEdgeTC(w.device), d.Attach()) })
 	d.Close()
 	w.options.Limits.Flows = 4096
-	var waited []migrationPhase // the phase at each wait since the first pass
+	var waited []EdgeTCMigrationPhase // the phase at each wait since the first pass
 	passes, known := 0, 0
-	for _, table := range componentList(w.options.Components).tables() {
-		if table.Name != EdgeTCMapConntrack {
-			continue
-		}
-		follow := table.Follow // of the registry, which all tests share
-		t.Cleanup(func() { table.Follow = follow })
-		table.Follow = func(f Following) error {
-			passes++
-			wait := d.Tables.WaitForReaders
-			switch f.Pass {
-			case FirstPass:
-				d.Tables.WaitForReaders = func() error {
-					phase, err := d.migrationPhase()
-					waited = append(waited, phase)
-					return errors.Join(err, wait())
-				}
-			case LastPass:
-				known = len(knownPredecessors(t, d))
-				if !slices.Contains(waited, migrationDrain) {
-					t.Errorf("the last pass begins after waits in the phases %v, want one in phase %d", waited, migrationDrain)
-				}
+	table := Declared(edgeTables, EdgeTCMapConntrack)
+	follow := table.Follow // of the registry, which all tests share
+	t.Cleanup(func() { table.Follow = follow })
+	table.Follow = func(f Following) error {
+		passes++
+		wait := d.Tables.WaitForReaders
+		switch f.Pass {
+		case FirstPass:
+			d.Tables.WaitForReaders = func() error {
+				var phase EdgeTCMigrationPhase
+				err := d.Map(EdgeTCMapMigration).Lookup(uint32(0), &phase)
+				waited = append(waited, phase)
+				return errors.Join(err, wait())
 			}
-			return follow(f)
+		case LastPass:
+			known = len(knownPredecessors(t, d))
+			if !slices.Contains(waited, EdgeTCMigrationPhaseMIGRATION_DRAIN) {
+				t.Errorf("the last pass begins after waits in the phases %v, want one in phase %d", waited, EdgeTCMigrationPhaseMIGRATION_DRAIN)
+			}
 		}
+		return follow(f)
 	}
 	d = w.open()
 	w.do(d.Attach)
@@ -314,7 +295,7 @@ func knownPredecessors(t *testing.T, d EdgeKernel) (hooks []uint32) {
 	t.Helper()
 	for _, hook := range migrationHooks {
 		var id uint32
-		switch err := d.maps[EdgeTCMapPredecessors].Lookup(hook, &id); {
+		switch err := d.Map(EdgeTCMapPredecessors).Lookup(hook, &id); {
 		case err == nil:
 			hooks = append(hooks, hook)
 		case !errors.Is(err, ebpf.ErrKeyNotExist):
@@ -354,35 +335,5 @@ func TestCountersOfAnotherVersion(t *testing.T) {
 	w.do(d.Attach)
 	if c, err := ReadEdgeCounters(w.options.BPFFS); err != nil || len(c) == 0 {
 		t.Errorf("with another agent: counters %v, %v", c, err)
-	}
-}
-
-// The kernel tells which flags bpf_fib_lookup has.
-func TestLookupFlags(t *testing.T) {
-	needs.Root(t)
-	if !acceptsLookupFlags(0) {
-		t.Error("a look-up without flags is refused")
-	}
-	if acceptsLookupFlags(1 << 12) {
-		t.Error("a flag that does not exist is accepted")
-	}
-}
-
-// The kernel tells which flags bpf_l4_csum_replace has.
-func TestChecksumFlags(t *testing.T) {
-	needs.Root(t)
-	if !acceptsChecksumFlags(pseudoHeaderFlag) {
-		t.Error("the flag BPF_F_PSEUDO_HDR of Linux 3.18 is refused")
-	}
-	if acceptsChecksumFlags(pseudoHeaderFlag | 1<<12) {
-		t.Error("a flag that does not exist is accepted")
-	}
-}
-
-func TestFlowsForMemory(t *testing.T) {
-	for memory, want := range map[uint64]uint32{1 << 30: 23831, 256 << 20: minDefaultFlows, 1 << 40: maxFlows} {
-		if got := flowsFor(memory); got != want {
-			t.Errorf("%d bytes of memory: %d flows, want %d", memory, got, want)
-		}
 	}
 }

@@ -28,12 +28,7 @@ func TestMain(m *testing.M) {
 func options(t *testing.T) Options {
 	t.Helper()
 	node := lab.New(t).Nodes()[0]
-	return Options{BPFFS: filepath.Join(node.BPFFS, "beeline"), CgroupRoot: node.CgroupRoot, BindProtection: true, Components: components(nil)}
-}
-
-// components returns the components of this package, with an edge if it has options.
-func components(edge *EdgeOptions) []*Component {
-	return []*Component{Socket(), Edge(func() *EdgeOptions { return edge })}
+	return Options{BPFFS: filepath.Join(node.BPFFS, "beeline"), CgroupRoot: node.CgroupRoot, BindProtection: true, Components: []*Component{Socket()}}
 }
 
 func mustOpen(t *testing.T, o Options) *Datapath {

@@ -1,34 +1,43 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package bpf
+package bpf_test
 
 import (
 	"fmt"
 	"os"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
 
 	"github.com/cilium/ebpf"
 
+	"beeline.io/beeline/internal/bpf"
 	"beeline.io/beeline/internal/bpf/mappedarray"
 )
 
 // TestMemoryOfTheDefaultLimits: tune.md has the kernel memory that the tables of a large machine need in full from
 // the start.
 func TestMemoryOfTheDefaultLimits(t *testing.T) {
-	o := options(t)
-	o.Components = components(&EdgeOptions{SNATPorts: []PortRange{{First: 2000, Last: 2999}}, LateXDP: true})
-	o.Limits = DefaultLimits
-	o.Limits.Flows = flowsFor(1 << 40)
-	d := mustOpen(t, o)
+	o := bpf.NewOptions(t)
+	options := bpf.EdgeOptions{SNATPorts: []bpf.PortRange{{First: 2000, Last: 2999}}, LateXDP: true}
+	o.Components = []*bpf.Component{bpf.Socket(), bpf.Edge(func() *bpf.EdgeOptions { return &options })}
+	o.Limits = bpf.DefaultLimits
+	o.Limits.Flows = bpf.FlowsFor(1 << 40)
+	d, err := bpf.Open(o)
+	must(t, err)
+	defer d.Close()
 	var all, ofFlows uint64
-	for name, m := range d.maps {
-		switch name {
-		case EdgeTCMapConntrack, EdgeTCMapConntrackTags, EdgeTCMapUnreplied, EdgeTCMapUnrepliedTags:
+	for _, table := range slices.Concat(o.Components[0].Tables, o.Components[1].Tables) {
+		m := d.Map(table.Name)
+		if m == nil {
+			continue
+		}
+		switch table.Name {
+		case bpf.EdgeTCMapConntrack, bpf.EdgeTCMapConntrackTags, bpf.EdgeTCMapUnreplied, bpf.EdgeTCMapUnrepliedTags:
 			ofFlows += uint64(mappedarray.Bytes(m))
-		case EdgeTCMapFragments:
+		case bpf.EdgeTCMapFragments:
 			ofFlows += uint64(m.MaxEntries()) * 128
 		default:
 			if m.Type() == ebpf.Array {

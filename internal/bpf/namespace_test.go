@@ -14,7 +14,7 @@ import (
 // command there detects the wrong namespace.
 func TestOtherNamespaceIsRefused(t *testing.T) {
 	node := lab.New(t).Nodes()[0]
-	o := Options{BPFFS: filepath.Join(node.BPFFS, "beeline"), CgroupRoot: node.CgroupRoot, BindProtection: true, Components: components(nil)}
+	o := Options{BPFFS: filepath.Join(node.BPFFS, "beeline"), CgroupRoot: node.CgroupRoot, BindProtection: true, Components: []*Component{Socket()}}
 	d := mustOpen(t, o)
 	must(t, d.Attach())
 	d.Close()

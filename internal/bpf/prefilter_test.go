@@ -162,27 +162,18 @@ func randomNetwork(random *rand.Rand) netip.Prefix {
 // The next agent finds the prefilter unchanged, together with the conntrack entries in the tables; without
 // tables it is disabled.
 func TestPrefilterOutlivesAgent(t *testing.T) {
-	w := newEdgeWorld(t)
-	w.do(func() error {
-		for _, again := range []bool{false, true} {
-			d, err := Open(w.options)
-			if err != nil {
-				return err
-			}
-			prefilter := d.Prefilter()
-			if prefilter.Enabled() != again || prefilter.Contains(frontendKey(2)) == again || !prefilter.Contains(frontendKey(1)) {
-				t.Errorf("second agent: %v; the prefilter is enabled: %v; it passes frontend 1: %v, 2: %v", again, prefilter.Enabled(),
-					prefilter.Contains(frontendKey(1)), prefilter.Contains(frontendKey(2)))
-			}
-			err = prefilter.Rebuild(func() error { prefilter.Add(frontendKey(1)); return nil })
-			prefilter.Add(frontendKey(1))
-			d.Close()
-			if err != nil {
-				return err
-			}
+	o := options(t)
+	for _, again := range []bool{false, true} {
+		d := mustOpen(t, o)
+		prefilter := d.Prefilter()
+		if prefilter.Enabled() != again || prefilter.Contains(frontendKey(2)) == again || !prefilter.Contains(frontendKey(1)) {
+			t.Errorf("second agent: %v; the prefilter is enabled: %v; it passes frontend 1: %v, 2: %v", again, prefilter.Enabled(),
+				prefilter.Contains(frontendKey(1)), prefilter.Contains(frontendKey(2)))
 		}
-		return nil
-	})
+		must(t, prefilter.Rebuild(func() error { prefilter.Add(frontendKey(1)); return nil }))
+		prefilter.Add(frontendKey(1))
+		d.Close()
+	}
 }
 
 // Service networks that could not be changed and are no longer wanted do not keep the prefilter disabled

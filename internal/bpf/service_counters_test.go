@@ -26,16 +26,16 @@ func TestServiceCountersAddUp(t *testing.T) {
 			counts[i] = ServiceCounters{Flows: 2, SentPackets: 3, SentBytes: 5}
 			sent[i] = EdgeTCServicePackets{Packets: 7, Bytes: 11}
 		}
-		few := d.maps[EdgeTCMapServiceUntracked].MaxEntries()
+		few := d.Map(EdgeTCMapServiceUntracked).MaxEntries()
 		want := map[uint32]ServiceCounters{}
 		for _, id := range []uint32{1, 1024, few - 1, few, 100000} {
 			must(t, d.Tables.Services.Put(id, ServiceName{}))
-			must(t, d.maps[EdgeTCMapServiceCounts].Put(id, counts))
-			must(t, d.maps[EdgeTCMapServiceCollected].Put(id, EdgeTCServiceTraffic{SentPackets: 13, SentBytes: 17}))
+			must(t, d.Map(EdgeTCMapServiceCounts).Put(id, counts))
+			must(t, d.Map(EdgeTCMapServiceCollected).Put(id, EdgeTCServiceTraffic{SentPackets: 13, SentBytes: 17}))
 			n := uint64(cpus)
 			sum := ServiceCounters{Flows: 2 * n, SentPackets: 3*n + 13, SentBytes: 5*n + 17}
 			if id < few {
-				must(t, d.maps[EdgeTCMapServiceUntracked].Put(id, sent))
+				must(t, d.Map(EdgeTCMapServiceUntracked).Put(id, sent))
 				sum.SentPackets += 7 * n
 				sum.SentBytes += 11 * n
 			}

@@ -18,12 +18,12 @@ func TestBackendStatisticsAreDeleted(t *testing.T) {
 	o.Components = []*Component{Socket(), SocketStats(func() *SocketStatsOptions { return &SocketStatsOptions{PerBackend: true} })}
 	d := mustOpen(t, o)
 	const birth = 7
-	must(t, d.maps[SockStatsMapServiceSockets].Put(uint32(1), ConnectionStats{Birth: birth}))
+	must(t, d.Map(SockStatsMapServiceSockets).Put(uint32(1), ConnectionStats{Birth: birth}))
 	backend := func(n byte) netip.AddrPort { return netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, 0, n}), 80) }
 	add := func(service uint32, birth uint64, n byte, s ConnectionStats) {
 		key := SockStatsBackendSocketsKey{ServiceBirth: birth, Service: service, Port: NetworkOrder(80)}
 		key.Address.Bytes = backend(n).Addr().As16()
-		must(t, d.maps[SockStatsMapBackendSockets].Put(key, s))
+		must(t, d.Map(SockStatsMapBackendSockets).Put(key, s))
 	}
 	ended, open, connecting := ConnectionStats{Started: 3, Established: 2, Closed: 2, Failed: 1}, ConnectionStats{Started: 2, Established: 2, Closed: 1}, ConnectionStats{Started: 1}
 	add(1, birth, 1, ended) // exists
@@ -33,7 +33,7 @@ func TestBackendStatisticsAreDeleted(t *testing.T) {
 	add(1, birth-1, 1, open) // of an earlier Service with the ID
 	add(2, birth, 1, open)   // of no Service
 	must(t, DeleteSocketBackends(d, func(b netip.AddrPort) bool { return b == backend(1) }))
-	left, err := socketBackends(d.maps[SockStatsMapBackendSockets]).All()
+	left, err := socketBackends(d.Map(SockStatsMapBackendSockets)).All()
 	must(t, err)
 	stats, err := ReadSocketStats(o.BPFFS)
 	must(t, err)
@@ -52,7 +52,7 @@ func BenchmarkReadSocketStats(b *testing.B) {
 	must(b, err)
 	defer d.Close()
 	for id := range uint32(10000) {
-		must(b, d.maps[SockStatsMapServiceSockets].Put(id+1, ConnectionStats{Birth: 1, Started: 2}))
+		must(b, d.Map(SockStatsMapServiceSockets).Put(id+1, ConnectionStats{Birth: 1, Started: 2}))
 	}
 	for b.Loop() {
 		stats, err := ReadSocketStats(o.BPFFS)

@@ -27,7 +27,7 @@ func TestFollowConntrack(t *testing.T) {
 			EdgeTCMapUnreplied: u.Rows, EdgeTCMapUnrepliedTags: u.Tags, EdgeTCMapTableSecret: oldAssured.Secret,
 		}
 	}
-	d := &Datapath{enabled: componentList{edgeAt()}, maps: tables(assured, unreplied), old: &predecessor{maps: tables(oldAssured, oldUnreplied)}}
+	follow := following(tables(oldAssured, oldUnreplied), tables(assured, unreplied))
 	oldA, err := oldAssured.Open()
 	must(t, err)
 	oldU, err := oldUnreplied.Open()
@@ -72,7 +72,7 @@ func TestFollowConntrack(t *testing.T) {
 	half := entry(11*flows, ConntrackNew) // whose other entry is lost: its replies would be dropped
 	half.Ct.Dsr, half.Ct.LastSeen = uint8(DSRNone), 0
 	oldU.Set(half, settable.Eviction{Owner: 8})
-	must(t, d.follow(FirstPass))
+	must(t, follow(FirstPass))
 	if _, _, found := newU.At(&half.Key); found {
 		t.Error("of a flow with NAT the old tables have the client's entry alone, unused since before the migration: the first pass copies it, want it left: its replies would be dropped")
 	}
@@ -80,7 +80,7 @@ func TestFollowConntrack(t *testing.T) {
 	for range flows {
 		step(rand.IntN(2 * flows))
 	}
-	must(t, d.follow(RecentPass))
+	must(t, follow(RecentPass))
 	for range flows {
 		step(rand.IntN(2 * flows))
 	}
@@ -88,7 +88,7 @@ func TestFollowConntrack(t *testing.T) {
 	began := entry(10*flows, ConntrackNew)
 	newU.Insert(began, settable.Eviction{})
 	want[began.Key] = began.Ct
-	must(t, d.follow(LastPass))
+	must(t, follow(LastPass))
 	for _, table := range []*ConntrackSets{assured, unreplied} {
 		must(t, table.Walk(func(e *ConntrackSlot) bool {
 			if w, ok := want[e.Key]; !ok {
@@ -106,6 +106,14 @@ func TestFollowConntrack(t *testing.T) {
 	for key, w := range want {
 		t.Errorf("after the last pass the new tables lack %d entries of about %d; the old ones have flow %d as %s", len(want), flows, key.SourcePort, shown(w))
 		break
+	}
+}
+
+// following returns a function that runs a pass of a migration.
+func following(from, to map[string]*ebpf.Map) func(CopyPass) error {
+	since := Now() - 1
+	return func(pass CopyPass) error {
+		return followConntrack(Following{Pass: pass, Old: from, New: to, Since: since, Tick: settable.Tick()})
 	}
 }
 
@@ -135,7 +143,7 @@ func TestFollowIntoFullTables(t *testing.T) {
 			EdgeTCMapUnreplied: u.Rows, EdgeTCMapUnrepliedTags: u.Tags, EdgeTCMapTableSecret: oldAssured.Secret,
 		}
 	}
-	d := &Datapath{enabled: componentList{edgeAt()}, maps: tablesOf(assured, unreplied), old: &predecessor{maps: tablesOf(oldAssured, oldUnreplied)}}
+	follow := following(tablesOf(oldAssured, oldUnreplied), tablesOf(assured, unreplied))
 	port := uint16(0)
 	begin := func(table *settable.OpenTable[Tuple, ConntrackSlot], service uint32, rank SockSetRank, state ConntrackState) (key Tuple) {
 		port++
@@ -151,7 +159,7 @@ func TestFollowIntoFullTables(t *testing.T) {
 	}
 	keys := map[Tuple]string{lives: "before"}
 	for _, pass := range []CopyPass{FirstPass, RecentPass, LastPass} {
-		must(t, d.follow(pass))
+		must(t, follow(pass))
 		if pass != LastPass {
 			keys[begin(oldA, 2, SockSetRankSET_RANK_TCP, ConntrackEstablished)] = "assured, after pass " + string('0'+rune(pass))
 			keys[begin(oldU, 2, SockSetRankSET_RANK_UNASSURED, ConntrackNew)] = "not assured, after pass " + string('0'+rune(pass))
