@@ -92,8 +92,8 @@ __noinline int ct_close(struct context *ctx, struct ct_entry *ct)
 	if (!close_is_valid(&w->packet, ct, other))
 		return 0;
 	/* Each side sets the flag in its own entry. If both do so at once on two CPUs, neither may
-	 * see the other's flag: the flow then stays CT_CLOSING, which expires and gives way to new
-	 * flows, too. The same holds if ct_assure copies the entry meanwhile, and if
+	 * see the other's flag: the flow then stays CT_CLOSING, which expires, and is evicted
+	 * before open flows. The same holds if ct_assure copies the entry meanwhile, and if
 	 * ct_set_port_taken writes the flags of an entry that was never replied to, which the next
 	 * reply repeats. */
 	if (w->packet.tcp_flags & TCP_FIN)
