@@ -20,8 +20,8 @@ type Options struct {
 	Limits     Limits
 	// BindProtection refuses a bind() to a served NodePort or HostPort in the host's network namespace.
 	BindProtection bool
-	// Components are all components, enabled or not. A component may use the tables of those before it; all use those
-	// of Socket.
+	// Components are all components, enabled or not. A component may use the tables of those before it; all use
+	// those of Socket.
 	Components []*Component
 }
 

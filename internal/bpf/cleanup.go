@@ -14,8 +14,8 @@ import (
 	"beeline.io/beeline/internal/bpf/pinfs"
 )
 
-// Cleanup detaches all programs of components and removes the pins, their directory if it is empty then, and the mounts that Open made. It removes only what has one of Beeline's names. It
-// does nothing if the directory does not exist.
+// Cleanup detaches all programs of components and removes the pins, their directory if it is empty then, and the mounts
+// that Open made. It removes only what has one of Beeline's names. It does nothing if the directory does not exist.
 //
 // detached, if it is not nil, is called when all programs are detached and the tables are still pinned.
 //

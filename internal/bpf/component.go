@@ -25,8 +25,8 @@ type Component struct {
 	// Tables declares the maps of its objects, except those of components before it. Tables are opened, copied and
 	// pinned in this order.
 	Tables []Table
-	// Constants computes the `const volatile` variables of its objects, except those of components before it: of these
-	// it has only the ones that it decides.
+	// Constants computes the `const volatile` variables of its objects, except those of components before it: of
+	// these it has only the ones that it decides.
 	Constants map[string]ConstantValue
 	// CgroupHooks are attached to the agent's cgroup, in this order.
 	CgroupHooks []CgroupHook
@@ -45,8 +45,8 @@ type Component struct {
 	// Conntrack, if it is not nil, reports whether the kernel's conntrack has to be loaded before Objects is
 	// called.
 	Conntrack func() bool
-	// Handover has the programs of DeviceHooks use the tables of an earlier agent while these are migrated; nil: their
-	// programs need none.
+	// Handover has the programs of DeviceHooks use the tables of an earlier agent while these are migrated; nil:
+	// their programs need none.
 	Handover *Handover
 	// Release, if it is not nil, is called before the programs of the component are detached for good, and of those
 	// that use its tables.

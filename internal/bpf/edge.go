@@ -76,8 +76,8 @@ func lateEdgeObject(program string) (*ebpf.CollectionSpec, error) {
 // EdgeKernel is the datapath with the edge's tables and programs.
 type EdgeKernel struct {
 	*Datapath
-	// dispatcher: a device's XDP program is put into a dispatcher of libxdp's protocol even if it is the only one, so that
-	// others can join.
+	// dispatcher: a device's XDP program is put into a dispatcher of libxdp's protocol even if it is the only one,
+	// so that others can join.
 	dispatcher bool
 	// replacement returns an error if XDP programs cannot share a device under this kernel.
 	replacement func() error

@@ -10,7 +10,8 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-// edgeHandover has the edge pass packets to the programs of an earlier agent, by tail calls (bpf/migrate/predecessor.h).
+// edgeHandover has the edge pass packets to the programs of an earlier agent, by tail calls
+// (bpf/migrate/predecessor.h).
 func edgeHandover() *Handover {
 	return &Handover{Phase: EdgeTCMapMigration, Object: LoadEdgeMigrate, Enter: enterHandover, Leave: leaveHandover}
 }

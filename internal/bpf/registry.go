@@ -47,7 +47,8 @@ type Table struct {
 	Init func(*ebpf.Map) error
 	// Remedy is the remedy for a full table without a limit.
 	Remedy string
-	// ByService: its keys are numbers of Services. What it has of a number is reset when a Service gets or leaves it.
+	// ByService: its keys are numbers of Services. What it has of a number is reset when a Service gets or leaves
+	// it.
 	ByService bool
 	// Before9 is its name until version 8 of the layout, if that was another.
 	Before9 string
