@@ -4,50 +4,23 @@
 //! network namespace through shared memory, over the socket API and without a change.
 //!
 //! TCP connections are made by the kernel, and stay open as long as the program's sockets do. What the program
-//! sends then goes through rings ([`offer`], [`stream`]); the end of a connection, and of a process, is the kernel's.
+//! sends then goes through rings ([`conn::offer`], [`conn::stream`]); the end of a connection, and of a process, is the kernel's.
 
 #![cfg_attr(not(test), no_std)]
 
 extern crate alloc;
 
-mod api;
-mod bell;
-mod clients;
-mod clock;
-mod config;
-mod counters;
-mod descriptors;
-mod diag;
-mod earn;
-mod ends;
-mod epoll;
-mod fork;
-mod hidden;
-mod identity;
-mod lock;
-mod offer;
-mod order;
-mod owners;
-mod page;
-mod parts;
-mod poll;
-mod readiness;
-mod real;
-mod recall;
-mod receive;
-#[cfg(not(test))]
-mod runtime;
-mod session;
-mod side;
-mod signals;
-mod sink;
-mod source;
-mod splice;
-mod stream;
-mod table;
-mod transfer;
-mod uncancelled;
-mod wait;
+mod abi;
+mod conn;
+mod fdtable;
+mod ready;
+mod ring;
+mod sys;
+mod telemetry;
+
+use conn::config;
+use fdtable::fork;
+use sys::real;
 
 /// report writes a line to standard error.
 fn report(text: &str) {

@@ -19,7 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The page, as hoststack/preload/src/page.rs lays it out. Byte order is the machine's.
+// The page, as hoststack/preload/src/telemetry/page.rs lays it out. Byte order is the machine's.
 const (
 	pageName    = "/memfd:beeline-hoststack"
 	pageMagic   = 0x62657067

@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! Calls that make, copy, change and close descriptors.
+
+use super::answer_int;
+use super::syscall::direct;
+use crate::conn::{identity, stream};
+use crate::fdtable::{descriptors, table};
+use crate::sys::{lock, real};
+use core::sync::atomic::Ordering;
+use libc::{c_char, c_int, c_uint, c_ulong, FILE};
+
+exported! {
+    fn close(fd: c_int) -> c_int {
+        if table::is_hidden(fd) && !lock::in_vfork_child() {
+            return answer_int(Err(libc::EBADF));
+        }
+        descriptors::closing(fd);
+        real::close(fd)
+    }
+
+    fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
+        if flags != 0 || lock::in_vfork_child() {
+            return real::close_range(first, last, flags);
+        }
+        if first > last {
+            return answer_int(Err(libc::EINVAL));
+        }
+        let inside = |fd: &c_int| (first..=last).contains(&(*fd as c_uint));
+        table::descriptors().filter(inside).for_each(descriptors::closing);
+        let mut from = first;
+        for kept in table::descriptors().filter(inside).filter(|&fd| table::is_hidden(fd)) {
+            if kept as c_uint > from {
+                real::close_range(from, kept as c_uint - 1, 0);
+            }
+            from = kept as c_uint + 1;
+        }
+        if from > last { 0 } else { real::close_range(from, last, 0) }
+    }
+
+    fn closefrom(first: c_int) -> () {
+        close_range(first.max(0) as c_uint, c_uint::MAX, 0);
+    }
+
+    fn pidfd_getfd(process: c_int, fd: c_int, flags: c_uint) -> c_int {
+        // Not every C library has it.
+        let made = direct(libc::SYS_pidfd_getfd, [process as usize, fd as usize, flags as usize, 0, 0, 0]) as c_int;
+        identity::made(made);
+        if let Some(same) = identity::same_socket(made) {
+            descriptors::copied(same, made);
+        }
+        made
+    }
+
+    fn dup(fd: c_int) -> c_int {
+        if table::is_hidden(fd) {
+            return answer_int(Err(libc::EBADF));
+        }
+        let made = real::dup(fd);
+        descriptors::copied(fd, made);
+        made
+    }
+
+    fn dup2(from: c_int, to: c_int) -> c_int {
+        if from == to {
+            return real::dup2(from, to);
+        }
+        replace(from, to, || real::dup2(from, to))
+    }
+
+    fn dup3(from: c_int, to: c_int, flags: c_int) -> c_int {
+        if from == to {
+            return real::dup3(from, to, flags);
+        }
+        replace(from, to, || real::dup3(from, to, flags))
+    }
+
+    fn fcntl(fd: c_int, command: c_int, argument: usize) -> c_int {
+        if table::is_hidden(fd) {
+            return answer_int(Err(libc::EBADF));
+        }
+        let result = real::fcntl(fd, command, argument);
+        match command {
+            libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => descriptors::copied(fd, result),
+            libc::F_SETFL if result == 0 => set_nonblocking(fd, argument as c_int & libc::O_NONBLOCK != 0),
+            _ => {}
+        }
+        result
+    }
+
+    fn fcntl64(fd: c_int, command: c_int, argument: usize) -> c_int {
+        fcntl(fd, command, argument)
+    }
+
+    fn ioctl(fd: c_int, request: c_ulong, argument: usize) -> c_int {
+        let Some(session) = table::session(fd) else { return real::ioctl(fd, request, argument) };
+        let place = argument as *mut c_int;
+        match request {
+            libc::FIONREAD => *place = stream::queued(&session, fd) as c_int,
+            libc::TIOCOUTQ if session.is_attached() => *place = stream::unread(&session) as c_int,
+            _ => {
+                let result = real::ioctl(fd, request, argument);
+                if request == libc::FIONBIO && result == 0 {
+                    set_nonblocking(fd, *place != 0);
+                }
+                return result;
+            }
+        }
+        0
+    }
+
+    /// The C library reads and writes a stream without the functions of this library.
+    fn fdopen(fd: c_int, mode: *const c_char) -> *mut FILE {
+        if !descriptors::leave_rings(fd) {
+            real::set_errno(libc::EBUSY);
+            return core::ptr::null_mut();
+        }
+        real::fdopen(fd, mode)
+    }
+}
+
+/// replace runs a call that makes `to` a copy of `from`, and closes what `to` was. The C library reads and writes standard
+/// input, output and error without the functions of this library, so a connection leaves its rings for them if it can.
+fn replace(from: c_int, to: c_int, call: impl FnOnce() -> c_int) -> c_int {
+    let vfork = lock::in_vfork_child();
+    if table::is_hidden(to) && !vfork {
+        return answer_int(Err(libc::EBUSY));
+    }
+    // SAFETY: fcntl of a number.
+    if unsafe { real::fcntl(from, libc::F_GETFD, 0) } >= 0 {
+        descriptors::closing(to);
+    }
+    if (0..=2).contains(&to) && !vfork {
+        descriptors::leave_rings(from);
+    }
+    let made = call();
+    descriptors::copied(from, made);
+    made
+}
+
+fn set_nonblocking(fd: c_int, nonblocking: bool) {
+    if let Some(session) = table::session(fd) {
+        session.side().nonblocking.store(u32::from(nonblocking), Ordering::Relaxed);
+    }
+}

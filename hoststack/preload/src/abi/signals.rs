@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! Calls that set handlers of signals.
+
+use crate::sys::{real, signals};
+use libc::{c_int, sighandler_t};
+
+exported! {
+    fn sigaction(signal: c_int, wanted: *const libc::sigaction, before: *mut libc::sigaction) -> c_int {
+        signals::set(signal, wanted, before)
+    }
+
+    fn signal(signal: c_int, handler: sighandler_t) -> sighandler_t {
+        signals::set_by(signal, || real::signal(signal, handler))
+    }
+
+    fn bsd_signal(signal: c_int, handler: sighandler_t) -> sighandler_t {
+        signals::set_by(signal, || real::bsd_signal(signal, handler))
+    }
+
+    fn ssignal(signal: c_int, handler: sighandler_t) -> sighandler_t {
+        signals::set_by(signal, || real::ssignal(signal, handler))
+    }
+
+    fn sysv_signal(signal: c_int, handler: sighandler_t) -> sighandler_t {
+        signals::set_by(signal, || real::sysv_signal(signal, handler))
+    }
+
+    fn __sysv_signal(signal: c_int, handler: sighandler_t) -> sighandler_t {
+        signals::set_by(signal, || real::__sysv_signal(signal, handler))
+    }
+
+    fn sigset(signal: c_int, handler: sighandler_t) -> sighandler_t {
+        signals::set_by(signal, || real::sigset(signal, handler))
+    }
+}

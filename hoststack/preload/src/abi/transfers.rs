@@ -1,0 +1,345 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! Calls that receive and send.
+
+use super::{answer, answer_int, checked};
+use crate::conn::ends::keep;
+use crate::conn::{earn, identity, offer, stream};
+use crate::fdtable::{descriptors, table};
+use crate::ready::{splice, transfer};
+use crate::ring::parts::{is_no_address, one, valid_count, Parts, MOST};
+use crate::sys::clock::Deadline;
+use crate::sys::real;
+use libc::{c_int, c_uint, c_void, iovec, mmsghdr, msghdr, off_t, size_t, sockaddr, socklen_t, ssize_t, timespec};
+
+// Receiving.
+exported! {
+    fn read(fd: c_int, buffer: *mut c_void, count: size_t) -> ssize_t {
+        match table::session(fd) {
+            Some(session) => match earn::direct(session.forever(), fd) {
+                Some(direct) => direct.received(fd, real::read(fd, buffer, count), 0),
+                // The kernel does not ask the socket then.
+                None if count == 0 => 0,
+                None => answer(stream::receive(session.forever(), fd, Parts::new(&one(buffer, count), 1), 0)),
+            },
+            None => real::read(fd, buffer, count),
+        }
+    }
+
+    fn __read_chk(fd: c_int, buffer: *mut c_void, count: size_t, size: size_t) -> ssize_t {
+        read(fd, buffer, checked(count, size))
+    }
+
+    fn readv(fd: c_int, parts: *const iovec, count: c_int) -> ssize_t {
+        let Some(session) = table::session(fd) else { return real::readv(fd, parts, count) };
+        match (earn::direct(session.forever(), fd), valid_count(count)) {
+            (None, Ok(1..)) if is_no_address(parts) => answer(Err(libc::EFAULT)),
+            (None, Ok(count)) => match Parts::new(parts, count) {
+                parts if parts.length() == 0 => 0,
+                parts => answer(stream::receive(session.forever(), fd, parts, 0)),
+            },
+            (None, _) => real::readv(fd, parts, count),
+            (Some(direct), _) => direct.received(fd, real::readv(fd, parts, count), 0),
+        }
+    }
+
+    fn recv(fd: c_int, buffer: *mut c_void, count: size_t, flags: c_int) -> ssize_t {
+        match table::session(fd).filter(|_| flags & libc::MSG_ERRQUEUE == 0) {
+            Some(session) => match earn::direct(session.forever(), fd) {
+                Some(direct) => direct.received(fd, real::recv(fd, buffer, count, flags), flags),
+                None => answer(stream::receive(session.forever(), fd, Parts::new(&one(buffer, count), 1), flags)),
+            },
+            None => real::recv(fd, buffer, count, flags),
+        }
+    }
+
+    fn __recv_chk(fd: c_int, buffer: *mut c_void, count: size_t, size: size_t, flags: c_int) -> ssize_t {
+        recv(fd, buffer, checked(count, size), flags)
+    }
+
+    fn recvfrom(fd: c_int, buffer: *mut c_void, count: size_t, flags: c_int, address: *mut sockaddr, length: *mut socklen_t) -> ssize_t {
+        let Some(session) = table::session(fd).filter(|_| flags & libc::MSG_ERRQUEUE == 0) else {
+            return real::recvfrom(fd, buffer, count, flags, address, length);
+        };
+        if let Some(direct) = earn::direct(session.forever(), fd) {
+            return direct.received(fd, real::recvfrom(fd, buffer, count, flags, address, length), flags);
+        }
+        let n = recv(fd, buffer, count, flags);
+        if n >= 0 && !address.is_null() && !length.is_null() {
+            // TCP has no address for each message.
+            *length = 0;
+        }
+        n
+    }
+
+    fn __recvfrom_chk(fd: c_int, buffer: *mut c_void, count: size_t, size: size_t, flags: c_int, address: *mut sockaddr, length: *mut socklen_t) -> ssize_t {
+        recvfrom(fd, buffer, checked(count, size), flags, address, length)
+    }
+
+    fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
+        let session = table::session(fd).filter(|_| flags & libc::MSG_ERRQUEUE == 0);
+        let known = message.as_mut().filter(|message| !is_no_address(*message));
+        let (Some(session), Some(message)) = (session, known) else {
+            let n = real::recvmsg(fd, message, flags);
+            message.as_ref().filter(|_| n >= 0).inspect(|message| received(message));
+            return n;
+        };
+        if let Some(direct) = earn::direct(session.forever(), fd) {
+            return direct.received(fd, real::recvmsg(fd, message, flags), flags);
+        }
+        let result = match parts_of(message) {
+            Ok(parts) => stream::receive(session.forever(), fd, parts, flags),
+            Err(error) => Err(error),
+        };
+        if result.is_ok() {
+            (message.msg_namelen, message.msg_controllen, message.msg_flags) = (0, 0, 0);
+        }
+        answer(result)
+    }
+
+    fn recvmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int, timeout: *mut timespec) -> c_int {
+        let Some(session) = table::session(fd) else {
+            let n = real::recvmmsg(fd, messages, count, flags, timeout);
+            (0..n.max(0) as usize).for_each(|i| received(&(*messages.add(i)).msg_hdr));
+            return n;
+        };
+        let deadline = match super::events::duration(timeout.as_ref()) {
+            Ok(limit) => Deadline::after(limit),
+            Err(error) => return answer_int(Err(error)),
+        };
+        // The kernel reports an error of the socket before it looks for octets.
+        if let Some(error) = pending_error(fd) {
+            return answer_int(Err(error));
+        }
+        if count > 0 && is_no_address(messages) {
+            return answer_int(Err(libc::EFAULT));
+        }
+        let mut n = 0;
+        while n < count {
+            let waits = n == 0 || flags & libc::MSG_WAITFORONE == 0;
+            let how = flags & !libc::MSG_WAITFORONE | if waits { 0 } else { libc::MSG_DONTWAIT };
+            let message = &mut *messages.add(n as usize);
+            let octets = recvmsg(fd, &mut message.msg_hdr, how);
+            if octets < 0 {
+                break;
+            }
+            message.msg_len = octets as c_uint;
+            n += 1;
+            // As on the kernel the limit is looked at after each message, and ends no wait.
+            if let (Some(timeout), Some(left)) = (timeout.as_mut(), deadline.left()) {
+                *timeout = crate::ready::wait::to_timespec(left);
+            }
+            if deadline.is_over() {
+                return n as c_int;
+            }
+        }
+        match n {
+            0 if count > 0 => -1,
+            _ if n < count => {
+                keep(&session, real::errno());
+                n as c_int
+            }
+            _ => n as c_int,
+        }
+    }
+}
+
+/// parts_of are the buffers of a message; an error if it has more than the kernel takes, or no list.
+///
+/// # Safety
+/// The message is the program's, for this call.
+unsafe fn parts_of(message: &msghdr) -> Result<Parts, i32> {
+    match message.msg_iovlen as usize {
+        count if count > MOST => Err(libc::EMSGSIZE),
+        1.. if is_no_address(message.msg_iov) => Err(libc::EFAULT),
+        // SAFETY: as the caller's.
+        count => Ok(unsafe { Parts::new(message.msg_iov, count) }),
+    }
+}
+
+/// pending_error takes the error of a socket, if it has one.
+fn pending_error(fd: c_int) -> Option<i32> {
+    let mut error: c_int = 0;
+    let mut length = size_of::<c_int>() as socklen_t;
+    let place = core::ptr::from_mut(&mut error).cast();
+    // SAFETY: SO_ERROR stores a number.
+    let result = unsafe { super::connections::getsockopt(fd, libc::SOL_SOCKET, libc::SO_ERROR, place, &mut length) };
+    (result == 0 && error != 0).then_some(error)
+}
+
+// Sending.
+exported! {
+    fn write(fd: c_int, buffer: *const c_void, count: size_t) -> ssize_t {
+        match table::session(fd) {
+            Some(session) => match earn::direct_send(session.forever(), fd, count) {
+                Some(direct) => direct.sent(fd, real::write(fd, buffer, count), count, 0),
+                None => answer(stream::send(session.forever(), fd, Parts::new(&one(buffer.cast_mut(), count), 1), 0)),
+            },
+            None => real::write(fd, buffer, count),
+        }
+    }
+
+    fn writev(fd: c_int, parts: *const iovec, count: c_int) -> ssize_t {
+        let (Some(session), Ok(valid)) = (table::session(fd), valid_count(count)) else {
+            return real::writev(fd, parts, count);
+        };
+        if count > 0 && is_no_address(parts) {
+            return answer(Err(libc::EFAULT));
+        }
+        let list = Parts::new(parts, valid);
+        match earn::direct_send(session.forever(), fd, list.length()) {
+            Some(direct) => direct.sent(fd, real::writev(fd, parts, count), list.length(), 0),
+            // As with readv; write(2) asks the socket.
+            None if list.length() == 0 => 0,
+            None => answer(stream::send(session.forever(), fd, list, 0)),
+        }
+    }
+
+    fn send(fd: c_int, buffer: *const c_void, count: size_t, flags: c_int) -> ssize_t {
+        match table::session(fd) {
+            Some(session) => match earn::direct_send(session.forever(), fd, count) {
+                Some(direct) => direct.sent(fd, real::send(fd, buffer, count, flags), count, flags),
+                None => answer(stream::send(session.forever(), fd, Parts::new(&one(buffer.cast_mut(), count), 1), flags)),
+            },
+            None => real::send(fd, buffer, count, flags),
+        }
+    }
+
+    fn sendto(fd: c_int, buffer: *const c_void, count: size_t, flags: c_int, address: *const sockaddr, length: socklen_t) -> ssize_t {
+        let Some(session) = table::session(fd) else { return real::sendto(fd, buffer, count, flags, address, length) };
+        if flags & libc::MSG_FASTOPEN != 0 {
+            let n = real::sendto(fd, buffer, count, flags, address, length);
+            if n >= 0 || real::errno() == libc::EINPROGRESS {
+                descriptors::connected(fd, address, length, true);
+                stream::sent_by_kernel(&session, n.max(0) as u64);
+            }
+            return n;
+        }
+        match earn::direct_send(session.forever(), fd, count) {
+            Some(direct) => direct.sent(fd, real::sendto(fd, buffer, count, flags, address, length), count, flags),
+            // TCP ignores the address of a connected socket.
+            None => send(fd, buffer, count, flags),
+        }
+    }
+
+    fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
+        match (table::session(fd), message.as_ref()) {
+            (Some(session), Some(message)) if !is_no_address(message) => {
+                let list = match parts_of(message) {
+                    Ok(list) => list,
+                    Err(error) => return answer(Err(error)),
+                };
+                match earn::direct_send(session.forever(), fd, list.length()) {
+                    Some(direct) => direct.sent(fd, real::sendmsg(fd, message, flags), list.length(), flags),
+                    None => answer(stream::send(session.forever(), fd, list, flags)),
+                }
+            }
+            (None, Some(message)) if passes_session(message) => answer(Err(libc::EBUSY)),
+            _ => real::sendmsg(fd, message, flags),
+        }
+    }
+
+    fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int {
+        if table::session(fd).is_none() {
+            return match any_passes_session(messages, count) {
+                true => answer_int(Err(libc::EBUSY)),
+                false => real::sendmmsg(fd, messages, count, flags),
+            };
+        }
+        let count = count.min(MOST as c_uint);
+        if count > 0 && is_no_address(messages) {
+            return answer_int(Err(libc::EFAULT));
+        }
+        for i in 0..count {
+            let message = &mut *messages.add(i as usize);
+            let n = sendmsg(fd, &message.msg_hdr, flags);
+            if n < 0 {
+                return if i > 0 { i as c_int } else { -1 };
+            }
+            message.msg_len = n as c_uint;
+            // What follows a message that was sent in part would come before its rest.
+            if parts_of(&message.msg_hdr).is_ok_and(|parts| (n as usize) < parts.length()) {
+                return i as c_int + 1;
+            }
+        }
+        count as c_int
+    }
+
+    fn sendfile(to: c_int, from: c_int, offset: *mut off_t, count: size_t) -> ssize_t {
+        if table::session(from).is_some() && offset.is_null() {
+            // The kernel splices, if the other one is a pipe.
+            return answer(splice::splice(from, to, count, 0));
+        }
+        match table::session(to) {
+            Some(session) => match offer::unattached(session.forever()) {
+                Some(alone) => {
+                    let n = real::sendfile(to, from, offset, count);
+                    earn::uncopied(alone, to, n, count, &session.side().send);
+                    n
+                }
+                None => answer(transfer::from_file(session.forever(), to, from, offset.as_mut(), count)),
+            },
+            None => real::sendfile(to, from, offset, count),
+        }
+    }
+
+    fn sendfile64(to: c_int, from: c_int, offset: *mut off_t, count: size_t) -> ssize_t {
+        sendfile(to, from, offset, count)
+    }
+
+    fn splice(from: c_int, from_offset: *mut libc::loff_t, to: c_int, to_offset: *mut libc::loff_t, count: size_t, flags: c_uint) -> ssize_t {
+        let no_session = table::session(from).is_none() && table::session(to).is_none();
+        if no_session || !from_offset.is_null() || !to_offset.is_null() {
+            return real::splice(from, from_offset, to, to_offset, count, flags);
+        }
+        match earn::Ends::unattached(from, to) {
+            Some(ends) => ends.moved(real::splice(from, from_offset, to, to_offset, count, flags), count),
+            None => answer(splice::splice(from, to, count, flags)),
+        }
+    }
+}
+
+/// any_passes_session is passes_session for each of `count` messages.
+///
+/// # Safety
+/// `messages` leads to `count` messages.
+unsafe fn any_passes_session(messages: *const mmsghdr, count: c_uint) -> bool {
+    // SAFETY: the caller has `count` messages.
+    (0..count as usize).any(|i| passes_session(unsafe { &(*messages.add(i)).msg_hdr }))
+}
+
+/// passes_session reports whether a message carries the descriptor of a session that cannot leave its rings: the
+/// receiver would get a socket without what is in them.
+fn passes_session(message: &msghdr) -> bool {
+    any_right(message, |fd| !descriptors::leave_rings(fd))
+}
+
+/// received takes the numbers of the descriptors that a message has brought.
+fn received(message: &msghdr) {
+    any_right(message, |fd| {
+        identity::made(fd);
+        false
+    });
+}
+
+/// any_right reports whether `f` holds for a descriptor of a message (SCM_RIGHTS). The others behind it are left out.
+fn any_right(message: &msghdr, f: impl Fn(c_int) -> bool) -> bool {
+    if message.msg_control.is_null() || message.msg_controllen == 0 {
+        return false;
+    }
+    // SAFETY: the program's control messages, which the C library's macros walk.
+    unsafe {
+        let mut header = libc::CMSG_FIRSTHDR(message);
+        while let Some(part) = header.as_ref() {
+            if (part.cmsg_level, part.cmsg_type) == (libc::SOL_SOCKET, libc::SCM_RIGHTS) {
+                let octets = (part.cmsg_len as usize).saturating_sub(libc::CMSG_LEN(0) as usize);
+                let list = libc::CMSG_DATA(part).cast::<c_int>();
+                if (0..octets / 4).any(|i| f(list.add(i).read_unaligned())) {
+                    return true;
+                }
+            }
+            header = libc::CMSG_NXTHDR(message, header);
+        }
+    }
+    false
+}

@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! A peer that has ended without closing, because it was killed or its program has ended. The kernel would have reset the
+//! connection if it had known that the peer has not read all of the ring. So this end behaves as after a reset.
+
+use crate::conn::session::Session;
+use crate::conn::side::Way;
+use crate::conn::stream::unread;
+use crate::sys::clock::{tick, ticks};
+use crate::sys::real;
+use core::sync::atomic::Ordering::Relaxed;
+use libc::{c_int, ECONNRESET, EPIPE};
+
+/// States of TCP in which the peer has ended (include/net/tcp_states.h): CLOSE, CLOSE_WAIT, LAST_ACK, CLOSING.
+const ENDED: [u8; 4] = [7, 8, 9, 11];
+
+/// A peer that has not read for as long, in milliseconds, may be dead.
+const SILENCE: u64 = 4;
+
+/// The beginning of struct tcp_info, which the kernel cuts to the length that is asked for.
+#[repr(C)]
+#[derive(Default)]
+struct TcpInfo {
+    state: u8,
+    flags: [u8; 7],
+    numbers: [u32; 12],
+    /// Milliseconds since the last acknowledgement, which a FIN is, too.
+    last_ack: u32,
+}
+
+fn tcp_info(fd: c_int) -> TcpInfo {
+    let mut info = TcpInfo::default();
+    let mut length = size_of::<TcpInfo>() as libc::socklen_t;
+    // SAFETY: TCP_INFO stores as many octets as the structure has.
+    unsafe { real::getsockopt(fd, libc::IPPROTO_TCP, libc::TCP_INFO, (&raw mut info).cast(), &mut length) };
+    info
+}
+
+/// notice looks whether the peer has ended with octets of this end unread, and resets the connection once. It reports
+/// whether it has. Whoever sees the end of the kernel's connection calls it.
+///
+/// What came into the ring after the end would have been answered by a RST, too, but after a FIN: that is EPIPE.
+pub fn notice(session: &Session, fd: c_int) -> bool {
+    let Some(rings) = session.rings() else { return false };
+    let side = session.side();
+    // A peer that closes or shuts down says so first, and the kernel knows the rest.
+    if rings.header.has_left(rings.peer()) || unread(session) == 0 || side.reset.load(Relaxed) != 0 {
+        return false;
+    }
+    let info = tcp_info(fd);
+    // A shutdown of this end's own reading looks like the end of the peer, but for the state. An error that the kernel has
+    // to report is its own RST.
+    let has_error = || real::poll_one(fd, 0) & libc::POLLERR != 0;
+    if !ENDED.contains(&info.state) || has_error() || side.reset.swap(1, Relaxed) != 0 {
+        return false;
+    }
+    let end = ticks().saturating_sub(info.last_ack.into());
+    // The clock that the kernel's timestamps are read by may be a tick behind theirs.
+    let was_unread = side.send.oldest.load(Relaxed) <= end + tick();
+    side.error.store(if was_unread { ECONNRESET } else { EPIPE }, Relaxed);
+    session.close_rings();
+    session.suspect.store(true, Relaxed);
+    // SAFETY: shutdown of a number.
+    unsafe { real::shutdown(fd, libc::SHUT_RDWR) };
+    true
+}
+
+/// suspect has the next send ask the kernel, if these events of the socket mean that the peer has ended.
+pub fn suspect(session: &Session, fd: c_int, events: i16) {
+    if means_end(session, fd, events) {
+        session.suspect.store(true, Relaxed);
+    }
+}
+
+/// means_end reports whether events of the socket mean that the peer has ended. After shutdown(2) of receiving the kernel
+/// reports POLLRDHUP in any case, so the state of the connection says it.
+pub fn means_end(session: &Session, fd: c_int, events: i16) -> bool {
+    let by_peer = || session.side().shut.load(Relaxed) == 0 || ENDED.contains(&tcp_info(fd).state);
+    events & (libc::POLLHUP | libc::POLLERR) != 0 || events & libc::POLLRDHUP != 0 && by_peer()
+}
+
+/// is_silent reports whether the kernel is to be asked for the peer before a send, since it has not read any of `used`
+/// octets up to now. A peer that reads is not asked for.
+pub fn is_silent(way: &Way, head: u64, used: u64) -> bool {
+    if used == 0 || way.head.load(Relaxed) != head {
+        way.head.store(head, Relaxed);
+        return false;
+    }
+    let now = ticks();
+    let silent = now >= way.asked.load(Relaxed) + SILENCE;
+    if silent {
+        way.asked.store(now, Relaxed);
+    }
+    silent
+}
+
+/// begin_waiting notes that octets have come into an empty ring.
+pub fn begin_waiting(way: &Way) {
+    let now = ticks();
+    way.oldest.store(now, Relaxed);
+    way.asked.store(now, Relaxed);
+}
+
+/// is_reset notes that the kernel itself has reset the connection, so that there is no second error.
+pub fn is_reset(session: &Session) {
+    session.side().reset.store(1, Relaxed);
+    let _ = session.side().error.compare_exchange(ECONNRESET, 0, Relaxed, Relaxed);
+}
+
+/// keep has the next call return an error that the kernel has reported, and forgotten.
+pub fn keep(session: &Session, error: i32) {
+    // The others are those of a call, not of the connection.
+    if !matches!(error, libc::EAGAIN | libc::EFAULT | libc::EINTR | libc::ENOMEM | EPIPE) {
+        session.side().error.store(error, Relaxed);
+    }
+}
+
+/// kept takes an error that was kept, as SO_ERROR does.
+pub fn kept(session: &Session) -> Option<i32> {
+    let error = &session.side().error;
+    // Most calls find nothing, and need not write.
+    match error.load(Relaxed) {
+        0 => None,
+        _ => Some(error.swap(0, Relaxed)).filter(|&error| error != 0),
+    }
+}
+
+/// kept_for_receive leaves the error of a RST after a FIN: the FIN is what a receive returns.
+pub fn kept_for_receive(session: &Session) -> Option<i32> {
+    match session.side().error.load(Relaxed) {
+        EPIPE => None,
+        _ => kept(session),
+    }
+}
+
+/// kept_for_send leaves it to the kernel, which sends the signal: the connection is shut down.
+pub fn kept_for_send(session: &Session) -> Option<i32> {
+    kept(session).filter(|&error| error != EPIPE)
+}
+
+/// has_error is what makes POLLERR.
+pub fn has_error(session: &Session) -> bool {
+    session.side().error.load(Relaxed) != 0
+}

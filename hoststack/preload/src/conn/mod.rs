@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! Connections: their state in this process and in those that share it, how they get rings, and what they send and receive.
+
+pub mod clients;
+pub mod config;
+pub mod earn;
+pub mod ends;
+pub mod identity;
+pub mod offer;
+pub mod order;
+pub mod owners;
+pub mod readiness;
+pub mod recall;
+pub mod receive;
+pub mod session;
+pub mod side;
+pub mod sink;
+pub mod source;
+pub mod stream;

@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! The acceptor's part: it makes the memory of the rings, and sends it to the connector.
+
+use super::give_up;
+use super::message::{self, address, unix_socket, user_of, Offer};
+use crate::conn::earn::Merits;
+use crate::conn::session::{make_event, Memory, Session};
+use crate::conn::{clients, earn, identity};
+use crate::fdtable::descriptors;
+use crate::sys::{diag, hidden, real, uncancelled};
+use crate::telemetry::counters::Refusal;
+use crate::telemetry::page;
+use beeline_ring::{Header, Layout};
+use core::sync::atomic::Ordering;
+use libc::c_int;
+
+/// A client that has not opened its mailbox after so many milliseconds does not answer. It may have had fewer operations
+/// than the acceptor, or may not have run.
+const SILENCE: u64 = 64;
+
+/// try_offer sends an offer if the connector has opened its mailbox.
+pub fn try_offer(session: &'static Session, fd: c_int) {
+    let _ = make_offer(session, fd);
+}
+
+/// make_offer makes rings and sends them to the connector; None if it has no mailbox.
+fn make_offer(session: &'static Session, fd: c_int) -> Option<()> {
+    let (server, client) = session.identity().ends?;
+    if !descriptors::has_ends(fd, server, client) {
+        // The number is another connection now.
+        session.merits.settle();
+        return None;
+    }
+    identity::cookie_of(session, fd)?;
+    let owner = match diag::owner(client, server) {
+        Err(libc::ENOENT) => {
+            give_up(session, Refusal::Elsewhere);
+            return None;
+        }
+        other => other.ok()?,
+    };
+    let merits = &session.merits;
+    if !is_worth(merits, owner.client()) {
+        return None;
+    }
+    let Some(socket) = connect_mailbox(&owner) else {
+        if merits.waited() >= SILENCE && !merits.silent.swap(true, Ordering::Relaxed) {
+            clients::failed(owner.client());
+        }
+        return None;
+    };
+    clients::answered(owner.client());
+    let sent = send_offer(session, fd, socket, Offer::new(server, client));
+    hidden::dispose(socket);
+    sent
+}
+
+/// is_worth reports whether a connection of a client is asked. A connection that is left out is asked after all if another
+/// one of the client answers.
+fn is_worth(merits: &Merits, client: u64) -> bool {
+    if merits.left_out.load(Ordering::Relaxed) {
+        return !clients::is_silent(client);
+    }
+    let is_worth = merits.judged.swap(true, Ordering::Relaxed) || clients::is_worth(client);
+    if !is_worth {
+        merits.left_out.store(true, Ordering::Relaxed);
+        page::counters().refuse(Refusal::NoAnswer);
+    }
+    is_worth
+}
+
+fn connect_mailbox(owner: &diag::Owner) -> Option<c_int> {
+    let socket = unix_socket()?;
+    let (address, length) = address(owner.cookie);
+    // SAFETY: the address has that length.
+    let connected = unsafe { uncancelled::connect(socket, core::ptr::from_ref(&address).cast(), length) == 0 };
+    if connected && user_of(socket) == Some(owner.uid) {
+        return Some(socket);
+    }
+    hidden::dispose(socket);
+    None
+}
+
+/// send_offer attaches this end first: from the moment of the offer the connector may use the rings.
+fn send_offer(session: &'static Session, fd: c_int, socket: c_int, offer: Offer) -> Option<()> {
+    if !Session::reserve() {
+        page::counters().refuse(Refusal::Limit);
+        return None;
+    }
+    let Some((memory, rings, own, peer)) = make_all(earn::ring(session)) else {
+        page::counters().refuse(Refusal::Memory);
+        Session::unreserve();
+        return None;
+    };
+    session.attach(fd, rings, own, peer);
+    offer.list(session);
+    // A child that was forked meanwhile has the connection without rings.
+    if !session.side().owners.is_alone() || !message::send(socket, &offer, [memory, peer, own]) {
+        session.close_rings();
+    }
+    real::close_quietly(memory);
+    Some(())
+}
+
+/// make_all makes the memory of rings, and the events of both ends.
+fn make_all(capacity: u32) -> Option<(c_int, Memory, c_int, c_int)> {
+    let (memory, rings) = make_memory(capacity)?;
+    let events = (make_event(), make_event());
+    if let (Some(own), Some(peer)) = events {
+        return Some((memory, rings, own, peer));
+    }
+    [events.0, events.1].into_iter().flatten().for_each(hidden::dispose);
+    real::close_quietly(memory);
+    None
+}
+
+/// make_memory makes memory for rings that cannot shrink under the peer.
+fn make_memory(capacity: u32) -> Option<(c_int, Memory)> {
+    let length = Layout::bytes(capacity);
+    let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
+    // SAFETY: the name ends with a zero octet.
+    let fd = unsafe { libc::memfd_create(c"beeline-ring".as_ptr(), flags) };
+    let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
+    // SAFETY: ftruncate and fcntl of this function's own descriptor.
+    let sealed = fd >= 0
+        && unsafe { libc::ftruncate(fd, length as libc::off_t) } == 0
+        && unsafe { real::fcntl(fd, libc::F_ADD_SEALS, seals as usize) } == 0;
+    let mapped = if sealed { message::map(fd, length) } else { None };
+    let Some(at) = mapped else {
+        if fd >= 0 {
+            real::close_quietly(fd);
+        }
+        return None;
+    };
+    // SAFETY: the mapping is large enough, aligned, and no one else has it yet.
+    unsafe { at.cast::<Header>().write(Header::new(capacity)) };
+    let layout = Layout { capacity, version: beeline_ring::VERSION };
+    Some((fd, Memory::new(at, layout)))
+}

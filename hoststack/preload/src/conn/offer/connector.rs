@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! The connector's part: its mailbox, and what it checks of an offer.
+
+use super::message::{self, address, unix_socket, user_of, Offer, DESCRIPTORS};
+use super::{exclusively, give_up, stop, without_calls};
+use crate::conn::identity;
+use crate::conn::session::{Memory, Session};
+use crate::sys::{diag, hidden, real, uncancelled};
+use crate::telemetry::counters::Refusal;
+use crate::telemetry::page;
+use beeline_ring::Layout;
+use core::sync::atomic::Ordering;
+use libc::c_int;
+
+/// look has a connector take an offer, if there is one.
+pub fn look(session: &'static Session, fd: c_int) {
+    if session.mailbox.load(Ordering::Relaxed) >= 0 && !session.is_attached() {
+        exclusively(session, || take_offer(session, fd));
+    }
+}
+
+/// has_offer takes an offer, and reports whether the session has got rings or somebody is about to send one.
+pub fn has_offer(session: &'static Session, fd: c_int) -> bool {
+    if session.mailbox.load(Ordering::Relaxed) >= 0 {
+        take_offer(session, fd);
+    }
+    session.is_attached() || session.visitor.load(Ordering::Relaxed) >= 0
+}
+
+/// open_mailbox has the acceptor find a socket for its offer.
+pub fn open_mailbox(session: &'static Session, fd: c_int) {
+    if session.mailbox.load(Ordering::Relaxed) >= 0 {
+        return;
+    }
+    let (Some(cookie), Some(socket)) = (identity::cookie(fd), unix_socket()) else { return };
+    let (address, length) = address(cookie);
+    // SAFETY: the address has that length.
+    let bound = unsafe { libc::bind(socket, core::ptr::from_ref(&address).cast(), length) == 0 };
+    // SAFETY: listen of this function's own socket.
+    if bound && unsafe { libc::listen(socket, 1) } == 0 {
+        session.mailbox.store(socket, Ordering::Release);
+    } else {
+        give_up(session, Refusal::Memory);
+        hidden::dispose(socket);
+    }
+}
+
+/// take_offer looks into the mailbox, and attaches the session to rings that are what they have to be.
+fn take_offer(session: &'static Session, fd: c_int) {
+    if session.side().stays.load(Ordering::SeqCst) != 0 {
+        return stop(session);
+    }
+    if let Some(visitor) = visitor(session).filter(|_| session.side().owners.is_alone()) {
+        without_calls(session, || take_offer_of(session, fd, visitor));
+    }
+}
+
+fn take_offer_of(session: &'static Session, fd: c_int, visitor: c_int) {
+    let received = match message::receive(visitor) {
+        // It has connected, but not sent yet.
+        Err(libc::EAGAIN) => return,
+        other => other.ok(),
+    };
+    let user = user_of(visitor);
+    hidden::dispose(session.visitor.swap(-1, Ordering::AcqRel));
+    let Some((offer, descriptors)) = received else { return };
+    let genuine = is_from_peer(fd, &offer, user).then_some(()).ok_or(Refusal::Offer);
+    match genuine.and_then(|()| accept(session, fd, descriptors)) {
+        Ok(()) => {
+            offer.list(session);
+            session.close_mailbox();
+        }
+        Err(why) => {
+            page::counters().refuse(why);
+            descriptors.into_iter().for_each(real::close_quietly);
+        }
+    }
+}
+
+/// visitor is the connection to the mailbox, if there is one.
+fn visitor(session: &Session) -> Option<c_int> {
+    let known = session.visitor.load(Ordering::Acquire);
+    if known >= 0 {
+        return Some(known);
+    }
+    let flags = libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+    let (mailbox, nowhere) = (session.mailbox.load(Ordering::Acquire), core::ptr::null_mut());
+    // accept(2) makes a socket and a file before it looks whether anybody has connected.
+    if real::poll_one(mailbox, libc::POLLIN) == 0 {
+        return None;
+    }
+    // SAFETY: accept without an address.
+    let made = hidden::adopt(unsafe { uncancelled::accept4(mailbox, nowhere, core::ptr::null_mut(), flags) })?;
+    session.visitor.store(made, Ordering::Release);
+    Some(made)
+}
+
+/// is_from_peer asks the kernel: the connection that the offer names must be this end's own, and its other end must
+/// belong to the user who sent the offer.
+fn is_from_peer(fd: c_int, offer: &Offer, user: Option<u32>) -> bool {
+    let own = diag::owner(offer.client(), offer.server());
+    let peer = diag::owner(offer.server(), offer.client());
+    let (Ok(own), Ok(peer)) = (own, peer) else { return false };
+    identity::cookie(fd) == Some(own.cookie) && user == Some(peer.uid)
+}
+
+/// accept maps the memory and attaches the session. The descriptors are this function's if it succeeds.
+fn accept(session: &'static Session, fd: c_int, [memory, own, peer]: [c_int; DESCRIPTORS]) -> Result<(), Refusal> {
+    if !is_event(own) || !is_event(peer) {
+        return Err(Refusal::Offer);
+    }
+    if !Session::reserve() {
+        return Err(Refusal::Limit);
+    }
+    let Some(rings) = map_offered(memory).filter(|rings| !rings.header().is_active()) else {
+        Session::unreserve();
+        return Err(Refusal::Offer);
+    };
+    real::close_quietly(memory);
+    let (own, peer) = (hidden::adopt(own).unwrap_or(-1), hidden::adopt(peer).unwrap_or(-1));
+    let layout = rings.layout;
+    session.attach(fd, rings, own, peer);
+    if own < 0 || peer < 0 {
+        // No room for another descriptor: the kernel's connection goes on.
+        session.fall_back();
+    }
+    // The peer does not use the rings before, and not at all if they are closed by then.
+    let is_shared = !session.side().owners.is_alone();
+    if is_shared || !session.rings().is_some_and(|rings| rings.header.accept(&layout)) {
+        session.close_rings();
+    }
+    Ok(())
+}
+
+/// map_offered maps memory whose size cannot change, and whose header fits its size.
+fn map_offered(memory: c_int) -> Option<Memory> {
+    let needed = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
+    // SAFETY: fcntl of a descriptor.
+    let seals = unsafe { real::fcntl(memory, libc::F_GET_SEALS, 0) };
+    if seals < 0 || seals & needed != needed {
+        return None;
+    }
+    // SAFETY: lseek of a descriptor; nobody uses its position.
+    let length = usize::try_from(unsafe { libc::lseek(memory, 0, libc::SEEK_END) }).ok()?;
+    if !(Layout::bytes(Layout::SMALLEST)..=Layout::bytes(Layout::LARGEST)).contains(&length) {
+        return None;
+    }
+    let at = message::map(memory, length)?;
+    // SAFETY: the mapping has more than four words. The peer may change them, so they are read once.
+    let words = core::array::from_fn(|i| unsafe { at.cast::<u32>().add(i).read_volatile() });
+    match Layout::check(words, length) {
+        Some(layout) => Some(Memory::new(at, layout)),
+        None => {
+            // SAFETY: no one uses the mapping.
+            unsafe { libc::munmap(at.cast(), length) };
+            None
+        }
+    }
+}
+
+/// is_event reports whether a descriptor is an eventfd(2): a write to anything else might wait.
+fn is_event(fd: c_int) -> bool {
+    let path = alloc::format!("/proc/self/fd/{fd}\0");
+    let mut target = [0u8; 64];
+    // SAFETY: the path ends with a zero octet; the buffer has that many octets.
+    let n = unsafe { libc::readlink(path.as_ptr().cast(), target.as_mut_ptr().cast(), target.len()) };
+    // SAFETY: fcntl of a descriptor.
+    let flags = unsafe { real::fcntl(fd, libc::F_GETFL, 0) };
+    n > 0 && target[..n as usize].starts_with(b"anon_inode:[eventfd]") && flags & libc::O_NONBLOCK != 0
+}

@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! How both ends of a connection agree on rings, while the kernel's connection carries it.
+//!
+//! The connector opens a mailbox, a Unix socket in the abstract namespace with the cookie of its TCP socket as name.
+//! Abstract names belong to a network namespace, as TCP connections within one do, so no file system has to be
+//! shared. The acceptor asks the kernel for the cookie by the addresses of the connection, makes the memory, and sends it
+//! to the mailbox. Each end checks that the other has the user that the kernel names as owner of the other socket.
+//!
+//! Neither waits for the other. When a connection has earned rings (`earn`), the acceptor tries at the next operation, the
+//! 2nd, 4th, 8th after it and so on, and the connector looks into the mailbox before each of its next operations, and then
+//! before as many. While the connection is young both also do so after some time: on a busy machine one of them may be
+//! much later than the other.
+
+mod acceptor;
+mod connector;
+mod message;
+
+use crate::conn::earn;
+use crate::conn::session::Session;
+use crate::sys::real;
+use crate::sys::signals::Section;
+use crate::telemetry::counters::Refusal;
+use crate::telemetry::page;
+use beeline_ring::Role;
+pub use connector::look;
+use core::sync::atomic::Ordering;
+use libc::c_int;
+
+/// After as many operations an end without rings stops trying.
+const LAST_TRY: u32 = 1024;
+
+/// And time since it has begun to, in milliseconds: the other end may have fewer operations, or not have run yet.
+const LAST_AGE: u64 = 2000;
+
+/// A peer that is about to send, or a thread in a call, is awaited for longer.
+const LAST_AGE_OF_OFFER: u64 = 2 * LAST_AGE;
+
+/// Until LAST_AGE an end also tries after so many milliseconds: the acceptor, which makes ten system calls for it, and the
+/// connector, which makes one.
+const GAP: [u64; 2] = [64, 16];
+
+/// A connector looks for an offer before each of its next operations, and later when the acceptor may have made
+/// one: a look is a system call, and most peers never make an offer.
+const FIRST_LOOKS: u32 = 8;
+
+/// before is called before each operation on a session.
+pub fn before(session: &'static Session, fd: c_int) {
+    if page::is_off() {
+        session.leave_rings();
+        if session.mailbox.load(Ordering::Relaxed) >= 0 || !session.merits.is_open() {
+            exclusively(session, || stop(session));
+        }
+        return;
+    }
+    look_at_times(session, fd);
+}
+
+fn look_at_times(session: &'static Session, fd: c_int) {
+    if session.mailbox.load(Ordering::Relaxed) < 0 {
+        return;
+    }
+    let n = session.merits.operations.load(Ordering::Relaxed);
+    if n <= FIRST_LOOKS || session.visitor.load(Ordering::Relaxed) >= 0 || is_time(session, n) {
+        look(session, fd);
+    }
+}
+
+/// is_time reports whether an end that has asked tries at this operation.
+fn is_time(session: &Session, n: u32) -> bool {
+    let merits = &session.merits;
+    n.is_power_of_two() || merits.waited() <= LAST_AGE && merits.is_due(GAP[session.role() as usize])
+}
+
+/// after is called after each operation that moved octets.
+pub fn after(session: &'static Session, fd: c_int) {
+    within(session, fd, 0);
+}
+
+/// within is after for a part of an operation. So many octets of it are left.
+pub fn within(session: &'static Session, fd: c_int, left: usize) {
+    if session.is_attached()
+        || session.anticipated.load(Ordering::Relaxed)
+        || session.merits.is_settled()
+        || page::is_off()
+    {
+        return;
+    }
+    let n = session.merits.operations.fetch_add(1, Ordering::Relaxed) + 1;
+    if session.merits.asks() || earn::earns(session, fd, n, left) {
+        exclusively(session, || ask(session, fd));
+        if left > 0 {
+            look_at_times(session, fd);
+        }
+    }
+}
+
+/// ask is what an end does that has earned rings.
+fn ask(session: &'static Session, fd: c_int) {
+    let (n, side) = (session.merits.operations.load(Ordering::Relaxed), session.side());
+    if side.stays.load(Ordering::Relaxed) != 0 {
+        return give_up(session, Refusal::Kept);
+    }
+    let is_shared = || !side.owners.is_alone();
+    if n > LAST_TRY && session.merits.waited() > LAST_AGE {
+        if !connector::has_offer(session, fd) || session.merits.waited() > LAST_AGE_OF_OFFER {
+            give_up(session, if is_shared() { Refusal::Kept } else { Refusal::NoAnswer });
+        }
+        return;
+    }
+    // An attempt that has waited for a thread in a call is made as soon as that has returned.
+    let tries = !session.merits.is_open() || is_time(session, n);
+    // A process that has forked may close its descriptor yet, as servers do.
+    if !tries || is_shared() {
+        return;
+    }
+    match session.role() {
+        Role::Connector => connector::open_mailbox(session, fd),
+        Role::Acceptor => without_calls(session, || acceptor::try_offer(session, fd)),
+    }
+}
+
+/// without_calls runs `f`, which may attach the session, unless a thread is in a call of the kernel. Then no further call
+/// of the kernel begins, so that the next attempt finds none.
+fn without_calls(session: &Session, f: impl FnOnce()) {
+    if !session.merits.shut() {
+        return;
+    }
+    f();
+    if !session.is_attached() {
+        session.merits.reopen();
+    }
+}
+
+/// is_settled reports whether a session stays on the kernel for good.
+pub fn is_settled(session: &Session) -> bool {
+    let over = session.merits.is_settled() || session.side().stays.load(Ordering::Relaxed) != 0;
+    over && !session.is_attached()
+}
+
+/// give_up leaves a session to the kernel for good.
+fn give_up(session: &Session, why: Refusal) {
+    if session.is_attached() {
+        return;
+    }
+    // One that was left out is counted.
+    if !session.merits.left_out.load(Ordering::Relaxed) {
+        page::counters().refuse(why);
+    }
+    session.merits.settle();
+    stop(session);
+}
+
+/// stop ends an attempt.
+fn stop(session: &Session) {
+    session.close_mailbox();
+    session.merits.reopen();
+}
+
+/// exclusively runs `f` unless another thread does so for this session, and keeps errno.
+pub fn exclusively(session: &'static Session, f: impl FnOnce()) -> bool {
+    let _section = Section::enter();
+    let Some(_alone) = unattached(session) else { return false };
+    let before = real::errno();
+    f();
+    real::set_errno(before);
+    true
+}
+
+/// Alone is a session that gets no rings meanwhile.
+pub struct Alone(pub &'static Session);
+
+/// unattached is None if the session has rings, or another thread is about to get some.
+pub fn unattached(session: &'static Session) -> Option<Alone> {
+    if session.is_attached() || session.upgrading.swap(true, Ordering::SeqCst) {
+        return None;
+    }
+    let alone = Alone(session);
+    (!session.is_attached()).then_some(alone)
+}
+
+impl Drop for Alone {
+    fn drop(&mut self) {
+        self.0.upgrading.store(false, Ordering::Release);
+    }
+}

@@ -1,0 +1,419 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! A TCP connection of this process that may use rings: made at accept or connect, attached when both ends agree.
+
+use crate::conn::earn::Merits;
+use crate::conn::side::{Phase, Side};
+use crate::conn::{config, order};
+use crate::ready::epoll::Epoll;
+use crate::sys::lock::Lock;
+use crate::sys::{bell, hidden, real, uncancelled};
+use crate::telemetry::counters::Refusal;
+use crate::telemetry::page;
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+use beeline_ring::{Direction, Header, Layout, Recall, Role, HEADER_BYTES};
+use core::net::SocketAddr;
+use core::ptr::null_mut;
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
+use libc::c_int;
+
+/// A watch of a session in an epoll instance: the instance, and the entry's place in it.
+pub type Watch = (&'static Epoll, usize);
+
+/// What does not change while a session lives.
+#[derive(Clone, Copy)]
+pub struct Identity {
+    pub role: Role,
+    pub side: &'static Side,
+    /// Server and client, as the acceptor sees them. A connector learns them from the offer.
+    pub ends: Option<(SocketAddr, SocketAddr)>,
+}
+
+pub struct Session {
+    /// Descriptors of this process, and calls that use the session now.
+    holders: AtomicUsize,
+    /// Descriptors of this process alone.
+    pub descriptors: AtomicUsize,
+    live: AtomicBool,
+    identity: Lock<Option<Identity>>,
+    /// Of the identity, without its lock.
+    side: AtomicPtr<Side>,
+    pub generation: AtomicU64,
+    accepted: AtomicBool,
+    /// This process dropped the last descriptor of all processes.
+    pub was_last: AtomicBool,
+
+    /// Rings: the shared memory, once this end is attached.
+    memory: AtomicPtr<u8>,
+    length: AtomicUsize,
+    /// The kernel's number of the socket, by which a descriptor that is another file now is known.
+    pub cookie: AtomicU64,
+    /// Wakes this end; and the peer.
+    pub own_event: AtomicI32,
+    pub peer_event: AtomicI32,
+
+    /// Before rings: the connector's socket for an offer, and an event for threads that wait meanwhile.
+    pub mailbox: AtomicI32,
+    /// A connection to the mailbox whose message has not come yet.
+    pub visitor: AtomicI32,
+    early_event: AtomicI32,
+    pub upgrading: AtomicBool,
+    pub merits: Merits,
+    /// The socket is in an epoll instance, but not connected yet: whether it may use rings is not known.
+    pub anticipated: AtomicBool,
+    /// connect(2) has begun, and has not yet said that the connection is there.
+    pub connecting: AtomicBool,
+
+    /// The kernel's connection may have ended: ask it before the next octets go into the ring.
+    pub suspect: AtomicBool,
+    pub watches: Lock<Vec<Watch>>,
+    /// The only epoll instance that may leave the peer without a wish to be woken while it is awake.
+    pub watcher: AtomicPtr<Epoll>,
+}
+
+/// Sessions that are not in use. They are never freed, so that a reader of the table can hold one safely.
+static POOL: Lock<Vec<&'static Session>> = Lock::new(Vec::new());
+
+/// Attached sessions of this process.
+static ATTACHED: AtomicUsize = AtomicUsize::new(0);
+
+/// Rings of an attached session.
+#[derive(Clone, Copy)]
+pub struct Rings {
+    pub header: &'static Header,
+    pub memory: *mut u8,
+    pub capacity: u64,
+    pub role: Role,
+}
+
+impl Rings {
+    pub fn receive(&self) -> &'static Direction {
+        self.header.to(self.role)
+    }
+
+    pub fn send(&self) -> &'static Direction {
+        self.header.from(self.role)
+    }
+
+    /// octets is the place of the direction whose producer is `role`.
+    pub fn octets(&self, role: Role) -> *mut u8 {
+        // SAFETY: the layout was checked against the size of the mapping.
+        unsafe { self.memory.add(HEADER_BYTES + role as usize * self.capacity as usize) }
+    }
+
+    /// recall is of what this end sends; and what the peer sends.
+    pub fn own_recall(&self) -> Option<&'static Recall> {
+        self.header.recall(self.role)
+    }
+
+    pub fn peer_recall(&self) -> Option<&'static Recall> {
+        self.header.recall(self.peer())
+    }
+
+    pub fn peer(&self) -> Role {
+        match self.role {
+            Role::Acceptor => Role::Connector,
+            Role::Connector => Role::Acceptor,
+        }
+    }
+}
+
+/// Memory is a mapping of rings that no session has yet.
+pub struct Memory {
+    at: *mut u8,
+    pub layout: Layout,
+}
+
+impl Memory {
+    pub fn new(at: *mut u8, layout: Layout) -> Self {
+        Self { at, layout }
+    }
+
+    pub fn header(&self) -> &Header {
+        // SAFETY: the mapping begins with a header whose layout was checked.
+        unsafe { &*self.at.cast::<Header>() }
+    }
+
+    /// into_raw gives the mapping to a session.
+    fn into_raw(self) -> *mut u8 {
+        core::mem::ManuallyDrop::new(self).at
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // SAFETY: no session got the mapping.
+        unsafe { libc::munmap(self.at.cast(), Layout::bytes(self.layout.capacity)) };
+    }
+}
+
+impl Session {
+    /// make takes a session from the pool. Whoever gets it holds it.
+    pub fn make(identity: Identity, cookie: u64) -> &'static Session {
+        let session = POOL.lock().pop().unwrap_or_else(|| Box::leak(Box::new(Self::empty())));
+        session.hold();
+        session.merits.begin();
+        session.was_last.store(false, Ordering::Relaxed);
+        session.suspect.store(false, Ordering::Relaxed);
+        session.upgrading.store(false, Ordering::Relaxed);
+        session.anticipated.store(false, Ordering::Relaxed);
+        session.side.store(core::ptr::from_ref(identity.side).cast_mut(), Ordering::Relaxed);
+        session.connecting.store(false, Ordering::Relaxed);
+        session.cookie.store(cookie, Ordering::Relaxed);
+        session.generation.store(identity.side.generation.load(Ordering::Acquire), Ordering::Relaxed);
+        session.identify(identity);
+        session.live.store(true, Ordering::Release);
+        session
+    }
+
+    fn empty() -> Self {
+        Self {
+            holders: AtomicUsize::new(0),
+            descriptors: AtomicUsize::new(0),
+            live: AtomicBool::new(false),
+            identity: Lock::new(None),
+            side: AtomicPtr::new(null_mut()),
+            generation: AtomicU64::new(0),
+            accepted: AtomicBool::new(false),
+            was_last: AtomicBool::new(false),
+            memory: AtomicPtr::new(null_mut()),
+            length: AtomicUsize::new(0),
+            cookie: AtomicU64::new(0),
+            own_event: AtomicI32::new(-1),
+            peer_event: AtomicI32::new(-1),
+            mailbox: AtomicI32::new(-1),
+            visitor: AtomicI32::new(-1),
+            early_event: AtomicI32::new(-1),
+            upgrading: AtomicBool::new(false),
+            merits: Merits::new(),
+            anticipated: AtomicBool::new(false),
+            connecting: AtomicBool::new(false),
+            suspect: AtomicBool::new(false),
+            watches: Lock::new(Vec::new()),
+            watcher: AtomicPtr::new(null_mut()),
+        }
+    }
+
+    pub fn hold(&self) {
+        self.holders.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// let_go drops what hold took. The last one returns everything that the session has.
+    pub fn let_go(&'static self) {
+        if self.holders.fetch_sub(1, Ordering::AcqRel) == 1 && self.live.swap(false, Ordering::AcqRel) {
+            self.dispose();
+        }
+    }
+
+    fn dispose(&'static self) {
+        let memory = self.memory.swap(null_mut(), Ordering::AcqRel);
+        if !memory.is_null() {
+            ATTACHED.fetch_sub(1, Ordering::Relaxed);
+            // SAFETY: no one holds the session, so no one uses the mapping.
+            unsafe { libc::munmap(memory.cast(), self.length.load(Ordering::Relaxed)) };
+        }
+        let own = [&self.own_event, &self.peer_event, &self.mailbox, &self.visitor, &self.early_event];
+        for descriptor in own {
+            hidden::dispose(descriptor.swap(-1, Ordering::AcqRel));
+        }
+        order::answered(self);
+        self.watches.lock().clear();
+        self.watcher.store(null_mut(), Ordering::Relaxed);
+        if self.was_last.load(Ordering::Relaxed) {
+            self.side().free();
+        }
+        POOL.lock().push(self);
+    }
+
+    /// identity of a session that someone holds.
+    pub fn identity(&self) -> Identity {
+        let known = *self.identity.lock();
+        known.expect("a session that is held has an identity")
+    }
+
+    /// identify stores which end of which connection this is.
+    pub fn identify(&self, identity: Identity) {
+        self.accepted.store(identity.role == Role::Acceptor, Ordering::Relaxed);
+        *self.identity.lock() = Some(identity);
+    }
+
+    pub fn side(&self) -> &'static Side {
+        // SAFETY: make stores the side before anybody has the session, and sides are never unmapped.
+        unsafe { &*self.side.load(Ordering::Relaxed) }
+    }
+
+    pub fn role(&self) -> Role {
+        match self.accepted.load(Ordering::Relaxed) {
+            true => Role::Acceptor,
+            false => Role::Connector,
+        }
+    }
+
+    /// rings of the session, if it is attached.
+    pub fn rings(&self) -> Option<Rings> {
+        let memory = self.memory.load(Ordering::Acquire);
+        if memory.is_null() {
+            return None;
+        }
+        // SAFETY: the mapping begins with a header and stays while the session is held.
+        let header = unsafe { &*memory.cast::<Header>() };
+        let capacity = (self.length.load(Ordering::Relaxed) - HEADER_BYTES) as u64 / 2;
+        Some(Rings { header, memory, capacity, role: self.role() })
+    }
+
+    /// blocks reports whether calls without flags wait, as far as is known.
+    pub fn blocks(&self) -> bool {
+        self.side().nonblocking.load(Ordering::Relaxed) == 0
+    }
+
+    pub fn is_attached(&self) -> bool {
+        !self.memory.load(Ordering::SeqCst).is_null()
+    }
+
+    /// attach gives the session its rings and events. Threads that wait on the kernel's connection alone are woken.
+    pub fn attach(&'static self, fd: c_int, memory: Memory, own_event: c_int, peer_event: c_int) {
+        self.learn_low_mark(fd);
+        self.own_event.store(own_event, Ordering::Relaxed);
+        self.peer_event.store(peer_event, Ordering::Relaxed);
+        self.length.store(Layout::bytes(memory.layout.capacity), Ordering::Relaxed);
+        self.memory.store(memory.into_raw(), Ordering::SeqCst);
+        page::counters().attached.add(1);
+        if let Some(rings) = self.rings().filter(|_| self.side().send.phase() == Phase::After) {
+            // It has shut down sending before.
+            rings.header.leave(rings.role);
+        }
+        let watches = self.watches.lock().clone();
+        for (epoll, slot) in watches {
+            epoll.attach(slot, self);
+        }
+        signal(self.early_event.load(Ordering::SeqCst));
+        if self.side().stays.load(Ordering::SeqCst) != 0 {
+            // A thread has begun to wait for the kernel's connection alone.
+            self.close_rings();
+        }
+        if self.blocks() {
+            // The program may forbid itself further descriptors before it waits.
+            bell::prepare();
+        }
+    }
+
+    /// watched_only_by reports whether `epoll` is, or becomes, the only watcher.
+    pub fn watched_only_by(&self, epoll: &Epoll) -> bool {
+        let this = core::ptr::from_ref(epoll).cast_mut();
+        let claimed = self.watcher.compare_exchange(null_mut(), this, Ordering::AcqRel, Ordering::Acquire);
+        claimed.is_ok() || claimed == Err(this)
+    }
+
+    pub fn is_not_watched_by(&self, epoll: &Epoll) {
+        let this = core::ptr::from_ref(epoll).cast_mut();
+        let _ = self.watcher.compare_exchange(this, null_mut(), Ordering::AcqRel, Ordering::Relaxed);
+    }
+
+    /// close_rings leaves what follows in both directions to the kernel.
+    pub fn close_rings(&self) {
+        if let Some(rings) = self.rings() {
+            rings.send().close();
+            rings.receive().close();
+        }
+    }
+
+    /// leave_rings is close_rings for a connection that goes on: whoever sleeps on either end learns of it.
+    pub fn leave_rings(&self) {
+        let Some(rings) = self.rings() else { return };
+        if rings.send().is_closed() && rings.receive().is_closed() {
+            return;
+        }
+        page::counters().returned.add(1);
+        self.close_rings();
+        self.wake();
+        self.wake_peer();
+    }
+
+    /// fall_back leaves a connection to the kernel because an event for it cannot be had: no descriptor, no memory, or no
+    /// watch is left. Without it a thread of this end would sleep for ever.
+    pub fn fall_back(&self) {
+        if self.side().stays.swap(1, Ordering::SeqCst) == 0 {
+            page::counters().refuse(Refusal::Memory);
+        }
+        self.leave_rings();
+    }
+
+    /// close_mailbox ends the wait for an offer.
+    pub fn close_mailbox(&self) {
+        hidden::dispose(self.mailbox.swap(-1, Ordering::AcqRel));
+        hidden::dispose(self.visitor.swap(-1, Ordering::AcqRel));
+    }
+
+    /// news is what becomes readable when an offer comes; negative if none is expected.
+    pub fn news(&self) -> c_int {
+        match self.visitor.load(Ordering::Relaxed) {
+            -1 => self.mailbox.load(Ordering::Relaxed),
+            visitor => visitor,
+        }
+    }
+
+    /// reserve counts one more attached session of this process; false if it has as many as it may.
+    pub fn reserve() -> bool {
+        let most = config::get().sessions;
+        ATTACHED.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| (n < most).then_some(n + 1)).is_ok()
+    }
+
+    pub fn unreserve() {
+        ATTACHED.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// event is what a thread polls beside the socket: readable when something has changed.
+    pub fn event(&self) -> c_int {
+        if self.is_attached() {
+            return self.own_event.load(Ordering::Relaxed);
+        }
+        let found = self.early_event.load(Ordering::Acquire);
+        if found >= 0 {
+            return found;
+        }
+        let Some(made) = make_event() else { return -1 };
+        match self.early_event.compare_exchange(-1, made, Ordering::SeqCst, Ordering::Acquire) {
+            Ok(_) => made,
+            Err(other) => {
+                hidden::dispose(made);
+                other
+            }
+        }
+    }
+
+    /// wake makes this end's own waiters look again.
+    pub fn wake(&self) {
+        signal(self.own_event.load(Ordering::Relaxed));
+    }
+
+    pub fn wake_peer(&self) {
+        signal(self.peer_event.load(Ordering::Relaxed));
+    }
+}
+
+pub fn make_event() -> Option<c_int> {
+    // SAFETY: eventfd has no preconditions.
+    hidden::adopt(unsafe { libc::eventfd(0, libc::EFD_NONBLOCK | libc::EFD_CLOEXEC) })
+}
+
+/// signal makes an event readable; negative numbers are none.
+pub fn signal(event: c_int) {
+    if event < 0 {
+        return;
+    }
+    let before = real::errno();
+    let one = 1u64;
+    // SAFETY: eight octets, as eventfd(2) requires.
+    unsafe { uncancelled::write(event, core::ptr::from_ref(&one).cast(), 8) };
+    real::set_errno(before);
+}
+
+/// drain makes an event unreadable.
+pub fn drain(event: c_int) {
+    let before = real::errno();
+    let mut count = 0u64;
+    // SAFETY: eight octets, as eventfd(2) requires.
+    unsafe { uncancelled::read(event, core::ptr::from_mut(&mut count).cast(), 8) };
+    real::set_errno(before);
+}

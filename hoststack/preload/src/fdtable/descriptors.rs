@@ -1,0 +1,327 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! What happens to sessions when descriptors are made, copied and closed.
+
+use crate::conn::session::{Identity, Session};
+use crate::conn::{clients, config, identity, recall, side, stream};
+use crate::fdtable::{fork, table};
+use crate::sys::{bell, lock, real};
+use crate::telemetry::page;
+use beeline_ring::Role;
+use core::mem::size_of;
+use core::net::SocketAddr;
+use core::sync::atomic::Ordering;
+use libc::{c_int, sockaddr, sockaddr_storage, socklen_t};
+
+/// accepted makes a session of a connection from `client` that accept(2) of `listener` returned, if it may use rings.
+pub fn accepted(fd: c_int, listener: c_int, client: &sockaddr_storage, nonblocking: bool) {
+    identity::made(fd);
+    let Some(client) = config::from_raw(client) else { return };
+    keeping_errno(|| {
+        let server = bound_to(listener).or_else(|| address(fd, libc::getsockname));
+        let Some(server) = server.filter(|&server| config::get().admits(server)) else { return };
+        if let Some(session) = enter(fd, Role::Acceptor, Some((server, client)), identity::UNKNOWN) {
+            session.side().nonblocking.store(u32::from(nonblocking), Ordering::Relaxed);
+        }
+    });
+}
+
+/// bound_to is the address of a socket that listens, if all its connections have it as their own. If the number is another
+/// socket by now, the addresses of the connection differ when it asks for rings, and it stays on the kernel.
+fn bound_to(listener: c_int) -> Option<SocketAddr> {
+    table::listener(listener, || {
+        let is_transparent = |level, name| option_of(listener, level, name).is_some_and(|value| value != 0);
+        let own = address(listener, libc::getsockname).filter(|address| !address.ip().is_unspecified());
+        own.filter(|_| {
+            !is_transparent(libc::SOL_IP, libc::IP_TRANSPARENT)
+                && !is_transparent(libc::SOL_IPV6, libc::IPV6_TRANSPARENT)
+        })
+    })
+}
+
+/// connecting is called before connect(2): the session of an accepted connection has to be known by more than its addresses.
+pub fn connecting(fd: c_int) {
+    if let Some(session) = table::session(fd) {
+        keeping_errno(|| {
+            let _ = identity::cookie_of(&session, fd);
+        });
+    }
+}
+
+/// connected makes a session of a connection that connect(2) has begun. `begins` if it has not said yet that the connection
+/// is there.
+///
+/// # Safety
+/// `address` leads to `length` octets.
+pub unsafe fn connected(fd: c_int, address: *const sockaddr, length: socklen_t, begins: bool) {
+    if !config::get().enabled || address.is_null() {
+        return;
+    }
+    // SAFETY: zero is a valid sockaddr_storage.
+    let mut storage: sockaddr_storage = unsafe { core::mem::zeroed() };
+    let length = (length as usize).min(size_of::<sockaddr_storage>());
+    // SAFETY: the caller has that many octets, and the storage has room for them.
+    unsafe { core::ptr::copy_nonoverlapping(address.cast::<u8>(), core::ptr::from_mut(&mut storage).cast(), length) };
+    let admitted = config::from_raw(&storage).is_some_and(|server| config::get().admits(server));
+    identity::verify(fd);
+    if admitted && table::session(fd).is_none() {
+        keeping_errno(|| drop(enter_connector(fd)));
+    }
+    let Some(session) = table::session(fd).filter(|_| !lock::in_vfork_child()) else { return };
+    // A call that only says that the connection is there, which another one has begun, leaves it alone.
+    let disconnects = storage.ss_family == libc::AF_UNSPEC as libc::sa_family_t;
+    if !session.connecting.swap(begins && !disconnects, Ordering::Relaxed) || begins || disconnects {
+        keeping_errno(|| identity::reconnected(session.forever()));
+    }
+    session.anticipated.store(!admitted, Ordering::Relaxed);
+    session.merits.connected();
+}
+
+/// has_ends reports whether a descriptor is a connection between these addresses, at the server's end. The kernel does not
+/// know the client any more when both ends have closed, or one has reset the connection.
+pub fn has_ends(fd: c_int, server: SocketAddr, client: SocketAddr) -> bool {
+    let is_clients = match address(fd, libc::getpeername) {
+        Some(peer) => peer == client,
+        None => real::errno() == libc::ENOTCONN && option(fd, libc::SO_ACCEPTCONN) == Some(0),
+    };
+    is_clients && address(fd, libc::getsockname) == Some(server)
+}
+
+/// anticipate makes a session of a socket that a program puts into an epoll instance before it connects.
+pub fn anticipate(fd: c_int) {
+    if !config::get().enabled {
+        return;
+    }
+    keeping_errno(|| {
+        let listens = option(fd, libc::SO_ACCEPTCONN) != Some(0);
+        if listens || address(fd, libc::getpeername).is_some() {
+            return;
+        }
+        if let Some(session) = enter_connector(fd) {
+            session.anticipated.store(true, Ordering::Relaxed);
+        }
+    });
+}
+
+fn keeping_errno(f: impl FnOnce()) {
+    let before = real::errno();
+    f();
+    real::set_errno(before);
+}
+
+type AddressCall = unsafe extern "C" fn(c_int, *mut sockaddr, *mut socklen_t) -> c_int;
+
+/// address is an end of a connection; None if it is not of IPv4 or IPv6.
+fn address(fd: c_int, call: AddressCall) -> Option<SocketAddr> {
+    // SAFETY: zero is a valid sockaddr_storage.
+    let mut storage: sockaddr_storage = unsafe { core::mem::zeroed() };
+    let mut length = size_of::<sockaddr_storage>() as socklen_t;
+    // SAFETY: the storage has `length` octets.
+    let result = unsafe { call(fd, core::ptr::from_mut(&mut storage).cast(), &mut length) };
+    (result == 0).then(|| config::from_raw(&storage)).flatten()
+}
+
+/// enter_connector makes a session of a socket whose addresses are not known.
+fn enter_connector(fd: c_int) -> Option<table::Held> {
+    enter(fd, Role::Connector, None, identity::cookie(fd)?)
+}
+
+/// enter makes a session. Whether it is one of TCP is asked when it has earned rings.
+fn enter(fd: c_int, role: Role, ends: Option<(SocketAddr, SocketAddr)>, cookie: u64) -> Option<table::Held> {
+    if fork::is_shared() || lock::in_vfork_child() {
+        return None;
+    }
+    page::make();
+    clients::make();
+    let side = side::make()?;
+    let session = Session::make(Identity { role, side, ends }, cookie);
+    if table::set_session(fd, session) {
+        session.descriptors.store(1, Ordering::Relaxed);
+    } else {
+        session.was_last.store(true, Ordering::Relaxed);
+    }
+    session.let_go();
+    table::session(fd)
+}
+
+/// is_nonblocking reports whether a session's socket has O_NONBLOCK.
+pub fn is_nonblocking(session: &Session, fd: c_int) -> bool {
+    let known = &session.side().nonblocking;
+    if known.load(Ordering::Relaxed) == side::UNKNOWN {
+        // SAFETY: fcntl of a descriptor.
+        let flags = unsafe { real::fcntl(fd, libc::F_GETFL, 0) };
+        known.store(u32::from(flags & libc::O_NONBLOCK != 0), Ordering::Relaxed);
+    }
+    known.load(Ordering::Relaxed) != 0
+}
+
+/// option is a number that getsockopt(2) returns for SOL_SOCKET.
+pub fn option(fd: c_int, name: c_int) -> Option<c_int> {
+    option_of(fd, libc::SOL_SOCKET, name)
+}
+
+fn option_of(fd: c_int, level: c_int, name: c_int) -> Option<c_int> {
+    let mut value: c_int = 0;
+    let mut length = size_of::<c_int>() as socklen_t;
+    let place = core::ptr::from_mut(&mut value).cast();
+    // SAFETY: the option stores a number.
+    let result = unsafe { real::getsockopt(fd, level, name, place, &mut length) };
+    (result == 0).then_some(value)
+}
+
+/// copied enters a descriptor that dup(2) or fcntl(2) made of another.
+pub fn copied(from: c_int, to: c_int) {
+    if to < 0 || from == to {
+        return;
+    }
+    if lock::in_vfork_child() {
+        // exec looks at the numbers that the table has, and knows sessions without rings by the numbers alone.
+        table::note(to);
+        // The program may close this library's descriptors before exec.
+        leave_rings(from);
+        return;
+    }
+    identity::made(to);
+    if let Some(session) = table::session(from) {
+        session.side().owners.add();
+        session.descriptors.fetch_add(1, Ordering::AcqRel);
+        table::set_session(to, session.forever());
+    }
+    if let Some(epoll) = table::epoll(from) {
+        epoll.add_descriptor();
+        table::set_epoll(to, epoll);
+    }
+}
+
+/// closing forgets what a descriptor was, before the kernel closes it.
+pub fn closing(fd: c_int) {
+    table::forget_listener(fd);
+    let nothing = table::session(fd).is_none() && table::epoll(fd).is_none();
+    if nothing || lock::in_vfork_child() {
+        return;
+    }
+    keeping_errno(|| {
+        if let Some(session) = table::take_session(fd) {
+            leave(session.forever(), fd);
+        }
+        if let Some(epoll) = table::take_epoll(fd) {
+            epoll.drop_descriptor(fd, || table::descriptor_of(epoll));
+        }
+    });
+}
+
+/// leave is the end of one descriptor of a session.
+fn leave(session: &'static Session, fd: c_int) {
+    let side = session.side();
+    let rings = session.rings();
+    recall::answer(session, fd);
+    let was_last = side.owners.remove();
+    if was_last {
+        session.was_last.store(true, Ordering::Relaxed);
+        if rings.is_some_and(|rings| session.is_readable(&rings)) {
+            // What was not read is lost: the kernel resets such connections.
+            stream::reset_at_close(fd);
+        }
+    }
+    let was_last_here = session.descriptors.fetch_sub(1, Ordering::AcqRel) == 1;
+    let watches = session.watches.lock().clone();
+    for (epoll, slot) in watches {
+        match was_last_here {
+            true => epoll.closed(slot, session, !was_last),
+            false => epoll.orphan(slot, session, fd),
+        }
+    }
+    // As long as another process has the connection it has not ended.
+    if let Some(rings) = rings.filter(|_| was_last) {
+        rings.header.leave(rings.role);
+    }
+}
+
+/// stay keeps a connection on the kernel. False if it has left the kernel already.
+pub fn stay(fd: c_int) -> bool {
+    let Some(session) = table::session(fd) else { return true };
+    if session.is_attached() {
+        return false;
+    }
+    session.side().stays.store(1, Ordering::SeqCst);
+    !session.is_attached()
+}
+
+/// leave_rings has a connection continue on the kernel. False if the ring has octets that were not read, and that the
+/// peer does not send again: whoever has the descriptor alone would miss them.
+pub fn leave_rings(fd: c_int) -> bool {
+    if stay(fd) {
+        return true;
+    }
+    let Some(session) = table::session(fd) else { return true };
+    let Some(rings) = session.rings() else { return true };
+    recall::leave(session.forever(), fd, &rings)
+}
+
+/// before_fork counts the child's descriptors: connections that have no rings yet stay on the kernel until one process
+/// alone has them.
+pub fn before_fork() {
+    table::descriptors().filter_map(table::session).for_each(|session| session.side().owners.add_child());
+}
+
+/// fork_failed is before_fork for a child that was not made.
+pub fn fork_failed() {
+    table::descriptors().filter_map(table::session).for_each(|session| session.side().owners.drop_child());
+}
+
+/// after_fork counts the descriptors as the child's own, and closes its copies of mailboxes, so that they end with
+/// the parent's. The only watcher of a session, if it has one, is the parent's. The parent has `counted` them, unless it
+/// did not see that it made a child. If they are `borrowed`, they need not be those of the table.
+pub fn after_fork(counted: bool, borrowed: bool) {
+    for fd in table::descriptors() {
+        if let Some(epoll) = table::epoll(fd) {
+            epoll.after_fork();
+        }
+        let Some(session) = table::session(fd) else { continue };
+        match counted {
+            true => session.side().owners.adopt(),
+            false => adopt_uncounted(&session, fd),
+        }
+        session.close_mailbox();
+        session.upgrading.store(false, Ordering::Relaxed);
+        session.merits.after_fork();
+        if !session.is_attached() {
+            session.merits.reopen();
+        }
+        session.watcher.store(core::ptr::dangling_mut(), Ordering::Relaxed);
+        if borrowed {
+            identity::verify(fd);
+        }
+    }
+    if table::descriptors().filter_map(table::session).any(|session| session.is_attached() && session.blocks()) {
+        bell::prepare();
+    }
+}
+
+/// adopt_uncounted is for a child that its parent has not seen. If the parent has given up the connection since, and its
+/// place is another's, the stream cannot go on.
+fn adopt_uncounted(session: &Session, fd: c_int) {
+    let side = session.side();
+    if side.generation.load(Ordering::Acquire) == session.generation.load(Ordering::Relaxed)
+        && side.keep(session.generation.load(Ordering::Relaxed))
+    {
+        if !session.is_attached() {
+            side.stays.store(1, Ordering::SeqCst);
+        }
+        return;
+    }
+    if session.is_attached() {
+        stream::reset_at_close(fd);
+        // SAFETY: shutdown of a number.
+        unsafe { real::shutdown(fd, libc::SHUT_RDWR) };
+    }
+    drop(table::take_session(fd));
+}
+
+/// leave_all has all connections continue on the kernel. What is in their rings is received first.
+pub fn leave_all() {
+    for session in table::descriptors().filter_map(table::session) {
+        session.side().stays.store(1, Ordering::SeqCst);
+        session.leave_rings();
+    }
+}

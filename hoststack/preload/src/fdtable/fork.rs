@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! New processes. A copy of the memory is a fork, by whatever call: the kernel wipes a page of it (MADV_WIPEONFORK). A
+//! child that shares the memory is one of vfork(2): the table is its parent's.
+
+use crate::conn::side;
+use crate::fdtable::descriptors;
+use crate::sys::{diag, lock, real, signals};
+use core::ptr::null_mut;
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
+use libc::c_int;
+
+/// What the mark is where the kernel does not know MADV_WIPEONFORK: then only fork(3) is seen.
+static UNWIPED: AtomicU32 = AtomicU32::new(1);
+
+/// 1 in the process that has stored it, 0 in a copy.
+static MARK: AtomicPtr<AtomicU32> = AtomicPtr::new(&raw const UNWIPED as *mut AtomicU32);
+
+/// The parent has counted the descriptors of the child that is being made.
+static COUNTED: AtomicBool = AtomicBool::new(false);
+
+/// The memory has a process beside this one that is no thread of it: no connection goes on rings.
+static SHARED: AtomicBool = AtomicBool::new(false);
+
+const PAGE: usize = 65536; // the largest page of aarch64
+
+/// start runs before the program's main function.
+pub fn start() {
+    lock::own_process();
+    let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+    // SAFETY: a new mapping at an address of the kernel's choice, and advice for it.
+    unsafe {
+        let made = libc::mmap(null_mut(), PAGE, protection, flags, -1, 0);
+        if made != libc::MAP_FAILED && libc::madvise(made, PAGE, libc::MADV_WIPEONFORK) == 0 {
+            MARK.store(made.cast(), Ordering::Relaxed);
+            mark().store(1, Ordering::Relaxed);
+        }
+    }
+}
+
+fn mark() -> &'static AtomicU32 {
+    // SAFETY: a static, or a page that stays mapped.
+    unsafe { &*MARK.load(Ordering::Relaxed) }
+}
+
+/// notice has a copy of the memory become a process of its own. Each call that looks at the table begins with it.
+#[inline]
+pub fn notice() {
+    if mark().load(Ordering::Relaxed) == 0 {
+        in_child();
+    }
+}
+
+/// before runs in the parent, before it makes a copy.
+pub extern "C" fn before() {
+    descriptors::before_fork();
+    COUNTED.store(true, Ordering::Relaxed);
+}
+
+/// in_parent runs in the parent when it has made a copy.
+pub extern "C" fn in_parent() {
+    COUNTED.store(false, Ordering::Relaxed);
+}
+
+/// failed is in_parent when there is no copy.
+fn failed() {
+    in_parent();
+    descriptors::fork_failed();
+}
+
+/// in_child runs in a copy, once.
+#[cold]
+pub extern "C" fn in_child() {
+    // SAFETY: getpid and getppid have no preconditions.
+    let (own, parent) = unsafe { (libc::getpid() as u32, libc::getppid() as u32) };
+    if mark().load(Ordering::Relaxed) != 0 && own == lock::process() {
+        return;
+    }
+    mark().store(1, Ordering::Relaxed);
+    // The descriptors are those of a child of vfork(2), which may have changed them.
+    let borrowed = parent != lock::process();
+    lock::own_process();
+    side::after_fork();
+    diag::after_fork();
+    descriptors::after_fork(COUNTED.swap(false, Ordering::Relaxed), borrowed);
+}
+
+/// make runs a system call like clone(2), which returns in both processes.
+pub fn make(flags: u64, call: impl FnOnce() -> isize) -> isize {
+    if flags & libc::CLONE_VM as u64 != 0 {
+        shares(flags);
+        return call();
+    }
+    before();
+    let result = call();
+    match result {
+        0 => in_child(),
+        -1 => failed(),
+        _ => in_parent(),
+    }
+    result
+}
+
+/// shares is called before the memory is shared with a child. One for which its parent does not wait may have other
+/// descriptors by the same numbers at the same time. One with thread-local storage of its own could not be told apart.
+pub fn shares(flags: u64) {
+    let has = |flag: c_int| flags & flag as u64 != 0;
+    if has(libc::CLONE_THREAD) {
+        return;
+    }
+    signals::set_twin(true);
+    let is_harmless = has(libc::CLONE_VFORK) && !has(libc::CLONE_SETTLS);
+    if !is_harmless && !SHARED.swap(true, Ordering::SeqCst) {
+        descriptors::leave_all();
+    }
+}
+
+/// before_vfork is called before vfork(2), and returns the C library's.
+extern "C" fn before_vfork() -> usize {
+    signals::set_twin(true);
+    real::vfork()
+}
+
+/// The C library's function returns twice to its caller, on the same stack. So this one has none when it goes there.
+macro_rules! vfork {
+    ($name:ident) => {
+        /// # Safety
+        /// As for vfork(2).
+        #[unsafe(naked)]
+        #[no_mangle]
+        pub unsafe extern "C" fn $name() -> c_int {
+            #[cfg(target_arch = "x86_64")]
+            core::arch::naked_asm!("sub rsp, 8", "call {before}", "add rsp, 8", "jmp rax", before = sym before_vfork);
+            #[cfg(target_arch = "aarch64")]
+            core::arch::naked_asm!(
+                "stp x29, x30, [sp, #-16]!", "bl {before}", "ldp x29, x30, [sp], #16", "mov x16, x0", "br x16",
+                before = sym before_vfork
+            );
+        }
+    };
+}
+
+vfork!(vfork);
+vfork!(__vfork);
+
+/// is_shared reports whether the memory has another process that is no thread of this one.
+pub fn is_shared() -> bool {
+    SHARED.load(Ordering::Relaxed)
+}

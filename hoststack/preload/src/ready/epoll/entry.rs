@@ -1,0 +1,331 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! One session in one instance, and what it has to report.
+
+use super::tag::{Place, Tag};
+use super::{Epoll, ET, EXCLUSIVE, ONESHOT, READ_BITS, WRITE_BITS};
+use crate::conn::ends;
+use crate::conn::session::{Rings, Session};
+use crate::conn::side::Phase;
+use crate::sys::real;
+use beeline_ring::Recall;
+use core::sync::atomic::Ordering;
+use libc::{c_int, EPOLLERR, EPOLLHUP, EPOLLIN, EPOLLOUT, EPOLLRDHUP, EPOLLWRNORM};
+
+/// Entry is one session in one instance, as the program added it.
+pub struct Entry {
+    pub fd: c_int,
+    /// The number by which the kernel knows it: another one than `fd` if that is closed, but a copy of it is not.
+    pub registered: c_int,
+    /// Where it is in the instance, by which the kernel's events are told from those of a former entry there.
+    pub at: Place,
+    pub session: &'static Session,
+    pub events: u32,
+    pub data: u64,
+    /// The events that the kernel was told to report for the socket.
+    pub told: u32,
+    /// EPOLLONESHOT has reported, and the program has not enabled it again.
+    pub disabled: bool,
+    pub queued: bool,
+    /// Something happened since the last report: an edge.
+    pub fresh: bool,
+    /// What the kernel reported for the socket since then.
+    pub kernel: u32,
+    pub has_event: bool,
+    /// It is in the list of hot entries, and was looked at as often without news.
+    pub hot: bool,
+    pub looks: u32,
+    /// The peer's index at the last edge.
+    pub seen: u64,
+    /// How often this end had waited for room when it was reported last.
+    pub room_waits: u32,
+    /// The kernel was told anew because a direction has moved: with EPOLLET it reports again what it has.
+    pub moved: bool,
+    /// What was reported last, and whether room was since the program has added or changed the entry.
+    pub reported: u32,
+    /// The end of what the peer sends was reported since then.
+    pub peer_ended: bool,
+    /// The wait that reported it last: each reports an entry once.
+    pub turn: u64,
+    /// Where that wait has stored its events.
+    pub place: usize,
+    /// A wait has left it to be reported behind what the kernel has.
+    pub deferred: bool,
+}
+
+impl Entry {
+    pub fn new(fd: c_int, session: &'static Session, events: u32, data: u64) -> Self {
+        Self {
+            fd,
+            registered: fd,
+            at: Place { slot: 0, generation: 0 },
+            session,
+            events,
+            data,
+            told: 0,
+            disabled: false,
+            queued: false,
+            fresh: true,
+            kernel: 0,
+            has_event: false,
+            hot: false,
+            looks: 0,
+            seen: 0,
+            room_waits: session.side().room_waits.load(Ordering::Relaxed),
+            moved: false,
+            reported: 0,
+            peer_ended: false,
+            turn: 0,
+            place: 0,
+            deferred: false,
+        }
+    }
+
+    /// has_waited reports whether a send has found no room since room was reported last.
+    pub fn has_waited(&self) -> bool {
+        self.room_waits != self.session.side().room_waits.load(Ordering::Relaxed)
+    }
+
+    /// is_over reports whether no further edge can come: the connection was reset, and the error was reported.
+    pub fn is_over(&self) -> bool {
+        self.events & ET != 0 && self.reported & EPOLLERR as u32 != 0 && self.is_reset()
+    }
+
+    fn is_reset(&self) -> bool {
+        self.session.side().reset.load(Ordering::Relaxed) != 0
+    }
+
+    /// knows_room reports whether room is no edge: no send has found less since it was reported, or nobody asks for it.
+    pub fn knows_room(&self) -> bool {
+        (self.events & WRITE_BITS == 0 || self.reported & WRITE_BITS != 0) && !self.has_waited()
+    }
+
+    /// news_of are the events of the kernel without those that are no edge: known room, and ends that were reported.
+    pub fn news_of(&mut self, events: u32) -> u32 {
+        let moved = core::mem::take(&mut self.moved);
+        if self.is_over() {
+            return 0;
+        }
+        if !moved || !self.knows_room() {
+            return events;
+        }
+        let has_ended = |events: u32| events & (EPOLLHUP | EPOLLERR) as u32 != 0;
+        match (has_ended(self.reported), has_ended(events), self.peer_ended) {
+            // The end of both sides. A reset is another edge.
+            (true, ..) if self.is_reset() => events,
+            (true, ..) => 0,
+            (false, true, _) => events,
+            (false, false, true) => events & !(WRITE_BITS | READ_BITS | EPOLLRDHUP as u32),
+            (false, false, false) => events & !WRITE_BITS,
+        }
+    }
+
+    /// socket is what the kernel keeps for the socket; and event for the session's event.
+    pub fn socket(&self) -> Tag {
+        Tag::Socket(self.at)
+    }
+
+    pub fn event(&self) -> Tag {
+        Tag::Event(self.at)
+    }
+
+    /// kernel_events are those that the kernel reports. While the ring carries what is sent, the kernel does not
+    /// know whether there is room, but whether the peer is gone. A program that asks for nothing is told of a reset.
+    pub fn kernel_events(&self) -> u32 {
+        let in_ring = self.session.side().send.phase() == Phase::Ring;
+        let asks_nothing = self.events & READ_BITS == 0 && !self.session.suspect.load(Ordering::Relaxed);
+        if !in_ring || self.events & WRITE_BITS == 0 && !asks_nothing {
+            return self.events;
+        }
+        let others = self.events & !WRITE_BITS;
+        match self.events & (EXCLUSIVE | READ_BITS) {
+            // The kernel takes no EPOLLRDHUP beside EPOLLEXCLUSIVE. EPOLLIN is the end of the peer, too, once for a program
+            // that does not receive.
+            EXCLUSIVE => others | EPOLLIN as u32 | ET,
+            both if both & EXCLUSIVE != 0 => others,
+            _ => others | EPOLLRDHUP as u32,
+        }
+    }
+
+    /// is_told reports whether the kernel need not be told again: many programs ask for EPOLLOUT before each send and
+    /// not after it. The end of the peer may be reported although it is not needed, until it comes.
+    pub fn is_told(&self) -> bool {
+        let needed = self.kernel_events();
+        let plain = (self.told | needed) & (ET | ONESHOT | EXCLUSIVE) == 0 && !self.disabled;
+        plain && (self.told == needed || self.told == needed | EPOLLRDHUP as u32)
+    }
+
+    /// take_ready returns what is to be reported now. Without any, the next is noticed: by the next wait if the instance
+    /// `looks`, or because the peer wakes this end.
+    pub fn take_ready(&mut self, looks: Option<&Epoll>) -> u32 {
+        if self.disabled {
+            return 0;
+        }
+        let kernel = core::mem::take(&mut self.kernel);
+        let ring = match self.events & ET != 0 {
+            true => self.ring_edge(looks, kernel != 0),
+            false => self.ring_level(looks),
+        };
+        let events = self.merge(kernel, ring);
+        self.peer_ended |= kernel & EPOLLRDHUP as u32 != 0 && events != 0;
+        events
+    }
+
+    /// rest_of_oneshot is what the kernel has to report beside the rings: an entry with EPOLLONESHOT reports once, so it
+    /// has to report all.
+    pub fn rest_of_oneshot(&self) -> u32 {
+        let Some(rings) = self.session.rings().filter(|_| self.events & ONESHOT != 0 && !self.disabled) else {
+            return 0;
+        };
+        let side = self.session.side();
+        let knows_all = side.receive.phase() == Phase::Ring && side.send.phase() == Phase::Ring;
+        let may_end = rings.header.has_left(rings.peer()) || side.shut.load(Ordering::Relaxed) != 0;
+        if knows_all && !may_end {
+            return 0;
+        }
+        let events = real::poll_one(self.registered, self.kernel_events() as i16) as u32;
+        ends::suspect(self.session, self.registered, events as i16);
+        events
+    }
+
+    /// room_beside_edge is whether the kernel has room, which an edge of the ring has to report, too.
+    pub fn room_beside_edge(&self) -> u32 {
+        let by_kernel = self.events & ET != 0 && self.session.side().send.phase() != Phase::Ring;
+        match self.events & WRITE_BITS {
+            bits if bits != 0 && by_kernel => real::poll_one(self.registered, bits as i16) as u32 & bits,
+            _ => 0,
+        }
+    }
+
+    /// defer reports whether the octets in the ring have to be reported behind what the kernel has. A second wait reports
+    /// them in any case: the kernel may always have something.
+    pub fn defer(&mut self) -> bool {
+        let is_behind = |rings: Rings| rings.receive().is_behind() && self.session.is_readable(&rings);
+        let defers = !self.deferred && self.kernel == 0 && self.session.rings().is_some_and(is_behind);
+        self.deferred |= defers;
+        defers
+    }
+
+    /// has_something is take_ready without taking.
+    pub fn has_something(&mut self) -> bool {
+        let fresh = self.fresh;
+        let (kernel, peer_ended) = (self.kernel, self.peer_ended);
+        let events = self.take_ready(None);
+        (self.kernel, self.fresh, self.peer_ended) = (kernel, fresh && events != 0, peer_ended);
+        events != 0
+    }
+
+    /// ring_edge is what the rings have after an edge. The next change is another edge, whether or not the program
+    /// takes what there is.
+    ///
+    /// Octets are an edge, which reports room, too, also if they were taken meanwhile.
+    pub fn ring_edge(&mut self, looks: Option<&Epoll>, beside_kernel: bool) -> u32 {
+        if !core::mem::take(&mut self.fresh) {
+            return 0;
+        }
+        let before = self.seen;
+        self.expect(looks);
+        let mark = self.session.rings().map_or(0, |rings| rings.receive().mark());
+        let ready = self.ring_ready();
+        let had_octets = self.events & READ_BITS != 0 && mark != before;
+        if ready & READ_BITS != 0 || had_octets {
+            self.seen = mark;
+        }
+        let is_room = ready & READ_BITS == 0 && !had_octets && !beside_kernel;
+        match is_room && self.knows_room() {
+            true => 0,
+            false => ready,
+        }
+    }
+
+    pub fn ring_level(&mut self, looks: Option<&Epoll>) -> u32 {
+        let ready = self.ring_ready();
+        if ready != 0 {
+            return ready;
+        }
+        self.expect(looks);
+        self.ring_ready()
+    }
+
+    /// expect has the next change noticed.
+    pub fn expect(&mut self, looks: Option<&Epoll>) {
+        let Some(rings) = self.session.rings().filter(|_| self.has_event) else { return };
+        let reads = self.events & READ_BITS != 0;
+        match looks.filter(|epoll| reads && self.session.watched_only_by(epoll)) {
+            Some(_) => {
+                (self.hot, self.looks, self.seen) = (true, 0, rings.receive().mark());
+                self.publish_writer_waits(&rings);
+            }
+            None => self.publish_waits(),
+        }
+    }
+
+    /// has_news reports whether a hot entry has something to report.
+    pub fn has_news(&self) -> bool {
+        let Some(rings) = self.session.rings().filter(|_| !self.disabled) else { return false };
+        match self.events & ET != 0 {
+            true => rings.receive().mark() != self.seen,
+            false => self.session.reports_readable(self.registered, &rings),
+        }
+    }
+
+    /// is_of_event reports whether a wake-up by the peer may be for this entry: octets, or room if this end waits for it.
+    pub fn is_of_event(&self) -> bool {
+        let is_new = || self.events & ET == 0 || self.session.rings().is_none_or(|r| r.receive().mark() != self.seen);
+        let reads = self.events & READ_BITS != 0 && is_new();
+        reads || self.has_waited()
+    }
+
+    /// asks_again has the peer wake this end again after a wake-up for octets that were reported already: they came between
+    /// the wish to be woken and the look at the ring. It reports whether there are others by then.
+    pub fn asks_again(&self) -> bool {
+        if self.hot || self.disabled {
+            return false;
+        }
+        self.publish_waits();
+        self.is_of_event()
+    }
+
+    pub fn merge(&self, mut kernel: u32, ring: u32) -> u32 {
+        if kernel != 0 && ends::has_error(self.session) {
+            kernel |= EPOLLERR as u32;
+        }
+        (kernel | ring) & (self.events | (EPOLLERR | EPOLLHUP) as u32)
+    }
+
+    pub fn ring_ready(&self) -> u32 {
+        let Some(rings) = self.session.rings().filter(|_| self.has_event) else { return 0 };
+        let mut events = 0;
+        // Octets in the ring behind those that the kernel still has are an edge of these.
+        let is_behind = || self.events & ET != 0 && self.session.has_behind_kernel(&rings);
+        if self.events & READ_BITS != 0 && (self.session.reports_readable(self.registered, &rings) || is_behind()) {
+            events |= READ_BITS;
+        }
+        if self.events & WRITE_BITS != 0 && self.session.is_writable(&rings) {
+            events |= (EPOLLOUT | EPOLLWRNORM) as u32;
+        }
+        events & self.events
+    }
+
+    /// is_recalled reports whether the peer wants octets of the ring by the kernel's connection.
+    pub fn is_recalled(&self) -> bool {
+        self.session.rings().and_then(|rings| rings.own_recall()).is_some_and(Recall::is_asked)
+    }
+
+    /// publish_waits has the peer write this end's event at the next change that the program asked for.
+    pub fn publish_waits(&self) {
+        let Some(rings) = self.session.rings().filter(|_| self.has_event) else { return };
+        if self.events & READ_BITS != 0 {
+            rings.receive().consumer_waits();
+        }
+        self.publish_writer_waits(&rings);
+    }
+
+    /// publish_writer_waits is for a full ring. As on the kernel, one that was never full reports no edge.
+    pub fn publish_writer_waits(&self, rings: &Rings) {
+        let in_ring = self.session.side().send.phase() == Phase::Ring;
+        if self.events & WRITE_BITS != 0 && in_ring && !self.session.is_writable(rings) {
+            self.session.await_room(rings);
+        }
+    }
+}

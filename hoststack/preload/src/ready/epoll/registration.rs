@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! What the kernel's instance knows of sessions: their sockets and events, and what it is told of them when something
+//! changes.
+
+use super::entry::Entry;
+use super::queue::Inner;
+use super::tag::Tag;
+use super::{Epoll, ET, EXCLUSIVE, ONESHOT, READ_BITS, WRITE_BITS};
+use crate::conn::session::{make_event, signal, Session};
+use crate::sys::lock::{self, Guard};
+use crate::sys::{hidden, real};
+use core::sync::atomic::Ordering;
+use libc::{c_int, epoll_event, EPOLLIN, EPOLLOUT, EPOLLRDHUP, EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD};
+
+/// What an entry was told that has woken a sleeper, and has to be told its events again.
+const WOKEN: u32 = u32::MAX;
+
+impl Epoll {
+    /// watch prepares for an instance that is itself polled, or in another instance.
+    pub fn watch(&self) {
+        let mut inner = self.inner.lock();
+        if self.nudge.load(Ordering::Relaxed) >= 0 || self.blind.load(Ordering::Relaxed) {
+            // The program may have received since what it was reported for.
+            return self.update_nudge(&mut inner);
+        }
+        let event = make_event().unwrap_or(-1);
+        if self.kernel(EPOLL_CTL_ADD, event, EPOLLIN as u32, &Tag::Nudge).is_err() {
+            hidden::dispose(event);
+            self.blind.store(true, Ordering::Relaxed);
+            for slot in 0..inner.entries.len() {
+                self.fall_back(&mut inner, slot);
+            }
+            return;
+        }
+        self.nudge.store(event, Ordering::Relaxed);
+        inner.cool_all();
+        self.update_nudge(&mut inner);
+    }
+
+    /// fall_back has a session whose event this instance cannot have go on by the kernel. A sleeper is woken for what its
+    /// ring has by the only other thing that the kernel knows of it: its socket, which is writable.
+    fn fall_back(&self, inner: &mut Guard<Inner>, slot: usize) {
+        let blind = self.blind.load(Ordering::Relaxed);
+        let Some(entry) = inner.entries[slot].as_mut().filter(|e| !e.disabled && (blind || e.session.is_attached()))
+        else {
+            return;
+        };
+        entry.session.fall_back();
+        if blind || self.sleepers.load(Ordering::SeqCst) > 0 {
+            entry.told = WOKEN;
+            let _ = self.kernel(EPOLL_CTL_MOD, entry.registered, EPOLLOUT as u32 | ONESHOT, &entry.socket());
+        }
+    }
+
+    pub fn update_nudge(&self, inner: &mut Inner) {
+        let nudge = self.nudge.load(Ordering::Relaxed);
+        if nudge < 0 {
+            return;
+        }
+        inner.settle();
+        match inner.queue.is_empty() {
+            true => crate::conn::session::drain(nudge),
+            false => signal(nudge),
+        }
+    }
+
+    pub fn kernel(&self, operation: c_int, fd: c_int, events: u32, tag: &Tag) -> Result<(), i32> {
+        let mut event = epoll_event { events, u64: tag.pack() };
+        // SAFETY: the event is this function's.
+        let result = unsafe { real::epoll_ctl(self.fd.load(Ordering::Relaxed), operation, fd, &mut event) };
+        real::outcome(result as isize).map(|_| ())
+    }
+
+    /// add_event adds the session's event, and has the next wait look at the session.
+    pub fn add_event(&self, inner: &mut Guard<Inner>, slot: usize) {
+        let Some(entry) = &mut inner.entries[slot] else { return };
+        if !entry.has_event {
+            entry.has_event = true;
+            let event = entry.session.own_event.load(Ordering::Relaxed);
+            let added = self.kernel(EPOLL_CTL_ADD, event, EPOLLIN as u32 | ET, &entry.event());
+            // Another descriptor of the same session may have added it.
+            if !matches!(added, Ok(()) | Err(libc::EEXIST)) || self.blind.load(Ordering::Relaxed) {
+                self.fall_back(inner, slot);
+            }
+        }
+        self.refresh(inner, slot);
+    }
+
+    /// refresh has the next wait look at an entry, also one that sleeps now.
+    pub fn refresh(&self, inner: &mut Guard<Inner>, slot: usize) {
+        let Some(entry) = &mut inner.entries[slot] else { return };
+        let session = entry.session;
+        entry.fresh = true;
+        inner.enqueue(slot);
+        self.update_nudge(&mut *inner);
+        if self.sleepers.load(Ordering::SeqCst) > 0 {
+            session.wake();
+        }
+    }
+
+    /// orphan is the end of the descriptor by which an entry was added, while the session has others. Such an entry still
+    /// reports, and the program cannot change it any more. The kernel has to know it by a number that stays.
+    pub fn orphan(&self, slot: usize, session: &Session, fd: c_int) {
+        let mut inner = self.inner.lock();
+        let known = inner.entry_of(slot, session).filter(|entry| entry.fd == fd && entry.registered == fd);
+        let Some(entry) = known else { return };
+        entry.registered = -1;
+        if self.is_own() {
+            self.rename(entry, fd);
+        }
+        inner.by_fd.remove(&fd);
+    }
+
+    /// lost is orphan for a number that is another file now: the kernel goes on to report the one that was added, which no
+    /// call can change any more.
+    pub fn lost(&self, slot: usize, session: &Session, fd: c_int) {
+        let mut inner = self.inner.lock();
+        let known = inner.entry_of(slot, session).filter(|entry| entry.fd == fd && entry.registered == fd);
+        if let Some(entry) = known {
+            entry.registered = -1;
+            inner.by_fd.remove(&fd);
+        }
+    }
+
+    /// rename has the kernel know a socket by a copy of its descriptor. If there is no room for one the kernel goes on to
+    /// report what it was told last, which nobody can change: all that the program asked for, without rings.
+    fn rename(&self, entry: &mut Entry, fd: c_int) {
+        let events = if entry.disabled { ET } else { entry.kernel_events() };
+        // SAFETY: fcntl of a descriptor.
+        let copy = hidden::adopt(unsafe { real::fcntl(fd, libc::F_DUPFD_CLOEXEC, 0) }).unwrap_or(-1);
+        if self.kernel(EPOLL_CTL_ADD, copy, events, &entry.socket()).is_ok() {
+            let _ = self.kernel(EPOLL_CTL_DEL, fd, 0, &Tag::Nudge);
+            (entry.registered, entry.told) = (copy, events);
+            return;
+        }
+        hidden::dispose(copy);
+        entry.session.fall_back();
+        entry.told = if entry.disabled { ET } else { entry.events };
+        let _ = self.kernel(EPOLL_CTL_MOD, fd, entry.told, &entry.socket());
+    }
+
+    /// unregister closes the number that orphan made.
+    pub fn unregister(&self, entry: &Entry) {
+        if entry.registered != entry.fd {
+            hidden::dispose(entry.registered);
+        }
+    }
+
+    /// is_own is true in a child of fork only if the process that made the instance has ended.
+    pub fn is_own(&self) -> bool {
+        let maker = self.process.load(Ordering::Relaxed);
+        maker == lock::process() || lock::has_ended(maker)
+    }
+
+    /// attach adds the event of a session that has got rings.
+    pub fn attach(&self, slot: usize, session: &Session) {
+        let mut inner = self.inner.lock();
+        if inner.entry_of(slot, session).is_some() {
+            self.add_event(&mut inner, slot);
+        }
+    }
+
+    /// moved tells the kernel what to report after a direction has moved between the ring and the kernel's connection:
+    /// for programs that wait for `bits`. What it has already may be another edge. If it is none by itself, room is one
+    /// only if a send has found less.
+    pub fn moved(&self, slot: usize, session: &Session, bits: u32, is_edge: bool) {
+        let mut inner = self.inner.lock();
+        // While the ring carries what is sent, the end of the peer is awaited without being asked for.
+        let has_other_end =
+            |e: &Entry| bits & WRITE_BITS != 0 && e.events & READ_BITS == 0 && e.told != e.kernel_events();
+        let known = inner.entry_of(slot, session).filter(|e| e.events & bits != 0 || has_other_end(e));
+        let Some(entry) = known.filter(|entry| !entry.is_over()) else { return };
+        if !entry.disabled {
+            let _ = self.reregister(entry);
+        }
+        if !is_edge && entry.events & ET != 0 && entry.knows_room() {
+            let state = real::poll_one(entry.registered, entry.told as i16 | libc::POLLRDHUP);
+            // An end of the peer that was not reported is an edge, which reports room, too.
+            entry.moved = state != 0 && (entry.peer_ended || state & libc::POLLRDHUP == 0);
+            return;
+        }
+        self.refresh(&mut inner, slot);
+    }
+
+    /// reregister tells the kernel the events of a socket again. The kernel does not change exclusive ones.
+    pub fn reregister(&self, entry: &mut Entry) -> Result<(), i32> {
+        let events = entry.kernel_events();
+        entry.told = events;
+        if entry.events & EXCLUSIVE == 0 {
+            return self.kernel(EPOLL_CTL_MOD, entry.registered, events, &entry.socket());
+        }
+        self.kernel(EPOLL_CTL_DEL, entry.registered, 0, &Tag::Nudge)?;
+        self.kernel(EPOLL_CTL_ADD, entry.registered, events, &entry.socket())
+    }
+
+    /// trim has the kernel report no more of a socket than is needed, once it has: it would do so again and again.
+    pub fn trim(&self, inner: &mut Guard<Inner>, slot: usize) {
+        let Some(entry) = inner.entries.get_mut(slot).and_then(Option::as_mut) else { return };
+        let ended = entry.is_told() && entry.told != entry.kernel_events() && entry.kernel & EPOLLRDHUP as u32 != 0;
+        if ended || entry.told == WOKEN {
+            let _ = self.reregister(entry);
+        }
+    }
+}

@@ -1,0 +1,9 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! Readiness of connections, and calls that wait for it.
+
+pub mod epoll;
+pub mod poll;
+pub mod splice;
+pub mod transfer;
+pub mod wait;

@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! How a thread sleeps on one session: until the ring or the kernel's connection has something for it.
+
+use crate::conn::session::Session;
+use crate::conn::side::Phase;
+use crate::conn::{ends, offer, recall, stream};
+use crate::sys::clock::Deadline;
+use crate::sys::{bell, real};
+use core::time::Duration;
+use libc::{c_int, pollfd, timespec, timeval, POLLIN, POLLOUT, POLLRDHUP};
+
+/// readable waits until the session may be readable, for SO_RCVTIMEO at most.
+pub fn readable(session: &'static Session, fd: c_int) -> Result<(), i32> {
+    sleep(session, fd, libc::SO_RCVTIMEO, POLLIN | POLLRDHUP, || {
+        let Some(rings) = session.rings() else { return false };
+        rings.receive().consumer_waits();
+        let left = rings.receive().is_closed() && session.side().receive.phase() == Phase::Ring;
+        session.is_readable(&rings) || left && session.recalled(&rings) == Some(0)
+    })
+}
+
+/// How long the kernel's connection may have more octets before that is noticed, if it has some already.
+const GLANCE: Duration = Duration::from_millis(4);
+
+/// further waits until a receive that takes nothing may get more than `seen` octets, for SO_RCVTIMEO at most. False if
+/// nothing further can come.
+pub fn further(session: &'static Session, fd: c_int, seen: usize, deadline: Deadline) -> Result<bool, i32> {
+    let ring = || session.rings().filter(|_| session.side().receive.phase() == Phase::Ring);
+    let is_full = || ring().is_some_and(|rings| seen as u64 >= rings.capacity);
+    if is_full() || real::poll_or_suspect(fd, POLLRDHUP) != 0 {
+        return Ok(false);
+    }
+    let has_more = || {
+        ring().inspect(|rings| rings.receive().consumer_waits());
+        stream::queued(session, fd) > seen
+    };
+    // In the ring's phase the peer wakes this end. Before it the kernel's octets may become more.
+    let glance = if ring().is_some() { None } else { Some(GLANCE) };
+    let limit = match (deadline.left(), glance) {
+        (Some(left), Some(glance)) => Some(left.min(glance)),
+        (left, glance) => left.or(glance),
+    };
+    match sleep_for(session, fd, Deadline::after(limit), limit.is_none(), POLLRDHUP, has_more) {
+        Err(libc::EAGAIN) if !deadline.is_over() => Ok(true),
+        result => result.map(|()| true),
+    }
+}
+
+/// limit_of_receive is SO_RCVTIMEO from now on.
+pub fn limit_of_receive(fd: c_int) -> Deadline {
+    Deadline::after(time_limit(fd, libc::SO_RCVTIMEO))
+}
+
+/// writable waits until the session may be writable, for SO_SNDTIMEO at most.
+pub fn writable(session: &'static Session, fd: c_int) -> Result<(), i32> {
+    let in_ring = session.side().send.phase() == Phase::Ring;
+    let events = if in_ring { POLLRDHUP } else { POLLOUT };
+    let result = sleep(session, fd, libc::SO_SNDTIMEO, events, || {
+        let Some(rings) = session.rings().filter(|_| in_ring) else { return false };
+        session.await_room(&rings);
+        session.is_writable(&rings)
+    });
+    if in_ring {
+        ends::suspect(session, fd, real::poll_or_suspect(fd, POLLRDHUP));
+    }
+    result
+}
+
+/// sleep polls the socket and the session's event. `is_ready` publishes that this end waits, then looks again.
+fn sleep(
+    session: &'static Session,
+    fd: c_int,
+    option: c_int,
+    events: i16,
+    is_ready: impl Fn() -> bool,
+) -> Result<(), i32> {
+    let limit = time_limit(fd, option);
+    sleep_for(session, fd, Deadline::after(limit), limit.is_none(), events, is_ready)
+}
+
+/// sleep_for is sleep with a time limit of its own. A signal may not end a call that restarts.
+fn sleep_for(
+    session: &'static Session,
+    fd: c_int,
+    deadline: Deadline,
+    may_restart: bool,
+    events: i16,
+    is_ready: impl Fn() -> bool,
+) -> Result<(), i32> {
+    loop {
+        let event = session.event();
+        let was_attached = session.is_attached();
+        let bell = bell::hear(core::iter::once(event));
+        let Some(bell) = bell.filter(|_| event >= 0) else {
+            stream::leave_to_kernel(session);
+            return Ok(());
+        };
+        recall::answer(session, fd);
+        if is_ready() || session.is_attached() != was_attached {
+            return Ok(());
+        }
+        let mut fds = [
+            pollfd { fd, events, revents: 0 },
+            pollfd { fd: bell, events: POLLIN, revents: 0 },
+            pollfd { fd: session.news(), events: POLLIN, revents: 0 },
+        ];
+        let result = match poll(&mut fds, deadline) {
+            // RLIMIT_NOFILE does not allow three.
+            Err(libc::EINVAL) if was_attached => bell::wait_with(bell, fd, events, deadline),
+            Err(libc::EINVAL) => {
+                stream::leave_to_kernel(session);
+                return Ok(());
+            }
+            other => other,
+        };
+        match result {
+            Err(libc::EINTR) if may_restart && restarts() => continue,
+            Err(error) => return Err(error),
+            Ok(0) => return Err(libc::EAGAIN),
+            Ok(_) => {}
+        }
+        offer::look(session, fd);
+        return Ok(());
+    }
+}
+
+/// pipe waits for a descriptor that is no session, as long as it takes.
+pub fn pipe(fd: c_int, events: i16) -> Result<(), i32> {
+    loop {
+        match poll(&mut [pollfd { fd, events, revents: 0 }], Deadline::after(None)) {
+            Err(libc::EINTR) if restarts() => {}
+            other => return other.map(drop),
+        }
+    }
+}
+
+fn poll(fds: &mut [pollfd], deadline: Deadline) -> Result<usize, i32> {
+    let left = deadline.left().map(to_timespec);
+    let left = left.as_ref().map_or(core::ptr::null(), core::ptr::from_ref);
+    // SAFETY: the descriptors are this caller's; no signal mask.
+    let n = unsafe { real::ppoll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, left, core::ptr::null()) };
+    real::outcome(n as isize)
+}
+
+pub fn to_timespec(duration: Duration) -> timespec {
+    timespec { tv_sec: duration.as_secs() as libc::time_t, tv_nsec: duration.subsec_nanos().into() }
+}
+
+/// time_limit is what SO_RCVTIMEO or SO_SNDTIMEO allow; None is for ever.
+fn time_limit(fd: c_int, option: c_int) -> Option<Duration> {
+    let mut value = timeval { tv_sec: 0, tv_usec: 0 };
+    let mut length = size_of::<timeval>() as libc::socklen_t;
+    let place = core::ptr::from_mut(&mut value).cast();
+    // SAFETY: a timeval, as these options return.
+    unsafe { real::getsockopt(fd, libc::SOL_SOCKET, option, place, &mut length) };
+    let limit = Duration::new(value.tv_sec as u64, value.tv_usec as u32 * 1000);
+    (!limit.is_zero()).then_some(limit)
+}
+
+/// restarts reports whether a call that a signal interrupted goes on. poll(2) never does, but recv(2) does after
+/// a handler with SA_RESTART. Which signal came is not known, so it goes on only if all handlers have that flag.
+fn restarts() -> bool {
+    // Handlers of faults run on the thread that caused them, which does not wait.
+    let faults = [libc::SIGSEGV, libc::SIGBUS, libc::SIGILL, libc::SIGFPE, libc::SIGTRAP, libc::SIGSYS, libc::SIGABRT];
+    (1..=64).filter(|signal| !faults.contains(signal)).all(|signal| {
+        // SAFETY: zero is a valid sigaction.
+        let mut action: libc::sigaction = unsafe { core::mem::zeroed() };
+        // SAFETY: only asks for the action of a signal.
+        let known = unsafe { real::sigaction(signal, core::ptr::null(), &mut action) } == 0;
+        let handled = known && action.sa_sigaction != libc::SIG_DFL && action.sa_sigaction != libc::SIG_IGN;
+        !handled || action.sa_flags & libc::SA_RESTART != 0
+    })
+}

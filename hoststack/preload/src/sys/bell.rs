@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! What a thread polls while it sleeps on sessions: an epoll instance of its own, with their events edge-triggered.
+//!
+//! Events are never read. So no thread can take one from another thread, or from an instance of the program.
+
+use crate::sys::clock::Deadline;
+use crate::sys::{hidden, lock, real};
+use core::ptr::{null_mut, without_provenance_mut};
+use core::sync::atomic::{AtomicU32, Ordering};
+use libc::{c_int, c_void, epoll_event, EPOLLET, EPOLLIN, EPOLL_CTL_ADD};
+
+/// The key of the threads' bells, plus one. Threads have no bell before their first wait, and programs that have no
+/// session never make the key.
+static KEY: AtomicU32 = AtomicU32::new(0);
+
+/// Bell of one thread, and the process that made it: a child of fork must not share its parent's.
+#[derive(Clone, Copy)]
+struct Bell {
+    fd: c_int,
+    process: u32,
+}
+
+impl Bell {
+    /// pack is what pthread_setspecific(3) keeps, without memory of its own; never null.
+    fn pack(self) -> *mut c_void {
+        without_provenance_mut((self.process as usize) << 32 | (self.fd as usize + 1))
+    }
+
+    fn unpack(kept: *mut c_void) -> Option<Self> {
+        let word = kept.addr();
+        let fd = (word as u32).checked_sub(1)? as c_int;
+        Some(Self { fd, process: (word >> 32) as u32 })
+    }
+
+    /// of_thread is this thread's bell, made at its first use in this process.
+    fn of_thread() -> Option<c_int> {
+        let key = key()?;
+        // SAFETY: the key is never deleted.
+        let kept = Self::unpack(unsafe { libc::pthread_getspecific(key) });
+        if let Some(bell) = kept.filter(|bell| bell.process == lock::process()) {
+            return Some(bell.fd);
+        }
+        hidden::dispose(kept.map_or(-1, |bell| bell.fd));
+        // SAFETY: no preconditions.
+        let made = hidden::adopt(unsafe { real::epoll_create1(libc::EPOLL_CLOEXEC) });
+        let kept = made.map_or(null_mut(), |fd| Self { fd, process: lock::process() }.pack());
+        // SAFETY: as above.
+        unsafe { libc::pthread_setspecific(key, kept) };
+        made
+    }
+}
+
+fn key() -> Option<libc::pthread_key_t> {
+    let known = KEY.load(Ordering::Acquire);
+    if known != 0 {
+        return Some(known - 1);
+    }
+    let mut made = 0;
+    // SAFETY: the key is this function's; the destructor lives as long as the library, which is never unloaded.
+    if unsafe { libc::pthread_key_create(&mut made, Some(end_of_thread)) } != 0 {
+        return None;
+    }
+    match KEY.compare_exchange(0, made + 1, Ordering::AcqRel, Ordering::Acquire) {
+        Ok(_) => Some(made),
+        Err(other) => {
+            // SAFETY: another thread was faster, so no one has used this key.
+            unsafe { libc::pthread_key_delete(made) };
+            Some(other - 1)
+        }
+    }
+}
+
+/// end_of_thread closes the bell of a thread that ends.
+extern "C" fn end_of_thread(kept: *mut c_void) {
+    if let Some(bell) = Bell::unpack(kept) {
+        hidden::dispose(bell.fd);
+    }
+}
+
+/// prepare makes this thread's bell before it is needed.
+pub fn prepare() {
+    let before = real::errno();
+    Bell::of_thread();
+    real::set_errno(before);
+}
+
+/// wait_with waits until the bell rings, or `fd` has one of `events`, where RLIMIT_NOFILE does not allow to poll both.
+pub fn wait_with(bell: c_int, fd: c_int, events: i16, deadline: Deadline) -> Result<usize, i32> {
+    let mut wanted = epoll_event { events: events as u32, u64: 0 };
+    // SAFETY: the event is this function's.
+    real::outcome(unsafe { real::epoll_ctl(bell, EPOLL_CTL_ADD, fd, &mut wanted) } as isize)?;
+    let limit = deadline.left().map_or(-1, crate::sys::clock::milliseconds);
+    // SAFETY: room for one event; no mask.
+    let result = real::outcome(unsafe { real::epoll_pwait(bell, &mut wanted, 1, limit, core::ptr::null()) } as isize);
+    // SAFETY: no event.
+    unsafe { real::epoll_ctl(bell, libc::EPOLL_CTL_DEL, fd, null_mut()) };
+    result
+}
+
+/// hear returns this thread's bell, which rings from now on when one of `events` is signalled. What it rang for
+/// before is forgotten, so the caller has to look at the sessions afterwards. None if the kernel has no room for it: then
+/// the sessions have to fall back.
+pub fn hear(events: impl Iterator<Item = c_int>) -> Option<c_int> {
+    let before = real::errno();
+    let heard = Bell::of_thread().filter(|&fd| {
+        let mut all = true;
+        for event in events.filter(|&event| event >= 0) {
+            all &= add(fd, event);
+        }
+        silence(fd);
+        all
+    });
+    real::set_errno(before);
+    heard
+}
+
+/// add reports whether the bell rings for an event. It may be there already.
+fn add(fd: c_int, event: c_int) -> bool {
+    let mut wanted = epoll_event { events: (EPOLLIN | EPOLLET) as u32, u64: 0 };
+    // SAFETY: the event is this function's.
+    unsafe { real::epoll_ctl(fd, EPOLL_CTL_ADD, event, &mut wanted) == 0 || real::errno() == libc::EEXIST }
+}
+
+/// silence takes all edges.
+fn silence(fd: c_int) {
+    let mut taken = [epoll_event { events: 0, u64: 0 }; 64];
+    // SAFETY: the list has that many places; no mask.
+    while unsafe { real::epoll_pwait(fd, taken.as_mut_ptr(), 64, 0, core::ptr::null()) } == 64 {}
+}
