@@ -22,13 +22,6 @@ use conn::config;
 use fdtable::fork;
 use sys::real;
 
-/// report writes a line to standard error.
-fn report(text: &str) {
-    let line = alloc::format!("beeline-hoststack: {text}\n");
-    // SAFETY: the line's octets.
-    unsafe { real::write(2, line.as_ptr().cast(), line.len()) };
-}
-
 /// start runs before the program's main function.
 extern "C" fn start() {
     fork::start();

@@ -3,15 +3,15 @@
 //! Connections: how they begin and end.
 
 use super::answer_int;
-use crate::conn::{config, ends, identity, stream};
-use crate::fdtable::{descriptors, table};
+use crate::conn::{config, ends, stream, watch};
+use crate::fdtable::{descriptors, reuse, table};
 use crate::sys::real;
 use libc::{c_int, c_void, sockaddr, sockaddr_storage, socklen_t};
 
 exported! {
     fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
         let made = real::socket(domain, kind, protocol);
-        identity::made(made);
+        reuse::made(made);
         made
     }
 
@@ -90,7 +90,7 @@ exported! {
         if (level, name) == (libc::SOL_SOCKET, libc::SO_RCVLOWAT) {
             if let Some(session) = table::session(fd) {
                 session.learn_low_mark(fd);
-                stream::look_again(session.forever());
+                watch::look_again(session.forever());
             }
         }
         result

@@ -3,16 +3,16 @@
 //! Calls that make, copy, change and close descriptors.
 
 use super::answer_int;
-use super::syscall::direct;
-use crate::conn::{identity, stream};
-use crate::fdtable::{descriptors, table};
-use crate::sys::{lock, real};
+use crate::conn::stream;
+use crate::fdtable::{descriptors, fork, reuse, table};
+use crate::sys::syscall::direct;
+use crate::sys::{hidden, real};
 use core::sync::atomic::Ordering;
 use libc::{c_char, c_int, c_uint, c_ulong, FILE};
 
 exported! {
     fn close(fd: c_int) -> c_int {
-        if table::is_hidden(fd) && !lock::in_vfork_child() {
+        if hidden::is_hidden(fd) && !fork::in_vfork_child() {
             return answer_int(Err(libc::EBADF));
         }
         descriptors::closing(fd);
@@ -20,7 +20,7 @@ exported! {
     }
 
     fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
-        if flags != 0 || lock::in_vfork_child() {
+        if flags != 0 || fork::in_vfork_child() {
             return real::close_range(first, last, flags);
         }
         if first > last {
@@ -29,7 +29,7 @@ exported! {
         let inside = |fd: &c_int| (first..=last).contains(&(*fd as c_uint));
         table::descriptors().filter(inside).for_each(descriptors::closing);
         let mut from = first;
-        for kept in table::descriptors().filter(inside).filter(|&fd| table::is_hidden(fd)) {
+        for kept in hidden::all().filter(inside) {
             if kept as c_uint > from {
                 real::close_range(from, kept as c_uint - 1, 0);
             }
@@ -45,15 +45,15 @@ exported! {
     fn pidfd_getfd(process: c_int, fd: c_int, flags: c_uint) -> c_int {
         // Not every C library has it.
         let made = direct(libc::SYS_pidfd_getfd, [process as usize, fd as usize, flags as usize, 0, 0, 0]) as c_int;
-        identity::made(made);
-        if let Some(same) = identity::same_socket(made) {
+        reuse::made(made);
+        if let Some(same) = reuse::same_socket(made) {
             descriptors::copied(same, made);
         }
         made
     }
 
     fn dup(fd: c_int) -> c_int {
-        if table::is_hidden(fd) {
+        if hidden::is_hidden(fd) {
             return answer_int(Err(libc::EBADF));
         }
         let made = real::dup(fd);
@@ -76,7 +76,7 @@ exported! {
     }
 
     fn fcntl(fd: c_int, command: c_int, argument: usize) -> c_int {
-        if table::is_hidden(fd) {
+        if hidden::is_hidden(fd) {
             return answer_int(Err(libc::EBADF));
         }
         let result = real::fcntl(fd, command, argument);
@@ -122,8 +122,8 @@ exported! {
 /// replace runs a call that makes `to` a copy of `from`, and closes what `to` was. The C library reads and writes standard
 /// input, output and error without the functions of this library, so a connection leaves its rings for them if it can.
 fn replace(from: c_int, to: c_int, call: impl FnOnce() -> c_int) -> c_int {
-    let vfork = lock::in_vfork_child();
-    if table::is_hidden(to) && !vfork {
+    let vfork = fork::in_vfork_child();
+    if hidden::is_hidden(to) && !vfork {
         return answer_int(Err(libc::EBUSY));
     }
     // SAFETY: fcntl of a number.

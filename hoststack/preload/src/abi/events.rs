@@ -3,12 +3,12 @@
 //! epoll, poll and select.
 
 use super::{answer_int, checked};
-use crate::conn::identity;
 use crate::conn::stream::Outcome;
-use crate::fdtable::{descriptors, table};
+use crate::fdtable::table::{self, Table};
+use crate::fdtable::{descriptors, reuse};
 use crate::ready::{epoll, poll};
 use crate::ring::parts::is_no_address;
-use crate::sys::clock::Deadline;
+use crate::sys::clock::{self, Deadline};
 use crate::sys::real;
 use core::time::Duration;
 use libc::{c_int, epoll_event, fd_set, nfds_t, pollfd, sigset_t, size_t, timespec, timeval};
@@ -24,7 +24,7 @@ exported! {
     fn epoll_create1(flags: c_int) -> c_int {
         let fd = real::epoll_create1(flags);
         if fd >= 0 {
-            identity::made(fd);
+            reuse::made(fd);
             table::epoll_or_new(fd);
         }
         fd
@@ -37,7 +37,7 @@ exported! {
         if operation == libc::EPOLL_CTL_ADD {
             let (session, instance) = (table::session(fd), table::epoll(epoll));
             if session.is_some_and(|session| session.is_attached() || instance.is_some_and(|known| known.has(fd))) {
-                identity::verify(fd);
+                reuse::verify(fd);
             }
             if table::session(fd).is_none() {
                 descriptors::anticipate(fd);
@@ -161,16 +161,16 @@ unsafe fn poll_list(fds: *mut pollfd, count: nfds_t, limit: Option<Duration>, ma
         // SAFETY: the caller has `count` descriptors.
         _ => unsafe { core::slice::from_raw_parts_mut(fds, count as usize) },
     };
-    answer_int(poll::poll(list, limit, mask))
+    answer_int(poll::poll(&Table, list, limit, mask))
 }
 
 /// # Safety
 /// The sets are null or the program's; `mask` is null or a signal mask.
 unsafe fn select_sets(count: c_int, sets: poll::Sets, limit: Option<Duration>, mask: *const sigset_t) -> c_int {
-    if sets.have_sessions(count) {
-        return answer_int(sets.select(count, limit, mask));
+    if sets.have_sessions(&Table, count) {
+        return answer_int(sets.select(&Table, count, limit, mask));
     }
-    let limit = limit.map(crate::ready::wait::to_timespec);
+    let limit = limit.map(clock::to_timespec);
     let limit = limit.as_ref().map_or(core::ptr::null(), core::ptr::from_ref);
     // SAFETY: as the caller's.
     unsafe { real::pselect(count, sets.read, sets.write, sets.except, limit, mask) }

@@ -3,10 +3,9 @@
 //! Another program in place of this one, or beside it: it inherits connections, but not their rings. They continue on
 //! the kernel's connection, with what was not read; if the peer does not send that again, the call is refused.
 
-use super::syscall::direct;
-use crate::conn::identity;
-use crate::fdtable::{descriptors, fork, table};
-use crate::sys::{lock, real};
+use crate::fdtable::{descriptors, fork, reuse, table};
+use crate::sys::real;
+use crate::sys::syscall::direct;
 use core::sync::atomic::{AtomicBool, Ordering};
 use libc::{c_char, c_int, c_void, pid_t, FILE};
 
@@ -208,7 +207,7 @@ fn may_execute() -> bool {
 
 /// inherits reports whether another program would get a descriptor that is, or may be, a session.
 fn inherits(fd: c_int) -> bool {
-    if !lock::in_vfork_child() && table::session(fd).is_none() {
+    if !fork::in_vfork_child() && table::session(fd).is_none() {
         return false;
     }
     // SAFETY: fcntl of a number.
@@ -219,9 +218,9 @@ fn inherits(fd: c_int) -> bool {
 /// leaves is leave_rings for this process. In a child of vfork(2) the table is the parent's, but descriptors are
 /// the child's own.
 fn leaves(fd: c_int) -> bool {
-    if lock::in_vfork_child() {
+    if fork::in_vfork_child() {
         descriptors::stay(fd);
-        return identity::same_socket(fd).is_none_or(descriptors::leave_rings);
+        return reuse::same_socket(fd).is_none_or(descriptors::leave_rings);
     }
     descriptors::leave_rings(fd)
 }
@@ -235,7 +234,7 @@ fn refused<T>(result: T) -> T {
 fn complain(fd: c_int) {
     static SAID: AtomicBool = AtomicBool::new(false);
     if !SAID.swap(true, Ordering::Relaxed) {
-        crate::report(&alloc::format!(
+        crate::sys::report(&alloc::format!(
             "descriptor {fd} is a connection that another program would inherit, and its peer does not send again what was not read: EBUSY"
         ));
     }

@@ -2,35 +2,36 @@
 
 //! Calls that set handlers of signals.
 
+use crate::fdtable::fork::in_vfork_child;
 use crate::sys::{real, signals};
 use libc::{c_int, sighandler_t};
 
 exported! {
     fn sigaction(signal: c_int, wanted: *const libc::sigaction, before: *mut libc::sigaction) -> c_int {
-        signals::set(signal, wanted, before)
+        signals::set(signal, wanted, before, in_vfork_child)
     }
 
     fn signal(signal: c_int, handler: sighandler_t) -> sighandler_t {
-        signals::set_by(signal, || real::signal(signal, handler))
+        signals::set_by(signal, in_vfork_child, || real::signal(signal, handler))
     }
 
     fn bsd_signal(signal: c_int, handler: sighandler_t) -> sighandler_t {
-        signals::set_by(signal, || real::bsd_signal(signal, handler))
+        signals::set_by(signal, in_vfork_child, || real::bsd_signal(signal, handler))
     }
 
     fn ssignal(signal: c_int, handler: sighandler_t) -> sighandler_t {
-        signals::set_by(signal, || real::ssignal(signal, handler))
+        signals::set_by(signal, in_vfork_child, || real::ssignal(signal, handler))
     }
 
     fn sysv_signal(signal: c_int, handler: sighandler_t) -> sighandler_t {
-        signals::set_by(signal, || real::sysv_signal(signal, handler))
+        signals::set_by(signal, in_vfork_child, || real::sysv_signal(signal, handler))
     }
 
     fn __sysv_signal(signal: c_int, handler: sighandler_t) -> sighandler_t {
-        signals::set_by(signal, || real::__sysv_signal(signal, handler))
+        signals::set_by(signal, in_vfork_child, || real::__sysv_signal(signal, handler))
     }
 
     fn sigset(signal: c_int, handler: sighandler_t) -> sighandler_t {
-        signals::set_by(signal, || real::sigset(signal, handler))
+        signals::set_by(signal, in_vfork_child, || real::sigset(signal, handler))
     }
 }

@@ -4,13 +4,21 @@
 
 use super::{answer, answer_int, checked};
 use crate::conn::ends::keep;
-use crate::conn::{earn, identity, offer, stream};
-use crate::fdtable::{descriptors, table};
-use crate::ready::{splice, transfer};
+use crate::conn::session::Held;
+use crate::conn::stream::Outcome;
+use crate::conn::{earn, offer, send};
+use crate::fdtable::{descriptors, reuse, table};
+use crate::ready::blocking::{self, Receiver};
+use crate::ready::splice::{self, End};
+use crate::ready::transfer;
 use crate::ring::parts::{is_no_address, one, valid_count, Parts, MOST};
-use crate::sys::clock::Deadline;
+use crate::sys::clock::{self, Deadline};
 use crate::sys::real;
 use libc::{c_int, c_uint, c_void, iovec, mmsghdr, msghdr, off_t, size_t, sockaddr, socklen_t, ssize_t, timespec};
+
+fn receiver(session: &Held, fd: c_int) -> Receiver {
+    Receiver { session: session.forever(), fd, verify: reuse::verify }
+}
 
 // Receiving.
 exported! {
@@ -20,7 +28,7 @@ exported! {
                 Some(direct) => direct.received(fd, real::read(fd, buffer, count), 0),
                 // The kernel does not ask the socket then.
                 None if count == 0 => 0,
-                None => answer(stream::receive(session.forever(), fd, Parts::new(&one(buffer, count), 1), 0)),
+                None => answer(receiver(&session, fd).receive(Parts::new(&one(buffer, count), 1), 0)),
             },
             None => real::read(fd, buffer, count),
         }
@@ -36,7 +44,7 @@ exported! {
             (None, Ok(1..)) if is_no_address(parts) => answer(Err(libc::EFAULT)),
             (None, Ok(count)) => match Parts::new(parts, count) {
                 parts if parts.length() == 0 => 0,
-                parts => answer(stream::receive(session.forever(), fd, parts, 0)),
+                parts => answer(receiver(&session, fd).receive(parts, 0)),
             },
             (None, _) => real::readv(fd, parts, count),
             (Some(direct), _) => direct.received(fd, real::readv(fd, parts, count), 0),
@@ -47,7 +55,7 @@ exported! {
         match table::session(fd).filter(|_| flags & libc::MSG_ERRQUEUE == 0) {
             Some(session) => match earn::direct(session.forever(), fd) {
                 Some(direct) => direct.received(fd, real::recv(fd, buffer, count, flags), flags),
-                None => answer(stream::receive(session.forever(), fd, Parts::new(&one(buffer, count), 1), flags)),
+                None => answer(receiver(&session, fd).receive(Parts::new(&one(buffer, count), 1), flags)),
             },
             None => real::recv(fd, buffer, count, flags),
         }
@@ -88,7 +96,7 @@ exported! {
             return direct.received(fd, real::recvmsg(fd, message, flags), flags);
         }
         let result = match parts_of(message) {
-            Ok(parts) => stream::receive(session.forever(), fd, parts, flags),
+            Ok(parts) => receiver(&session, fd).receive(parts, flags),
             Err(error) => Err(error),
         };
         if result.is_ok() {
@@ -127,7 +135,7 @@ exported! {
             n += 1;
             // As on the kernel the limit is looked at after each message, and ends no wait.
             if let (Some(timeout), Some(left)) = (timeout.as_mut(), deadline.left()) {
-                *timeout = crate::ready::wait::to_timespec(left);
+                *timeout = clock::to_timespec(left);
             }
             if deadline.is_over() {
                 return n as c_int;
@@ -173,7 +181,7 @@ exported! {
         match table::session(fd) {
             Some(session) => match earn::direct_send(session.forever(), fd, count) {
                 Some(direct) => direct.sent(fd, real::write(fd, buffer, count), count, 0),
-                None => answer(stream::send(session.forever(), fd, Parts::new(&one(buffer.cast_mut(), count), 1), 0)),
+                None => answer(blocking::send(session.forever(), fd, Parts::new(&one(buffer.cast_mut(), count), 1), 0)),
             },
             None => real::write(fd, buffer, count),
         }
@@ -191,7 +199,7 @@ exported! {
             Some(direct) => direct.sent(fd, real::writev(fd, parts, count), list.length(), 0),
             // As with readv; write(2) asks the socket.
             None if list.length() == 0 => 0,
-            None => answer(stream::send(session.forever(), fd, list, 0)),
+            None => answer(blocking::send(session.forever(), fd, list, 0)),
         }
     }
 
@@ -199,7 +207,7 @@ exported! {
         match table::session(fd) {
             Some(session) => match earn::direct_send(session.forever(), fd, count) {
                 Some(direct) => direct.sent(fd, real::send(fd, buffer, count, flags), count, flags),
-                None => answer(stream::send(session.forever(), fd, Parts::new(&one(buffer.cast_mut(), count), 1), flags)),
+                None => answer(blocking::send(session.forever(), fd, Parts::new(&one(buffer.cast_mut(), count), 1), flags)),
             },
             None => real::send(fd, buffer, count, flags),
         }
@@ -211,7 +219,7 @@ exported! {
             let n = real::sendto(fd, buffer, count, flags, address, length);
             if n >= 0 || real::errno() == libc::EINPROGRESS {
                 descriptors::connected(fd, address, length, true);
-                stream::sent_by_kernel(&session, n.max(0) as u64);
+                send::by_kernel(&session, n.max(0) as u64);
             }
             return n;
         }
@@ -231,7 +239,7 @@ exported! {
                 };
                 match earn::direct_send(session.forever(), fd, list.length()) {
                     Some(direct) => direct.sent(fd, real::sendmsg(fd, message, flags), list.length(), flags),
-                    None => answer(stream::send(session.forever(), fd, list, flags)),
+                    None => answer(blocking::send(session.forever(), fd, list, flags)),
                 }
             }
             (None, Some(message)) if passes_session(message) => answer(Err(libc::EBUSY)),
@@ -268,7 +276,7 @@ exported! {
     fn sendfile(to: c_int, from: c_int, offset: *mut off_t, count: size_t) -> ssize_t {
         if table::session(from).is_some() && offset.is_null() {
             // The kernel splices, if the other one is a pipe.
-            return answer(splice::splice(from, to, count, 0));
+            return answer(spliced(from, to, count, 0));
         }
         match table::session(to) {
             Some(session) => match offer::unattached(session.forever()) {
@@ -288,15 +296,26 @@ exported! {
     }
 
     fn splice(from: c_int, from_offset: *mut libc::loff_t, to: c_int, to_offset: *mut libc::loff_t, count: size_t, flags: c_uint) -> ssize_t {
-        let no_session = table::session(from).is_none() && table::session(to).is_none();
+        let (source, target) = (table::session(from), table::session(to));
+        let no_session = source.is_none() && target.is_none();
         if no_session || !from_offset.is_null() || !to_offset.is_null() {
             return real::splice(from, from_offset, to, to_offset, count, flags);
         }
-        match earn::Ends::unattached(from, to) {
+        match earn::Ends::unattached((from, source.as_ref()), (to, target.as_ref())) {
             Some(ends) => ends.moved(real::splice(from, from_offset, to, to_offset, count, flags), count),
-            None => answer(splice::splice(from, to, count, flags)),
+            None => answer(spliced(from, to, count, flags)),
         }
     }
+}
+
+/// spliced is splice(2) if one end is a session that has rings, or may get some.
+fn spliced(from: c_int, to: c_int, count: size_t, flags: c_uint) -> Outcome {
+    let (source, target) = (table::session(from), table::session(to));
+    let end = |session: &Option<Held>, fd| match session {
+        Some(session) => End::Session(receiver(session, fd)),
+        None => End::Other(fd),
+    };
+    splice::splice(end(&source, from), end(&target, to), count, flags)
 }
 
 /// any_passes_session is passes_session for each of `count` messages.
@@ -317,7 +336,7 @@ fn passes_session(message: &msghdr) -> bool {
 /// received takes the numbers of the descriptors that a message has brought.
 fn received(message: &msghdr) {
     any_right(message, |fd| {
-        identity::made(fd);
+        reuse::made(fd);
         false
     });
 }

@@ -19,7 +19,7 @@ use alloc::vec::Vec;
 use alloc::{format, vec};
 use beeline_ring::Layout;
 use core::ffi::CStr;
-use core::net::{IpAddr, Ipv4Addr, SocketAddr};
+use core::net::{IpAddr, SocketAddr};
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, Ordering};
 
@@ -53,7 +53,7 @@ pub fn get() -> &'static Config {
         return known;
     }
     let read = Config::read(variable).unwrap_or_else(|complaint| {
-        crate::report(&complaint);
+        crate::sys::report(&complaint);
         Config { enabled: false, ..Config::default() }
     });
     let read = Box::leak(Box::new(read));
@@ -162,26 +162,6 @@ fn number_of(address: IpAddr) -> u128 {
     match address {
         IpAddr::V4(v4) => u128::from(u32::from(v4)),
         IpAddr::V6(v6) => u128::from(v6),
-    }
-}
-
-/// from_raw reads a socket address of IPv4 or IPv6; None if it is of another family.
-pub fn from_raw(storage: &libc::sockaddr_storage) -> Option<SocketAddr> {
-    let at = core::ptr::from_ref(storage);
-    match i32::from(storage.ss_family) {
-        libc::AF_INET => {
-            // SAFETY: a sockaddr_storage is large enough for each family's address, and aligned for it.
-            let v4 = unsafe { &*at.cast::<libc::sockaddr_in>() };
-            let ip = Ipv4Addr::from(u32::from_be(v4.sin_addr.s_addr));
-            Some(SocketAddr::new(ip.into(), u16::from_be(v4.sin_port)))
-        }
-        libc::AF_INET6 => {
-            // SAFETY: as above.
-            let v6 = unsafe { &*at.cast::<libc::sockaddr_in6>() };
-            let ip = IpAddr::from(v6.sin6_addr.s6_addr).to_canonical();
-            Some(SocketAddr::new(ip, u16::from_be(v6.sin6_port)))
-        }
-        _ => None,
     }
 }
 

@@ -7,12 +7,11 @@
 //! is in such a call, since it would not notice them: `inside` counts these threads, and a session is attached only when
 //! there is none.
 
-use crate::conn::offer::Alone;
-use crate::conn::session::Session;
+use crate::conn::offer::{self, Alone};
+use crate::conn::session::{Held, Session};
 use crate::conn::side::Way;
-use crate::conn::{config, offer, order, stream};
-use crate::fdtable::{descriptors, table};
-use crate::sys::clock;
+use crate::conn::{config, order};
+use crate::sys::{clock, socket};
 use beeline_ring::Role;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use libc::{c_int, ssize_t, MSG_OOB, MSG_PEEK};
@@ -195,12 +194,12 @@ fn has_earned(session: &Session, fd: c_int, operations: u32, ahead: usize) -> bo
     let moved = octets(session);
     let (least, age) = if session.role() == Role::Connector { CONNECTOR } else { ACCEPTOR };
     operations >= least && session.merits.age() >= age
-        || moved >= LOOK && moved + ahead.max(stream::kernel_queue(fd)) as u64 > SMALL
+        || moved >= LOOK && moved + ahead.max(socket::queued(fd)) as u64 > SMALL
 }
 
 /// is_stream reports whether a session is one of TCP. It settles others.
 fn is_stream(session: &Session, fd: c_int) -> bool {
-    let known = session.merits.asks() || descriptors::option(fd, libc::SO_PROTOCOL) == Some(libc::IPPROTO_TCP);
+    let known = session.merits.asks() || socket::option(fd, libc::SO_PROTOCOL) == Some(libc::IPPROTO_TCP);
     if !known {
         session.merits.settle();
     }
@@ -285,8 +284,8 @@ pub struct Ends {
 
 impl Ends {
     /// unattached is None if one of the ends has rings.
-    pub fn unattached(from: c_int, to: c_int) -> Option<Self> {
-        let end = |fd| match table::session(fd) {
+    pub fn unattached(from: (c_int, Option<&Held>), to: (c_int, Option<&Held>)) -> Option<Self> {
+        let end = |(fd, session): (c_int, Option<&Held>)| match session {
             Some(session) => offer::unattached(session.forever()).map(|alone| Some((alone, fd))),
             None => Some(None),
         };

@@ -4,8 +4,7 @@
 
 use crate::conn::session::{Rings, Session};
 use crate::conn::side::Phase;
-use crate::conn::stream;
-use crate::fdtable::descriptors;
+use crate::sys::socket;
 use beeline_ring::{Answer, Recall};
 use core::sync::atomic::Ordering;
 use libc::c_int;
@@ -55,7 +54,7 @@ impl Session {
 
     /// learn_low_mark asks the kernel for SO_RCVLOWAT, which it bounds, and an accepted socket has from its listener.
     pub fn learn_low_mark(&self, fd: c_int) {
-        let value = descriptors::option(fd, libc::SO_RCVLOWAT).unwrap_or(1);
+        let value = socket::option(fd, libc::SO_RCVLOWAT).unwrap_or(1);
         self.side().low_mark.store(value as u32, Ordering::Relaxed);
     }
 
@@ -76,7 +75,7 @@ impl Session {
             Phase::After => None,
         };
         let Some(missing) = missing.filter(|missing| missing + n > 0) else { return false };
-        let after = if closed { stream::kernel_queue(fd) as u64 } else { 0 };
+        let after = if closed { socket::queued(fd) as u64 } else { 0 };
         missing + n + after >= low_mark.min(rings.capacity / 2)
     }
 

@@ -8,11 +8,9 @@ use crate::conn::session::{Rings, Session};
 use crate::conn::side::{Phase, SHORT};
 use crate::conn::sink::Sink;
 use crate::conn::stream::{self, Outcome};
-use crate::fdtable::table;
-use crate::ready::epoll::{READ_BITS, WRITE_BITS};
-use crate::sys::clock::Deadline;
+use crate::conn::watch::{self, READ_BITS, WRITE_BITS};
+use crate::sys::clock::{self, Deadline};
 use crate::sys::{real, uncancelled};
-use crate::telemetry::page;
 use beeline_ring::{Answer, Recall, Violation};
 use core::sync::atomic::Ordering;
 use core::time::Duration;
@@ -25,15 +23,16 @@ const LIMIT: Duration = Duration::from_millis(90);
 const PAUSE: Duration = Duration::from_millis(4);
 
 /// leave has a connection continue on the kernel, with everything that its ring has. False if the peer does not send
-/// that: it stays in the ring.
-pub fn leave(session: &'static Session, fd: c_int, rings: &Rings) -> bool {
+/// that: it stays in the ring. `answer_all` answers for all connections of this process: the peer may be this thread.
+pub fn leave(session: &'static Session, fd: c_int, rings: &Rings, answer_all: fn()) -> bool {
     let (side, way) = (session.side(), &session.side().receive);
     let has_left = way.with_lock(SHORT, |_| {
         if let Some(recall) = rings.peer_recall().filter(|_| side.recalled.load(Ordering::Relaxed) == 0) {
             recall.ask();
         }
         session.leave_rings();
-        let has_left = way.phase() == Phase::After || is_empty(session, rings) || is_given(session, fd, rings);
+        let has_left =
+            way.phase() == Phase::After || is_empty(session, rings) || is_given(session, fd, rings, answer_all);
         if has_left {
             // Nobody takes what is in the ring, and the peer must not take it for unread.
             let all = rings.receive().mark();
@@ -45,8 +44,8 @@ pub fn leave(session: &'static Session, fd: c_int, rings: &Rings) -> bool {
         has_left
     });
     let has_left = has_left.unwrap_or(false);
-    page::note(side);
-    stream::resync(session, READ_BITS);
+    side.note();
+    watch::resync(session, READ_BITS);
     has_left
 }
 
@@ -56,18 +55,14 @@ fn is_empty(session: &Session, rings: &Rings) -> bool {
 }
 
 /// is_given waits for the peer's answer.
-fn is_given(session: &'static Session, fd: c_int, rings: &Rings) -> bool {
+fn is_given(session: &'static Session, fd: c_int, rings: &Rings, answer_all: fn()) -> bool {
     let Some(recall) = rings.peer_recall() else { return false };
     session.wake_peer();
     let deadline = Deadline::after(Some(LIMIT));
     let mut pause = Duration::from_micros(20);
     loop {
         let peer_ended = poll(fd, pause);
-        for other in table::descriptors().chain([fd]) {
-            if let Some(session) = table::session(other) {
-                answer(session.forever(), other);
-            }
-        }
+        answer_all();
         match recall.answer() {
             Answer::Done(index) => return conclude(session, rings, index),
             _ if !peer_ended && !deadline.is_over() => pause = (pause * 2).min(PAUSE),
@@ -91,7 +86,7 @@ fn conclude(session: &Session, rings: &Rings, index: u64) -> bool {
 /// poll waits, and reports whether the peer can send no more.
 fn poll(fd: c_int, time: Duration) -> bool {
     let mut one = libc::pollfd { fd, events: POLLRDHUP, revents: 0 };
-    let time = crate::ready::wait::to_timespec(time);
+    let time = clock::to_timespec(time);
     // SAFETY: one descriptor, and no signal mask.
     unsafe { real::ppoll(&mut one, 1, &time, core::ptr::null()) };
     one.revents & (POLLRDHUP | POLLHUP | POLLERR) != 0
@@ -103,8 +98,8 @@ pub fn answer(session: &'static Session, fd: c_int) {
     let before = real::errno();
     let way = &session.side().send;
     way.with_lock(SHORT, |_| give(session, fd, &rings));
-    page::note(session.side());
-    stream::resync(session, WRITE_BITS);
+    session.side().note();
+    watch::resync(session, WRITE_BITS);
     real::set_errno(before);
 }
 

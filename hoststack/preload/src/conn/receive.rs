@@ -5,16 +5,22 @@
 use crate::conn::ends::{self, keep, kept_for_receive};
 use crate::conn::readiness::enough;
 use crate::conn::session::{Rings, Session};
-use crate::conn::side::{Phase, SHORT};
+use crate::conn::side::Phase;
 use crate::conn::sink::Sink;
-use crate::conn::stream::{break_off, is_kernels, octets, resync, Outcome, OTHER_FILE, STUCK};
+use crate::conn::stream::{break_off, is_kernels, octets, Outcome};
+use crate::conn::watch::{self, READ_BITS};
 use crate::conn::{identity, recall};
-use crate::ready::epoll::READ_BITS;
 use crate::sys::{real, uncancelled};
 use crate::telemetry::page;
 use beeline_ring::Violation;
 use core::sync::atomic::Ordering;
 use libc::{c_int, EAGAIN, ECONNRESET, MSG_DONTWAIT, MSG_PEEK};
+
+/// The descriptor is not the session's socket any more. No error of the kernel has this number.
+pub const OTHER_FILE: i32 = i32::MAX;
+
+/// Who has the lock does not go on: EAGAIN, also for a call that would wait.
+pub const STUCK: i32 = i32::MAX - 1;
 
 /// What one carrier of the stream, kernel or ring, gave.
 enum Part {
@@ -24,19 +30,7 @@ enum Part {
     Crossing(usize),
 }
 
-/// attempt is try_once for who does not wait: a descriptor that is another file now is the kernel's at the next call.
-pub fn attempt(session: &'static Session, fd: c_int, sink: &impl Sink) -> Outcome {
-    match try_once(session, fd, sink, SHORT) {
-        Err(STUCK) => Err(libc::EAGAIN),
-        Err(OTHER_FILE) => {
-            identity::verify(fd);
-            Err(libc::EAGAIN)
-        }
-        other => other,
-    }
-}
-
-/// try_once may also return STUCK, after `pauses`, and OTHER_FILE.
+/// try_once is one attempt. It may also return STUCK, after `pauses`, and OTHER_FILE.
 pub fn try_once(session: &'static Session, fd: c_int, sink: &impl Sink, pauses: u32) -> Outcome {
     let way = &session.side().receive;
     let before = way.phase();
@@ -56,7 +50,7 @@ pub fn try_once(session: &'static Session, fd: c_int, sink: &impl Sink, pauses: 
     }
     let now = way.phase();
     if now != before {
-        page::note(session.side());
+        session.side().note();
     }
     // A program that has met the end knows it.
     let met_end = result == Ok(0) && sink.length() > 0 || result.is_err_and(|error| error != EAGAIN);
@@ -77,7 +71,7 @@ fn note_reset(session: &Session, error: i32) {
 fn report_again(session: &'static Session, fd: c_int) {
     // A receive would take the error of the socket, which poll(2) reports, too.
     if real::poll_one(fd, libc::POLLIN) != 0 {
-        resync(session, READ_BITS);
+        watch::resync(session, READ_BITS);
     }
 }
 

@@ -4,8 +4,8 @@
 
 use crate::conn::earn::Merits;
 use crate::conn::side::{Phase, Side};
+use crate::conn::watch::{self, Watch};
 use crate::conn::{config, order};
-use crate::ready::epoll::Epoll;
 use crate::sys::lock::Lock;
 use crate::sys::{bell, hidden, real, uncancelled};
 use crate::telemetry::counters::Refusal;
@@ -14,12 +14,10 @@ use alloc::boxed::Box;
 use alloc::vec::Vec;
 use beeline_ring::{Direction, Header, Layout, Recall, Role, HEADER_BYTES};
 use core::net::SocketAddr;
+use core::ops::Deref;
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 use libc::c_int;
-
-/// A watch of a session in an epoll instance: the instance, and the entry's place in it.
-pub type Watch = (&'static Epoll, usize);
 
 /// What does not change while a session lives.
 #[derive(Clone, Copy)]
@@ -69,7 +67,7 @@ pub struct Session {
     pub suspect: AtomicBool,
     pub watches: Lock<Vec<Watch>>,
     /// The only epoll instance that may leave the peer without a wish to be woken while it is awake.
-    pub watcher: AtomicPtr<Epoll>,
+    pub watcher: AtomicPtr<()>,
 }
 
 /// Sessions that are not in use. They are never freed, so that a reader of the table can hold one safely.
@@ -283,10 +281,7 @@ impl Session {
             // It has shut down sending before.
             rings.header.leave(rings.role);
         }
-        let watches = self.watches.lock().clone();
-        for (epoll, slot) in watches {
-            epoll.attach(slot, self);
-        }
+        watch::each_watch(self, |watcher, slot| watcher.attach(slot, self));
         signal(self.early_event.load(Ordering::SeqCst));
         if self.side().stays.load(Ordering::SeqCst) != 0 {
             // A thread has begun to wait for the kernel's connection alone.
@@ -298,15 +293,15 @@ impl Session {
         }
     }
 
-    /// watched_only_by reports whether `epoll` is, or becomes, the only watcher.
-    pub fn watched_only_by(&self, epoll: &Epoll) -> bool {
-        let this = core::ptr::from_ref(epoll).cast_mut();
+    /// watched_only_by reports whether a watcher is, or becomes, the only one.
+    pub fn watched_only_by<T>(&self, watcher: &T) -> bool {
+        let this = core::ptr::from_ref(watcher).cast_mut().cast();
         let claimed = self.watcher.compare_exchange(null_mut(), this, Ordering::AcqRel, Ordering::Acquire);
         claimed.is_ok() || claimed == Err(this)
     }
 
-    pub fn is_not_watched_by(&self, epoll: &Epoll) {
-        let this = core::ptr::from_ref(epoll).cast_mut();
+    pub fn is_not_watched_by<T>(&self, watcher: &T) {
+        let this = core::ptr::from_ref(watcher).cast_mut().cast();
         let _ = self.watcher.compare_exchange(this, null_mut(), Ordering::AcqRel, Ordering::Relaxed);
     }
 
@@ -389,6 +384,29 @@ impl Session {
 
     pub fn wake_peer(&self) {
         signal(self.peer_event.load(Ordering::Relaxed));
+    }
+}
+
+/// Held keeps a session while a call uses it.
+pub struct Held(pub &'static Session);
+
+impl Deref for Held {
+    type Target = Session;
+    fn deref(&self) -> &Session {
+        self.0
+    }
+}
+
+impl Held {
+    /// forever is the session itself: sessions are never freed.
+    pub fn forever(&self) -> &'static Session {
+        self.0
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.0.let_go();
     }
 }
 

@@ -8,6 +8,7 @@
 use crate::conn::owners::Owners;
 use crate::sys::lock::{self, Lock, Taken};
 use crate::sys::signals::Section;
+use crate::telemetry::page;
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
@@ -243,14 +244,24 @@ impl Side {
         self.room_waits.store(0, Ordering::Relaxed);
         self.left.store(0, Ordering::Relaxed);
         self.recalled.store(0, Ordering::Relaxed);
-        crate::telemetry::page::unlist(self);
+        self.unlist();
         self.error.store(0, Ordering::Relaxed);
         self.reset.store(0, Ordering::Relaxed);
     }
 
+    /// note has the page list where both directions are now.
+    pub fn note(&self) {
+        let (sends, receives) = (self.send.phase() as u8, self.receive.phase() as u8);
+        page::note(self.listed.load(Ordering::Relaxed), sends, receives);
+    }
+
+    fn unlist(&self) {
+        page::unlist(self.listed.swap(0, Ordering::Relaxed));
+    }
+
     /// free is called by whoever removed the last descriptor.
     pub fn free(&self) {
-        crate::telemetry::page::unlist(self);
+        self.unlist();
         self.used.store(0, Ordering::Release);
     }
 }

@@ -4,8 +4,7 @@
 
 use crate::conn::stream::Outcome;
 use crate::ring::parts::{Octets, Parts};
-use crate::sys::real;
-use crate::sys::uncancelled;
+use crate::sys::{real, uncancelled};
 use libc::{c_int, MSG_DONTWAIT, MSG_OOB, MSG_PEEK, MSG_TRUNC, MSG_WAITALL};
 
 pub trait Sink {

@@ -5,8 +5,7 @@
 use crate::conn::sink::Buffers;
 use crate::conn::stream::Outcome;
 use crate::ring::parts::Octets;
-use crate::sys::real;
-use crate::sys::uncancelled;
+use crate::sys::{real, uncancelled};
 use libc::{c_int, MSG_DONTWAIT, MSG_OOB};
 
 pub trait Source {

@@ -2,10 +2,10 @@
 
 //! What happens to sessions when descriptors are made, copied and closed.
 
-use crate::conn::session::{Identity, Session};
-use crate::conn::{clients, config, identity, recall, side, stream};
-use crate::fdtable::{fork, table};
-use crate::sys::{bell, lock, real};
+use crate::conn::session::{Held, Identity, Session};
+use crate::conn::{clients, config, identity, recall, side, stream, watch};
+use crate::fdtable::{fork, reuse, table};
+use crate::sys::{bell, real, socket};
 use crate::telemetry::page;
 use beeline_ring::Role;
 use core::mem::size_of;
@@ -15,10 +15,10 @@ use libc::{c_int, sockaddr, sockaddr_storage, socklen_t};
 
 /// accepted makes a session of a connection from `client` that accept(2) of `listener` returned, if it may use rings.
 pub fn accepted(fd: c_int, listener: c_int, client: &sockaddr_storage, nonblocking: bool) {
-    identity::made(fd);
-    let Some(client) = config::from_raw(client) else { return };
+    reuse::made(fd);
+    let Some(client) = socket::from_raw(client) else { return };
     keeping_errno(|| {
-        let server = bound_to(listener).or_else(|| address(fd, libc::getsockname));
+        let server = bound_to(listener).or_else(|| socket::address(fd, libc::getsockname));
         let Some(server) = server.filter(|&server| config::get().admits(server)) else { return };
         if let Some(session) = enter(fd, Role::Acceptor, Some((server, client)), identity::UNKNOWN) {
             session.side().nonblocking.store(u32::from(nonblocking), Ordering::Relaxed);
@@ -30,8 +30,8 @@ pub fn accepted(fd: c_int, listener: c_int, client: &sockaddr_storage, nonblocki
 /// socket by now, the addresses of the connection differ when it asks for rings, and it stays on the kernel.
 fn bound_to(listener: c_int) -> Option<SocketAddr> {
     table::listener(listener, || {
-        let is_transparent = |level, name| option_of(listener, level, name).is_some_and(|value| value != 0);
-        let own = address(listener, libc::getsockname).filter(|address| !address.ip().is_unspecified());
+        let is_transparent = |level, name| socket::option_of(listener, level, name).is_some_and(|value| value != 0);
+        let own = socket::address(listener, libc::getsockname).filter(|address| !address.ip().is_unspecified());
         own.filter(|_| {
             !is_transparent(libc::SOL_IP, libc::IP_TRANSPARENT)
                 && !is_transparent(libc::SOL_IPV6, libc::IPV6_TRANSPARENT)
@@ -62,12 +62,12 @@ pub unsafe fn connected(fd: c_int, address: *const sockaddr, length: socklen_t, 
     let length = (length as usize).min(size_of::<sockaddr_storage>());
     // SAFETY: the caller has that many octets, and the storage has room for them.
     unsafe { core::ptr::copy_nonoverlapping(address.cast::<u8>(), core::ptr::from_mut(&mut storage).cast(), length) };
-    let admitted = config::from_raw(&storage).is_some_and(|server| config::get().admits(server));
-    identity::verify(fd);
+    let admitted = socket::from_raw(&storage).is_some_and(|server| config::get().admits(server));
+    reuse::verify(fd);
     if admitted && table::session(fd).is_none() {
         keeping_errno(|| drop(enter_connector(fd)));
     }
-    let Some(session) = table::session(fd).filter(|_| !lock::in_vfork_child()) else { return };
+    let Some(session) = table::session(fd).filter(|_| !fork::in_vfork_child()) else { return };
     // A call that only says that the connection is there, which another one has begun, leaves it alone.
     let disconnects = storage.ss_family == libc::AF_UNSPEC as libc::sa_family_t;
     if !session.connecting.swap(begins && !disconnects, Ordering::Relaxed) || begins || disconnects {
@@ -77,24 +77,14 @@ pub unsafe fn connected(fd: c_int, address: *const sockaddr, length: socklen_t, 
     session.merits.connected();
 }
 
-/// has_ends reports whether a descriptor is a connection between these addresses, at the server's end. The kernel does not
-/// know the client any more when both ends have closed, or one has reset the connection.
-pub fn has_ends(fd: c_int, server: SocketAddr, client: SocketAddr) -> bool {
-    let is_clients = match address(fd, libc::getpeername) {
-        Some(peer) => peer == client,
-        None => real::errno() == libc::ENOTCONN && option(fd, libc::SO_ACCEPTCONN) == Some(0),
-    };
-    is_clients && address(fd, libc::getsockname) == Some(server)
-}
-
 /// anticipate makes a session of a socket that a program puts into an epoll instance before it connects.
 pub fn anticipate(fd: c_int) {
     if !config::get().enabled {
         return;
     }
     keeping_errno(|| {
-        let listens = option(fd, libc::SO_ACCEPTCONN) != Some(0);
-        if listens || address(fd, libc::getpeername).is_some() {
+        let listens = socket::option(fd, libc::SO_ACCEPTCONN) != Some(0);
+        if listens || socket::address(fd, libc::getpeername).is_some() {
             return;
         }
         if let Some(session) = enter_connector(fd) {
@@ -109,26 +99,14 @@ fn keeping_errno(f: impl FnOnce()) {
     real::set_errno(before);
 }
 
-type AddressCall = unsafe extern "C" fn(c_int, *mut sockaddr, *mut socklen_t) -> c_int;
-
-/// address is an end of a connection; None if it is not of IPv4 or IPv6.
-fn address(fd: c_int, call: AddressCall) -> Option<SocketAddr> {
-    // SAFETY: zero is a valid sockaddr_storage.
-    let mut storage: sockaddr_storage = unsafe { core::mem::zeroed() };
-    let mut length = size_of::<sockaddr_storage>() as socklen_t;
-    // SAFETY: the storage has `length` octets.
-    let result = unsafe { call(fd, core::ptr::from_mut(&mut storage).cast(), &mut length) };
-    (result == 0).then(|| config::from_raw(&storage)).flatten()
-}
-
 /// enter_connector makes a session of a socket whose addresses are not known.
-fn enter_connector(fd: c_int) -> Option<table::Held> {
-    enter(fd, Role::Connector, None, identity::cookie(fd)?)
+fn enter_connector(fd: c_int) -> Option<Held> {
+    enter(fd, Role::Connector, None, socket::cookie(fd)?)
 }
 
 /// enter makes a session. Whether it is one of TCP is asked when it has earned rings.
-fn enter(fd: c_int, role: Role, ends: Option<(SocketAddr, SocketAddr)>, cookie: u64) -> Option<table::Held> {
-    if fork::is_shared() || lock::in_vfork_child() {
+fn enter(fd: c_int, role: Role, ends: Option<(SocketAddr, SocketAddr)>, cookie: u64) -> Option<Held> {
+    if fork::is_shared() || fork::in_vfork_child() {
         return None;
     }
     page::make();
@@ -144,44 +122,19 @@ fn enter(fd: c_int, role: Role, ends: Option<(SocketAddr, SocketAddr)>, cookie: 
     table::session(fd)
 }
 
-/// is_nonblocking reports whether a session's socket has O_NONBLOCK.
-pub fn is_nonblocking(session: &Session, fd: c_int) -> bool {
-    let known = &session.side().nonblocking;
-    if known.load(Ordering::Relaxed) == side::UNKNOWN {
-        // SAFETY: fcntl of a descriptor.
-        let flags = unsafe { real::fcntl(fd, libc::F_GETFL, 0) };
-        known.store(u32::from(flags & libc::O_NONBLOCK != 0), Ordering::Relaxed);
-    }
-    known.load(Ordering::Relaxed) != 0
-}
-
-/// option is a number that getsockopt(2) returns for SOL_SOCKET.
-pub fn option(fd: c_int, name: c_int) -> Option<c_int> {
-    option_of(fd, libc::SOL_SOCKET, name)
-}
-
-fn option_of(fd: c_int, level: c_int, name: c_int) -> Option<c_int> {
-    let mut value: c_int = 0;
-    let mut length = size_of::<c_int>() as socklen_t;
-    let place = core::ptr::from_mut(&mut value).cast();
-    // SAFETY: the option stores a number.
-    let result = unsafe { real::getsockopt(fd, level, name, place, &mut length) };
-    (result == 0).then_some(value)
-}
-
 /// copied enters a descriptor that dup(2) or fcntl(2) made of another.
 pub fn copied(from: c_int, to: c_int) {
     if to < 0 || from == to {
         return;
     }
-    if lock::in_vfork_child() {
+    if fork::in_vfork_child() {
         // exec looks at the numbers that the table has, and knows sessions without rings by the numbers alone.
         table::note(to);
         // The program may close this library's descriptors before exec.
         leave_rings(from);
         return;
     }
-    identity::made(to);
+    reuse::made(to);
     if let Some(session) = table::session(from) {
         session.side().owners.add();
         session.descriptors.fetch_add(1, Ordering::AcqRel);
@@ -197,7 +150,7 @@ pub fn copied(from: c_int, to: c_int) {
 pub fn closing(fd: c_int) {
     table::forget_listener(fd);
     let nothing = table::session(fd).is_none() && table::epoll(fd).is_none();
-    if nothing || lock::in_vfork_child() {
+    if nothing || fork::in_vfork_child() {
         return;
     }
     keeping_errno(|| {
@@ -224,13 +177,10 @@ fn leave(session: &'static Session, fd: c_int) {
         }
     }
     let was_last_here = session.descriptors.fetch_sub(1, Ordering::AcqRel) == 1;
-    let watches = session.watches.lock().clone();
-    for (epoll, slot) in watches {
-        match was_last_here {
-            true => epoll.closed(slot, session, !was_last),
-            false => epoll.orphan(slot, session, fd),
-        }
-    }
+    watch::each_watch(session, |epoll, slot| match was_last_here {
+        true => epoll.closed(slot, session, !was_last),
+        false => epoll.orphan(slot, session, fd),
+    });
     // As long as another process has the connection it has not ended.
     if let Some(rings) = rings.filter(|_| was_last) {
         rings.header.leave(rings.role);
@@ -255,7 +205,16 @@ pub fn leave_rings(fd: c_int) -> bool {
     }
     let Some(session) = table::session(fd) else { return true };
     let Some(rings) = session.rings() else { return true };
-    recall::leave(session.forever(), fd, &rings)
+    recall::leave(session.forever(), fd, &rings, answer_all)
+}
+
+/// answer_all sends what peers have recalled from connections of this process.
+fn answer_all() {
+    for fd in table::descriptors() {
+        if let Some(session) = table::session(fd) {
+            recall::answer(session.forever(), fd);
+        }
+    }
 }
 
 /// before_fork counts the child's descriptors: connections that have no rings yet stay on the kernel until one process
@@ -290,7 +249,7 @@ pub fn after_fork(counted: bool, borrowed: bool) {
         }
         session.watcher.store(core::ptr::dangling_mut(), Ordering::Relaxed);
         if borrowed {
-            identity::verify(fd);
+            reuse::verify(fd);
         }
     }
     if table::descriptors().filter_map(table::session).any(|session| session.is_attached() && session.blocks()) {

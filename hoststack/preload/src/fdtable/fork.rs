@@ -147,3 +147,20 @@ vfork!(__vfork);
 pub fn is_shared() -> bool {
     SHARED.load(Ordering::Relaxed)
 }
+
+/// in_vfork_child reports whether this is another process in the same memory: it must not change tables. Only a thread that
+/// has made one has to ask the kernel.
+pub fn in_vfork_child() -> bool {
+    notice();
+    let is_shared = is_shared();
+    if !is_shared && !signals::may_be_twin() {
+        return false;
+    }
+    // SAFETY: getpid has no preconditions.
+    let is_child = unsafe { libc::getpid() as u32 != lock::process() };
+    if !is_child && !is_shared {
+        // vfork(2) has returned in the parent: the child has ended, or runs another program.
+        signals::set_twin(false);
+    }
+    is_child
+}

@@ -4,4 +4,5 @@
 
 pub mod descriptors;
 pub mod fork;
+pub mod reuse;
 pub mod table;

@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 
-//! What this library knows of each descriptor: a session, an epoll instance, or that it is its own.
+//! What this library knows of each descriptor: a session or an epoll instance.
 //!
 //! Numbers are the kernel's. Reading an entry takes no lock: sessions are never freed, only used again, and a
 //! reader holds one by its counter before it checks that the entry is still the same.
 
-use crate::conn::session::Session;
+use crate::conn::session::{Held, Session};
 use crate::ready::epoll::Epoll;
+use crate::ready::poll::Lookup;
 use alloc::boxed::Box;
 use core::net::SocketAddr;
 use core::ptr::null_mut;
-use core::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+use core::sync::atomic::{AtomicPtr, Ordering};
 use libc::c_int;
 
 const CHUNK: usize = 1024;
@@ -19,7 +20,6 @@ const CHUNKS: usize = 1024;
 struct Entry {
     session: AtomicPtr<Session>,
     epoll: AtomicPtr<Epoll>,
-    hidden: AtomicBool,
     /// What a socket that listens is bound to.
     listener: AtomicPtr<Listener>,
 }
@@ -31,7 +31,7 @@ static TABLE: [AtomicPtr<[Entry; CHUNK]>; CHUNKS] = [const { AtomicPtr::new(null
 
 /// known is the entry of a descriptor, if one of its neighbours was ever used.
 fn known(fd: c_int) -> Option<&'static Entry> {
-    crate::fdtable::fork::notice();
+    super::fork::notice();
     let fd = usize::try_from(fd).ok()?;
     let chunk = TABLE.get(fd / CHUNK)?.load(Ordering::Acquire);
     // SAFETY: a chunk is published complete and never freed.
@@ -47,7 +47,6 @@ fn entry(fd: c_int) -> Option<&'static Entry> {
     let empty = || Entry {
         session: AtomicPtr::new(null_mut()),
         epoll: AtomicPtr::new(null_mut()),
-        hidden: AtomicBool::new(false),
         listener: AtomicPtr::new(null_mut()),
     };
     let chunk = Box::into_raw(Box::new(core::array::from_fn(|_| empty())));
@@ -58,26 +57,16 @@ fn entry(fd: c_int) -> Option<&'static Entry> {
     known(fd)
 }
 
-/// Held keeps a session while a call uses it.
-pub struct Held(&'static Session);
+/// Table is the only table, for floors that do not know it.
+pub struct Table;
 
-impl core::ops::Deref for Held {
-    type Target = Session;
-    fn deref(&self) -> &Session {
-        self.0
+impl Lookup for Table {
+    fn session(&self, fd: c_int) -> Option<Held> {
+        session(fd)
     }
-}
 
-impl Held {
-    /// forever is the session itself: sessions are never freed.
-    pub fn forever(&self) -> &'static Session {
-        self.0
-    }
-}
-
-impl Drop for Held {
-    fn drop(&mut self) {
-        self.0.let_go();
+    fn epoll(&self, fd: c_int) -> Option<&'static Epoll> {
+        epoll(fd)
     }
 }
 
@@ -182,17 +171,6 @@ pub fn take_epoll(fd: c_int) -> Option<&'static Epoll> {
 /// descriptor_of is a number of an epoll instance.
 pub fn descriptor_of(epoll: &Epoll) -> Option<c_int> {
     descriptors().find(|&fd| self::epoll(fd).is_some_and(|known| core::ptr::eq(known, epoll)))
-}
-
-/// is_hidden reports whether a descriptor is this library's own: the program must not close it.
-pub fn is_hidden(fd: c_int) -> bool {
-    known(fd).is_some_and(|entry| entry.hidden.load(Ordering::Relaxed))
-}
-
-pub fn set_hidden(fd: c_int, hidden: bool) {
-    if let Some(entry) = entry(fd) {
-        entry.hidden.store(hidden, Ordering::Relaxed);
-    }
 }
 
 /// listener is what `ask` has told of a socket that listens, since forget_listener.

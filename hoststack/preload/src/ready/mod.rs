@@ -2,6 +2,7 @@
 
 //! Readiness of connections, and calls that wait for it.
 
+pub mod blocking;
 pub mod epoll;
 pub mod poll;
 pub mod splice;

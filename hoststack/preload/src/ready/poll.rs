@@ -2,13 +2,11 @@
 
 //! poll(2) and select(2) over sessions and other descriptors.
 
-use crate::conn::session::Session;
+use crate::conn::session::{Held, Session};
 use crate::conn::side::Phase;
 use crate::conn::{earn, ends, recall, stream};
-use crate::fdtable::table;
-use crate::fdtable::table::Held;
-use crate::ready::wait;
-use crate::sys::clock::Deadline;
+use crate::ready::epoll::Epoll;
+use crate::sys::clock::{self, Deadline};
 use crate::sys::{bell, real};
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
@@ -19,14 +17,25 @@ use libc::{POLLERR, POLLHUP, POLLIN, POLLOUT, POLLRDHUP, POLLRDNORM, POLLWRBAND,
 const READ_BITS: i16 = POLLIN | POLLRDNORM;
 const WRITE_BITS: i16 = POLLOUT | POLLWRNORM | POLLWRBAND;
 
+/// Lookup is the table of descriptors.
+pub trait Lookup {
+    fn session(&self, fd: c_int) -> Option<Held>;
+    fn epoll(&self, fd: c_int) -> Option<&'static Epoll>;
+}
+
 /// poll is ppoll(2).
-pub fn poll(fds: &mut [pollfd], limit: Option<Duration>, mask: *const sigset_t) -> Result<usize, i32> {
-    fds.iter().filter_map(|one| table::epoll(one.fd)).for_each(|epoll| epoll.watch());
+pub fn poll(
+    table: &impl Lookup,
+    fds: &mut [pollfd],
+    limit: Option<Duration>,
+    mask: *const sigset_t,
+) -> Result<usize, i32> {
+    fds.iter().filter_map(|one| table.epoll(one.fd)).for_each(|epoll| epoll.watch());
     // Nothing is allocated without sessions: an allocator may call poll(2) while it has its own lock.
-    if fds.iter().all(|one| table::session(one.fd).is_none()) {
+    if fds.iter().all(|one| table.session(one.fd).is_none()) {
         return kernel_poll(fds, limit, mask);
     }
-    let sessions: Vec<_> = fds.iter().map(|one| table::session(one.fd)).collect();
+    let sessions: Vec<_> = fds.iter().map(|one| table.session(one.fd)).collect();
     let young: Option<Vec<_>> = sessions.iter().flatten().map(|session| earn::direct_wait(session.forever())).collect();
     if let Some(_young) = young {
         return kernel_poll(fds, limit, mask);
@@ -153,7 +162,7 @@ fn by_kernel(session: &Session, polled: &pollfd) -> i16 {
 }
 
 fn kernel_poll(fds: &mut [pollfd], limit: Option<Duration>, mask: *const sigset_t) -> Result<usize, i32> {
-    let limit = limit.map(wait::to_timespec);
+    let limit = limit.map(clock::to_timespec);
     let limit = limit.as_ref().map_or(core::ptr::null(), core::ptr::from_ref::<timespec>);
     // SAFETY: the list is the caller's; the mask is the program's.
     real::outcome(unsafe { real::ppoll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, limit, mask) } as isize)
@@ -178,16 +187,22 @@ impl Sets {
     }
 
     /// have_sessions reports whether the program asks for a session, or for an epoll instance that has some.
-    pub fn have_sessions(&self, count: c_int) -> bool {
-        let known = |fd: c_int| table::session(fd).is_some() || table::epoll(fd).is_some();
+    pub fn have_sessions(&self, table: &impl Lookup, count: c_int) -> bool {
+        let known = |fd: c_int| table.session(fd).is_some() || table.epoll(fd).is_some();
         (0..count.min(libc::FD_SETSIZE as c_int))
             .any(|fd| known(fd) && self.each().iter().any(|&(set, _)| Self::has(set, fd)))
     }
 
     /// select is pselect(2) by poll.
-    pub fn select(&self, count: c_int, limit: Option<Duration>, mask: *const sigset_t) -> Result<usize, i32> {
+    pub fn select(
+        &self,
+        table: &impl Lookup,
+        count: c_int,
+        limit: Option<Duration>,
+        mask: *const sigset_t,
+    ) -> Result<usize, i32> {
         let mut fds: Vec<pollfd> = (0..count.min(libc::FD_SETSIZE as c_int)).filter_map(|fd| self.wanted(fd)).collect();
-        poll(&mut fds, limit, mask)?;
+        poll(table, &mut fds, limit, mask)?;
         if fds.iter().any(|one| one.revents & libc::POLLNVAL != 0) {
             return Err(libc::EBADF);
         }

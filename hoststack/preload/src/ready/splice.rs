@@ -7,16 +7,16 @@
 //! be computed, since a short write takes a slot of it. As on the kernel SPLICE_F_NONBLOCK is for the pipe alone, and
 //! O_NONBLOCK of the socket for the socket.
 
-use crate::abi::syscall::direct;
-use crate::conn::offer;
-use crate::conn::receive::{self, peek};
+use crate::conn::receive::peek;
 use crate::conn::session::Session;
 use crate::conn::sink::{Buffers, Sink};
 use crate::conn::source::Source;
-use crate::conn::stream::{self, blocks, Outcome};
-use crate::fdtable::table;
+use crate::conn::stream::{blocks, Outcome};
+use crate::conn::{offer, send};
+use crate::ready::blocking::Receiver;
 use crate::ready::wait;
 use crate::ring::parts::{one, Octets, Parts};
+use crate::sys::syscall::direct;
 use crate::sys::{real, uncancelled};
 use core::cell::Cell;
 use core::ptr::null_mut;
@@ -31,8 +31,14 @@ const PIPE_BYTES: usize = 65536;
 /// Of linux/fs.h.
 const RWF_NOWAIT: usize = 8;
 
+/// End of a splice: a session, or a descriptor that has none.
+pub enum End {
+    Session(Receiver),
+    Other(c_int),
+}
+
 /// splice is splice(2) if one end is a session.
-pub fn splice(from: c_int, to: c_int, count: usize, flags: u32) -> Outcome {
+pub fn splice(from: End, to: End, count: usize, flags: u32) -> Outcome {
     const KNOWN: u32 = libc::SPLICE_F_MOVE | SPLICE_F_NONBLOCK | libc::SPLICE_F_MORE | libc::SPLICE_F_GIFT;
     if count == 0 {
         return Ok(0);
@@ -40,9 +46,9 @@ pub fn splice(from: c_int, to: c_int, count: usize, flags: u32) -> Outcome {
     if flags & !KNOWN != 0 {
         return Err(libc::EINVAL);
     }
-    match (table::session(from), table::session(to)) {
-        (Some(session), None) => to_pipe(session.forever(), from, Pipe::open(to, count, flags)?),
-        (None, Some(session)) => from_pipe(session.forever(), Pipe::open(from, count, flags)?, to),
+    match (from, to) {
+        (End::Session(from), End::Other(to)) => to_pipe(from, Pipe::open(to, count, flags)?),
+        (End::Other(from), End::Session(to)) => from_pipe(to.session, Pipe::open(from, count, flags)?, to.fd),
         _ => Err(libc::EINVAL),
     }
 }
@@ -233,7 +239,8 @@ fn give(pipe: c_int, regions: &[iovec; 2]) -> Outcome {
 }
 
 /// to_pipe moves what the session has into a pipe. The kernel looks at the pipe first.
-fn to_pipe(session: &'static Session, fd: c_int, mut pipe: Pipe) -> Outcome {
+fn to_pipe(receiver: Receiver, mut pipe: Pipe) -> Outcome {
+    let Receiver { session, fd, .. } = receiver;
     if pipe.access() == libc::O_RDONLY {
         return Err(libc::EBADF);
     }
@@ -254,7 +261,7 @@ fn to_pipe(session: &'static Session, fd: c_int, mut pipe: Pipe) -> Outcome {
             continue;
         }
         pipe.blocked.set(false);
-        match receive::attempt(session, fd, &IntoPipe(&pipe, pipe.count)) {
+        match receiver.attempt(&IntoPipe(&pipe, pipe.count)) {
             Err(EAGAIN) if pipe.blocked.get() => {}
             Err(EAGAIN) if blocks(session, fd, 0) => wait::readable(session, fd)?,
             other => return other.inspect(|_| offer::after(session, fd)),
@@ -363,7 +370,7 @@ fn from_pipe(session: &'static Session, pipe: Pipe, fd: c_int) -> Outcome {
         pipe.blocked.set(false);
         let may_wait = blocks(session, fd, 0);
         let source = FromPipe { pipe: &pipe, count: pipe.count - done, may_wait };
-        let result = match stream::attempt_send(session, fd, &source) {
+        let result = match send::attempt(session, fd, &source) {
             Ok(n) => {
                 done += n;
                 match n > 0 && done < pipe.count && may_wait {

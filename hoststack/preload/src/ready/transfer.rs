@@ -3,7 +3,8 @@
 //! sendfile(2) to a session: by a copy through a buffer.
 
 use crate::conn::session::Session;
-use crate::conn::stream::{self, some, Outcome};
+use crate::conn::stream::Outcome;
+use crate::ready::blocking::{self, some};
 use crate::ring::parts::{one, Parts};
 use crate::sys::real;
 use libc::{c_int, off_t};
@@ -67,5 +68,5 @@ fn copy_file(session: &'static Session, fd: c_int, file: c_int, position: &mut o
 fn send(session: &'static Session, fd: c_int, octets: &mut [u8], flags: c_int) -> Outcome {
     let part = one(octets.as_mut_ptr().cast(), octets.len());
     // SAFETY: one buffer, which lives as long as the call.
-    stream::send(session, fd, unsafe { Parts::new(&part, 1) }, flags)
+    blocking::send(session, fd, unsafe { Parts::new(&part, 1) }, flags)
 }

@@ -5,10 +5,10 @@
 use crate::conn::session::Session;
 use crate::conn::side::Phase;
 use crate::conn::{ends, offer, recall, stream};
-use crate::sys::clock::Deadline;
+use crate::sys::clock::{self, Deadline};
 use crate::sys::{bell, real};
 use core::time::Duration;
-use libc::{c_int, pollfd, timespec, timeval, POLLIN, POLLOUT, POLLRDHUP};
+use libc::{c_int, pollfd, timeval, POLLIN, POLLOUT, POLLRDHUP};
 
 /// readable waits until the session may be readable, for SO_RCVTIMEO at most.
 pub fn readable(session: &'static Session, fd: c_int) -> Result<(), i32> {
@@ -136,15 +136,11 @@ pub fn pipe(fd: c_int, events: i16) -> Result<(), i32> {
 }
 
 fn poll(fds: &mut [pollfd], deadline: Deadline) -> Result<usize, i32> {
-    let left = deadline.left().map(to_timespec);
+    let left = deadline.left().map(clock::to_timespec);
     let left = left.as_ref().map_or(core::ptr::null(), core::ptr::from_ref);
     // SAFETY: the descriptors are this caller's; no signal mask.
     let n = unsafe { real::ppoll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, left, core::ptr::null()) };
     real::outcome(n as isize)
-}
-
-pub fn to_timespec(duration: Duration) -> timespec {
-    timespec { tv_sec: duration.as_secs() as libc::time_t, tv_nsec: duration.subsec_nanos().into() }
 }
 
 /// time_limit is what SO_RCVTIMEO or SO_SNDTIMEO allow; None is for ever.

@@ -54,3 +54,7 @@ pub fn milliseconds(time: Duration) -> libc::c_int {
     let whole = time.as_secs().saturating_mul(1000).saturating_add(time.subsec_nanos().div_ceil(1_000_000).into());
     whole.min(i32::MAX as u64) as libc::c_int
 }
+
+pub fn to_timespec(duration: Duration) -> libc::timespec {
+    libc::timespec { tv_sec: duration.as_secs() as libc::time_t, tv_nsec: duration.subsec_nanos().into() }
+}

@@ -200,7 +200,7 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let connections = [(); 2].map(|()| TcpStream::connect(listener.local_addr().unwrap()).unwrap());
         let ends = |stream: &TcpStream| (stream.local_addr().unwrap(), stream.peer_addr().unwrap());
-        let cookie = |stream: &TcpStream| crate::conn::identity::cookie(stream.as_raw_fd()).unwrap();
+        let cookie = |stream: &TcpStream| crate::sys::socket::cookie(stream.as_raw_fd()).unwrap();
         let [(local, remote), (other, its_remote)] = [ends(&connections[0]), ends(&connections[1])];
         // A thread that was killed in a call has left its answer.
         let request = Request::new(other, its_remote, u32::MAX);

@@ -2,7 +2,7 @@
 
 //! A lock that survives fork: a child breaks those that other threads of its parent held.
 
-use crate::sys::signals::{self, Section};
+use crate::sys::signals::Section;
 use core::cell::UnsafeCell;
 use core::ops::{Deref, DerefMut};
 use core::sync::atomic::{AtomicU32, Ordering};
@@ -19,23 +19,6 @@ pub fn own_process() {
 /// process is the number of the process that own_process saw.
 pub fn process() -> u32 {
     OWNER.load(Ordering::Relaxed)
-}
-
-/// in_vfork_child reports whether this is another process in the same memory: it must not change tables. Only a thread that
-/// has made one has to ask the kernel.
-pub fn in_vfork_child() -> bool {
-    crate::fdtable::fork::notice();
-    let is_shared = crate::fdtable::fork::is_shared();
-    if !is_shared && !signals::may_be_twin() {
-        return false;
-    }
-    // SAFETY: getpid has no preconditions.
-    let is_child = unsafe { libc::getpid() as u32 != process() };
-    if !is_child && !is_shared {
-        // vfork(2) has returned in the parent: the child has ended, or runs another program.
-        signals::set_twin(false);
-    }
-    is_child
 }
 
 /// What became of a wait for a lock.

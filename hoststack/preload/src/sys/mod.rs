@@ -11,4 +11,13 @@ pub mod real;
 #[cfg(not(test))]
 mod runtime;
 pub mod signals;
+pub mod socket;
+pub mod syscall;
 pub mod uncancelled;
+
+/// report writes a line to standard error.
+pub fn report(text: &str) {
+    let line = alloc::format!("beeline-hoststack: {text}\n");
+    // SAFETY: the line's octets.
+    unsafe { real::write(2, line.as_ptr().cast(), line.len()) };
+}

@@ -2,7 +2,7 @@
 
 //! The C library's own functions, behind those that this library exports under the same names.
 
-use crate::abi::syscall::direct;
+use crate::sys::syscall::direct;
 use crate::sys::uncancelled;
 use core::sync::atomic::{AtomicUsize, Ordering};
 use libc::{

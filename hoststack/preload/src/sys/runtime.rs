@@ -68,6 +68,6 @@ core::arch::global_asm!(
 /// A panic is a fault of this library. It must not unwind through frames of the program.
 #[panic_handler]
 fn panic(what: &core::panic::PanicInfo) -> ! {
-    crate::report(&alloc::format!("{what}"));
+    crate::sys::report(&alloc::format!("{what}"));
     crate::sys::real::abort()
 }

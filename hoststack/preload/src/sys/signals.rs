@@ -6,8 +6,8 @@
 //! queued again for the thread, and blocked until the outermost section ends, where the kernel delivers it. A section
 //! makes no call that waits. Without a signal it costs a few instructions at both ends, and no system call.
 
-use crate::abi::syscall::direct;
-use crate::sys::{lock, real};
+use crate::sys::real;
+use crate::sys::syscall::direct;
 use core::mem::{transmute, zeroed};
 use core::ptr::{null, null_mut};
 use core::sync::atomic::{compiler_fence, AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -191,16 +191,20 @@ fn shown(signal: c_int, action: &mut libc::sigaction) {
     }
 }
 
-/// set is sigaction(2).
+/// set is sigaction(2). `is_other_process` reports whether a child of vfork(2) calls it, which has handlers of its own.
 ///
 /// # Safety
 /// As for the function of this name in the C library.
-pub unsafe fn set(signal: c_int, wanted: *const libc::sigaction, before: *mut libc::sigaction) -> c_int {
+pub unsafe fn set(
+    signal: c_int,
+    wanted: *const libc::sigaction,
+    before: *mut libc::sigaction,
+    is_other_process: fn() -> bool,
+) -> c_int {
     let known = (1..SIGNALS as c_int).contains(&signal);
     // SAFETY: the caller's action, if there is one.
     let action = unsafe { wanted.as_ref() }.filter(|action| known && is_function(action.sa_sigaction));
-    // A child of vfork(2) has handlers of its own.
-    let Some(action) = action.filter(|_| !lock::in_vfork_child()) else {
+    let Some(action) = action.filter(|_| !is_other_process()) else {
         // SAFETY: the caller keeps the function's contract.
         let result = unsafe { real::sigaction(signal, wanted, before) };
         // SAFETY: as above.
@@ -233,7 +237,7 @@ pub unsafe fn set(signal: c_int, wanted: *const libc::sigaction, before: *mut li
 ///
 /// # Safety
 /// As for that function.
-pub unsafe fn set_by(signal: c_int, call: impl FnOnce() -> usize) -> usize {
+pub unsafe fn set_by(signal: c_int, is_other_process: fn() -> bool, call: impl FnOnce() -> usize) -> usize {
     if !(1..SIGNALS as c_int).contains(&signal) {
         return call();
     }
@@ -246,7 +250,7 @@ pub unsafe fn set_by(signal: c_int, call: impl FnOnce() -> usize) -> usize {
             && real::sigaction(signal, null(), &mut action) == 0
             && is_function(action.sa_sigaction)
         {
-            set(signal, &action, null_mut());
+            set(signal, &action, null_mut(), is_other_process);
         }
     }
     if former == own() {

@@ -3,7 +3,7 @@
 //! System calls that do not wait, without the C library: its functions are cancellation points (pthreads(7)), at which a
 //! thread would end while it has a lock. Each sets errno as the function of its name does.
 
-use crate::abi::syscall::direct;
+use crate::sys::syscall::direct;
 use libc::{c_int, c_long, c_void, iovec, msghdr, size_t, sockaddr, socklen_t, ssize_t};
 
 macro_rules! uncancelled {

@@ -6,9 +6,7 @@
 //! A program has it from its first session on, and its children share it. The library never waits for the agent, and
 //! works without it.
 
-use crate::conn::side::Side;
-use crate::sys::lock;
-use crate::sys::real;
+use crate::sys::{lock, real};
 use crate::telemetry::counters::Counters;
 use beeline_ring::Role;
 use core::mem::size_of;
@@ -41,7 +39,7 @@ struct Entry {
     /// The process that attached the rings, as it sees its own number; 0 for none. Written last.
     process: AtomicU32,
     role: AtomicU8,
-    /// Phases of both directions, as `side.rs` numbers them.
+    /// Phases of both directions, as `conn/side.rs` numbers them.
     sends: AtomicU8,
     receives: AtomicU8,
     reserved: AtomicU8,
@@ -131,8 +129,9 @@ fn entry(number: u32) -> Option<&'static Entry> {
     Some(unsafe { &*page.cast::<u8>().add(HEAD_BYTES).cast::<Entry>().add(index) })
 }
 
-/// list enters a connection whose rings are attached. Without room it is only counted.
-pub fn list(side: &Side, role: Role, server: End, client: End) {
+/// list enters a connection whose rings are attached. `keep` gets its number, and notes the phases. Without room it is
+/// only counted.
+pub fn list(role: Role, server: End, client: End, keep: impl FnOnce(u32)) {
     let Some((number, entry)) = take() else {
         counters().unlisted.add(1);
         return;
@@ -145,8 +144,7 @@ pub fn list(side: &Side, role: Role, server: End, client: End) {
     }
     entry.server_port.store(server.1, Ordering::Relaxed);
     entry.client_port.store(client.1, Ordering::Relaxed);
-    side.listed.store(number, Ordering::Relaxed);
-    note(side);
+    keep(number);
     entry.process.store(lock::process(), Ordering::Release);
 }
 
@@ -198,17 +196,17 @@ fn look(among: u32, most: u32, takes: impl Fn(&Entry) -> bool) -> Option<(u32, &
     found.map(|(_, number, entry)| (number, entry))
 }
 
-/// note stores where both directions are now.
-pub fn note(side: &Side) {
-    if let Some(entry) = entry(side.listed.load(Ordering::Relaxed)) {
-        entry.sends.store(side.send.phase() as u8, Ordering::Relaxed);
-        entry.receives.store(side.receive.phase() as u8, Ordering::Relaxed);
+/// note stores the phases of both directions of a connection.
+pub fn note(number: u32, sends: u8, receives: u8) {
+    if let Some(entry) = entry(number) {
+        entry.sends.store(sends, Ordering::Relaxed);
+        entry.receives.store(receives, Ordering::Relaxed);
     }
 }
 
 /// unlist frees the entry of a connection that has ended.
-pub fn unlist(side: &Side) {
-    if let Some(entry) = entry(side.listed.swap(0, Ordering::Relaxed)) {
+pub fn unlist(number: u32) {
+    if let Some(entry) = entry(number) {
         entry.process.store(0, Ordering::Release);
     }
 }

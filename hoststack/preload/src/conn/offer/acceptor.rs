@@ -4,10 +4,9 @@
 
 use super::give_up;
 use super::message::{self, address, unix_socket, user_of, Offer};
-use crate::conn::earn::Merits;
+use crate::conn::earn::{self, Merits};
 use crate::conn::session::{make_event, Memory, Session};
-use crate::conn::{clients, earn, identity};
-use crate::fdtable::descriptors;
+use crate::conn::{clients, identity};
 use crate::sys::{diag, hidden, real, uncancelled};
 use crate::telemetry::counters::Refusal;
 use crate::telemetry::page;
@@ -27,7 +26,7 @@ pub fn try_offer(session: &'static Session, fd: c_int) {
 /// make_offer makes rings and sends them to the connector; None if it has no mailbox.
 fn make_offer(session: &'static Session, fd: c_int) -> Option<()> {
     let (server, client) = session.identity().ends?;
-    if !descriptors::has_ends(fd, server, client) {
+    if !identity::has_ends(fd, server, client) {
         // The number is another connection now.
         session.merits.settle();
         return None;

@@ -4,9 +4,8 @@
 
 use super::message::{self, address, unix_socket, user_of, Offer, DESCRIPTORS};
 use super::{exclusively, give_up, stop, without_calls};
-use crate::conn::identity;
 use crate::conn::session::{Memory, Session};
-use crate::sys::{diag, hidden, real, uncancelled};
+use crate::sys::{diag, hidden, real, socket, uncancelled};
 use crate::telemetry::counters::Refusal;
 use crate::telemetry::page;
 use beeline_ring::Layout;
@@ -33,7 +32,7 @@ pub fn open_mailbox(session: &'static Session, fd: c_int) {
     if session.mailbox.load(Ordering::Relaxed) >= 0 {
         return;
     }
-    let (Some(cookie), Some(socket)) = (identity::cookie(fd), unix_socket()) else { return };
+    let (Some(cookie), Some(socket)) = (socket::cookie(fd), unix_socket()) else { return };
     let (address, length) = address(cookie);
     // SAFETY: the address has that length.
     let bound = unsafe { libc::bind(socket, core::ptr::from_ref(&address).cast(), length) == 0 };
@@ -102,7 +101,7 @@ fn is_from_peer(fd: c_int, offer: &Offer, user: Option<u32>) -> bool {
     let own = diag::owner(offer.client(), offer.server());
     let peer = diag::owner(offer.server(), offer.client());
     let (Ok(own), Ok(peer)) = (own, peer) else { return false };
-    identity::cookie(fd) == Some(own.cookie) && user == Some(peer.uid)
+    socket::cookie(fd) == Some(own.cookie) && user == Some(peer.uid)
 }
 
 /// accept maps the memory and attaches the session. The descriptors are this function's if it succeeds.

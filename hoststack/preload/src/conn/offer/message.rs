@@ -8,6 +8,7 @@ use crate::telemetry::page;
 use alloc::vec::Vec;
 use core::mem::{size_of, zeroed};
 use core::net::{IpAddr, Ipv6Addr, SocketAddr};
+use core::sync::atomic::Ordering;
 use libc::{c_int, c_void, sockaddr_un};
 
 /// address is the mailbox of a connector.
@@ -69,7 +70,10 @@ impl Offer {
 
     pub fn list(&self, session: &Session) {
         let Identity { role, side, .. } = session.identity();
-        page::list(side, role, (self.server, self.server_port), (self.client, self.client_port));
+        page::list(role, (self.server, self.server_port), (self.client, self.client_port), |number| {
+            side.listed.store(number, Ordering::Relaxed);
+            side.note();
+        });
     }
 }
 

@@ -3,10 +3,11 @@
 //! One session in one instance, and what it has to report.
 
 use super::tag::{Place, Tag};
-use super::{Epoll, ET, EXCLUSIVE, ONESHOT, READ_BITS, WRITE_BITS};
+use super::{Epoll, ET, EXCLUSIVE, ONESHOT};
 use crate::conn::ends;
 use crate::conn::session::{Rings, Session};
 use crate::conn::side::Phase;
+use crate::conn::watch::{READ_BITS, WRITE_BITS};
 use crate::sys::real;
 use beeline_ring::Recall;
 use core::sync::atomic::Ordering;

@@ -2,8 +2,8 @@
 
 //! The kernel's epoll_wait(2), behind that of this library.
 
-use crate::abi::syscall::direct;
-use crate::sys::real;
+use crate::sys::syscall::direct;
+use crate::sys::{clock, real};
 use core::time::Duration;
 use libc::{c_int, epoll_event, sigset_t};
 
@@ -17,7 +17,7 @@ pub fn kernel_wait(
     let (at, most) = (out.as_mut_ptr(), out.len() as c_int);
     let precise = limit.filter(|limit| limit.subsec_nanos() % 1_000_000 != 0 && *limit < Duration::from_millis(10));
     if let Some(limit) = precise {
-        let limit = crate::ready::wait::to_timespec(limit);
+        let limit = clock::to_timespec(limit);
         let limit = core::ptr::from_ref(&limit) as usize;
         let arguments = [fd as usize, at as usize, most as usize, limit, mask as usize, size_of::<u64>()];
         // SAFETY: as epoll_pwait2(2), with the kernel's size of a signal mask.

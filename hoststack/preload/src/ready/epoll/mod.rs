@@ -13,27 +13,25 @@ mod kernel;
 mod queue;
 mod registration;
 mod tag;
+mod watcher;
 
 use crate::conn::recall;
 use crate::conn::session::Session;
+use crate::conn::watch::WRITE_BITS;
 use crate::sys::clock::Deadline;
-use crate::sys::lock::{Guard, Lock};
-use crate::sys::{hidden, lock};
+use crate::sys::hidden;
+use crate::sys::lock::{self, Guard, Lock};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use core::time::Duration;
 use entry::Entry;
 pub use kernel::kernel_wait;
-use libc::{
-    c_int, epoll_event, sigset_t, EPOLLERR, EPOLLET, EPOLLEXCLUSIVE, EPOLLHUP, EPOLLIN, EPOLLONESHOT, EPOLLOUT,
-};
-use libc::{EPOLLRDHUP, EPOLLRDNORM, EPOLLWRBAND, EPOLLWRNORM, EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD};
+use libc::{c_int, epoll_event, sigset_t, EPOLLERR, EPOLLET, EPOLLEXCLUSIVE, EPOLLHUP, EPOLLIN, EPOLLONESHOT};
+use libc::{EPOLLRDHUP, EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD};
 use queue::Inner;
 use tag::Tag;
 
-pub const READ_BITS: u32 = (EPOLLIN | EPOLLRDNORM) as u32;
-pub const WRITE_BITS: u32 = (EPOLLOUT | EPOLLWRNORM | EPOLLWRBAND) as u32;
 const END_BITS: u32 = (EPOLLERR | EPOLLHUP | EPOLLRDHUP) as u32;
 const ET: u32 = EPOLLET as u32;
 const ONESHOT: u32 = EPOLLONESHOT as u32;
@@ -123,7 +121,7 @@ impl Epoll {
     fn recycle(&'static self) {
         let entries = core::mem::take(&mut *self.inner.lock()).entries;
         for entry in entries.into_iter().flatten() {
-            entry.session.watches.lock().retain(|&(epoll, _)| !core::ptr::eq(epoll, self));
+            entry.session.watches.lock().retain(|&(epoll, _)| !core::ptr::addr_eq(epoll, self));
             self.unregister(&entry);
             entry.session.is_not_watched_by(self);
             entry.session.let_go();
@@ -211,12 +209,12 @@ impl Epoll {
     }
 
     /// forget removes an entry. Its session's event goes to another entry of the session, or is removed if there is none.
-    fn forget(&self, inner: &mut Guard<Inner>, slot: usize, in_kernel: bool) {
+    pub fn forget(&self, inner: &mut Guard<Inner>, slot: usize, in_kernel: bool) {
         let Some(entry) = inner.remove(slot) else { return };
         let other = {
             let mut watches = entry.session.watches.lock();
-            watches.retain(|&(epoll, at)| !(core::ptr::eq(epoll, self) && at == slot));
-            watches.iter().find(|&&(epoll, _)| core::ptr::eq(epoll, self)).map(|&(_, other)| other)
+            watches.retain(|&(epoll, at)| !(core::ptr::addr_eq(epoll, self) && at == slot));
+            watches.iter().find(|&&(epoll, _)| core::ptr::addr_eq(epoll, self)).map(|&(_, other)| other)
         };
         let other = other.and_then(|other| inner.entry_of(other, entry.session)).map(|other| other.event());
         if other.is_none() {
@@ -231,17 +229,6 @@ impl Epoll {
         }
         self.unregister(&entry);
         entry.session.let_go();
-    }
-
-    /// closed forgets a session whose last descriptor of this process is closed. The kernel forgets its socket only if
-    /// no other process has it.
-    pub fn closed(&self, slot: usize, session: &Session, open_elsewhere: bool) {
-        let mut inner = self.inner.lock();
-        let Some(entry) = inner.entry_of(slot, session) else { return };
-        if open_elsewhere && self.is_own() {
-            let _ = self.kernel(EPOLL_CTL_DEL, entry.registered, 0, &Tag::Nudge);
-        }
-        self.forget(&mut inner, slot, self.is_own());
     }
 
     /// collect_before_kernel moves ready entries of the queue to `out`, except those that have to be behind what the kernel

@@ -4,10 +4,11 @@
 
 use super::entry::Entry;
 use super::tag::Place;
-use super::{Epoll, END_BITS, READ_BITS, WRITE_BITS};
+use super::{Epoll, END_BITS};
 use crate::conn::ends;
 use crate::conn::session::{Rings, Session};
 use crate::conn::side::Phase;
+use crate::conn::watch::{READ_BITS, WRITE_BITS};
 use crate::sys::real;
 use alloc::collections::{BTreeMap, VecDeque};
 use alloc::vec::Vec;
@@ -186,7 +187,7 @@ impl Inner {
     /// own_event is for all descriptors by which the session was added to `epoll`.
     pub fn own_event(&mut self, epoll: &Epoll, slot: usize) {
         let Some(session) = self.entry(slot).map(|entry| entry.session) else { return };
-        for &(_, slot) in session.watches.lock().iter().filter(|(e, _)| core::ptr::eq(*e, epoll)) {
+        for &(_, slot) in session.watches.lock().iter().filter(|(e, _)| core::ptr::addr_eq(*e, epoll)) {
             let Some(entry) = self.entries.get_mut(slot).and_then(Option::as_mut) else { continue };
             entry.fresh |= entry.is_of_event() || entry.asks_again();
             self.enqueue(slot);

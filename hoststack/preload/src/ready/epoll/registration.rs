@@ -6,8 +6,8 @@
 use super::entry::Entry;
 use super::queue::Inner;
 use super::tag::Tag;
-use super::{Epoll, ET, EXCLUSIVE, ONESHOT, READ_BITS, WRITE_BITS};
-use crate::conn::session::{make_event, signal, Session};
+use super::{Epoll, ET, EXCLUSIVE, ONESHOT};
+use crate::conn::session::{make_event, signal};
 use crate::sys::lock::{self, Guard};
 use crate::sys::{hidden, real};
 use core::sync::atomic::Ordering;
@@ -99,33 +99,9 @@ impl Epoll {
         }
     }
 
-    /// orphan is the end of the descriptor by which an entry was added, while the session has others. Such an entry still
-    /// reports, and the program cannot change it any more. The kernel has to know it by a number that stays.
-    pub fn orphan(&self, slot: usize, session: &Session, fd: c_int) {
-        let mut inner = self.inner.lock();
-        let known = inner.entry_of(slot, session).filter(|entry| entry.fd == fd && entry.registered == fd);
-        let Some(entry) = known else { return };
-        entry.registered = -1;
-        if self.is_own() {
-            self.rename(entry, fd);
-        }
-        inner.by_fd.remove(&fd);
-    }
-
-    /// lost is orphan for a number that is another file now: the kernel goes on to report the one that was added, which no
-    /// call can change any more.
-    pub fn lost(&self, slot: usize, session: &Session, fd: c_int) {
-        let mut inner = self.inner.lock();
-        let known = inner.entry_of(slot, session).filter(|entry| entry.fd == fd && entry.registered == fd);
-        if let Some(entry) = known {
-            entry.registered = -1;
-            inner.by_fd.remove(&fd);
-        }
-    }
-
     /// rename has the kernel know a socket by a copy of its descriptor. If there is no room for one the kernel goes on to
     /// report what it was told last, which nobody can change: all that the program asked for, without rings.
-    fn rename(&self, entry: &mut Entry, fd: c_int) {
+    pub fn rename(&self, entry: &mut Entry, fd: c_int) {
         let events = if entry.disabled { ET } else { entry.kernel_events() };
         // SAFETY: fcntl of a descriptor.
         let copy = hidden::adopt(unsafe { real::fcntl(fd, libc::F_DUPFD_CLOEXEC, 0) }).unwrap_or(-1);
@@ -151,36 +127,6 @@ impl Epoll {
     pub fn is_own(&self) -> bool {
         let maker = self.process.load(Ordering::Relaxed);
         maker == lock::process() || lock::has_ended(maker)
-    }
-
-    /// attach adds the event of a session that has got rings.
-    pub fn attach(&self, slot: usize, session: &Session) {
-        let mut inner = self.inner.lock();
-        if inner.entry_of(slot, session).is_some() {
-            self.add_event(&mut inner, slot);
-        }
-    }
-
-    /// moved tells the kernel what to report after a direction has moved between the ring and the kernel's connection:
-    /// for programs that wait for `bits`. What it has already may be another edge. If it is none by itself, room is one
-    /// only if a send has found less.
-    pub fn moved(&self, slot: usize, session: &Session, bits: u32, is_edge: bool) {
-        let mut inner = self.inner.lock();
-        // While the ring carries what is sent, the end of the peer is awaited without being asked for.
-        let has_other_end =
-            |e: &Entry| bits & WRITE_BITS != 0 && e.events & READ_BITS == 0 && e.told != e.kernel_events();
-        let known = inner.entry_of(slot, session).filter(|e| e.events & bits != 0 || has_other_end(e));
-        let Some(entry) = known.filter(|entry| !entry.is_over()) else { return };
-        if !entry.disabled {
-            let _ = self.reregister(entry);
-        }
-        if !is_edge && entry.events & ET != 0 && entry.knows_room() {
-            let state = real::poll_one(entry.registered, entry.told as i16 | libc::POLLRDHUP);
-            // An end of the peer that was not reported is an edge, which reports room, too.
-            entry.moved = state != 0 && (entry.peer_ended || state & libc::POLLRDHUP == 0);
-            return;
-        }
-        self.refresh(&mut inner, slot);
     }
 
     /// reregister tells the kernel the events of a socket again. The kernel does not change exclusive ones.
