@@ -5,6 +5,7 @@
 use super::answer_int;
 use crate::conn::{config, ends, stream, watch};
 use crate::fdtable::{descriptors, reuse, table};
+use crate::sys::errno::{self, EINPROGRESS, EINTR, ENOPROTOOPT};
 use crate::sys::real;
 use libc::{c_int, c_void, sockaddr, sockaddr_storage, socklen_t};
 
@@ -18,7 +19,7 @@ exported! {
     fn connect(fd: c_int, address: *const sockaddr, length: socklen_t) -> c_int {
         descriptors::connecting(fd);
         let result = real::connect(fd, address, length);
-        let begins = result != 0 && [libc::EINPROGRESS, libc::EINTR].contains(&real::errno());
+        let begins = result != 0 && [EINPROGRESS, EINTR].contains(&errno::last());
         if result == 0 || begins {
             descriptors::connected(fd, address, length, begins);
         }
@@ -72,7 +73,7 @@ exported! {
         if result == 0 && *length as usize == size_of::<c_int>() {
             let place = value.cast::<c_int>();
             match place.read_unaligned() {
-                0 => place.write_unaligned(ends::kept(&session).unwrap_or(0)),
+                0 => place.write_unaligned(ends::kept(&session).map_or(0, |error| error.0)),
                 libc::ECONNRESET => ends::is_reset(&session),
                 _ => {}
             }
@@ -84,7 +85,7 @@ exported! {
         // Options under which the kernel changes or accounts what is sent.
         let needs_kernel = (level, name) == (libc::SOL_TCP, libc::TCP_ULP) || (level, name) == (libc::SOL_SOCKET, libc::SO_ZEROCOPY);
         if needs_kernel && !descriptors::stay(fd) {
-            return answer_int(Err(libc::ENOPROTOOPT));
+            return answer_int(Err(ENOPROTOOPT));
         }
         let result = real::setsockopt(fd, level, name, value, length);
         if (level, name) == (libc::SOL_SOCKET, libc::SO_RCVLOWAT) {

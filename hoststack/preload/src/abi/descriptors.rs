@@ -5,6 +5,7 @@
 use super::answer_int;
 use crate::conn::stream;
 use crate::fdtable::{descriptors, fork, reuse, table};
+use crate::sys::errno::{self, EBADF, EBUSY, EINVAL};
 use crate::sys::syscall::direct;
 use crate::sys::{hidden, real};
 use core::sync::atomic::Ordering;
@@ -13,7 +14,7 @@ use libc::{c_char, c_int, c_uint, c_ulong, FILE};
 exported! {
     fn close(fd: c_int) -> c_int {
         if hidden::is_hidden(fd) && !fork::in_vfork_child() {
-            return answer_int(Err(libc::EBADF));
+            return answer_int(Err(EBADF));
         }
         descriptors::closing(fd);
         real::close(fd)
@@ -24,7 +25,7 @@ exported! {
             return real::close_range(first, last, flags);
         }
         if first > last {
-            return answer_int(Err(libc::EINVAL));
+            return answer_int(Err(EINVAL));
         }
         let inside = |fd: &c_int| (first..=last).contains(&(*fd as c_uint));
         table::descriptors().filter(inside).for_each(descriptors::closing);
@@ -54,7 +55,7 @@ exported! {
 
     fn dup(fd: c_int) -> c_int {
         if hidden::is_hidden(fd) {
-            return answer_int(Err(libc::EBADF));
+            return answer_int(Err(EBADF));
         }
         let made = real::dup(fd);
         descriptors::copied(fd, made);
@@ -77,7 +78,7 @@ exported! {
 
     fn fcntl(fd: c_int, command: c_int, argument: usize) -> c_int {
         if hidden::is_hidden(fd) {
-            return answer_int(Err(libc::EBADF));
+            return answer_int(Err(EBADF));
         }
         let result = real::fcntl(fd, command, argument);
         match command {
@@ -112,7 +113,7 @@ exported! {
     /// The C library reads and writes a stream without the functions of this library.
     fn fdopen(fd: c_int, mode: *const c_char) -> *mut FILE {
         if !descriptors::leave_rings(fd) {
-            real::set_errno(libc::EBUSY);
+            errno::set(EBUSY);
             return core::ptr::null_mut();
         }
         real::fdopen(fd, mode)
@@ -124,7 +125,7 @@ exported! {
 fn replace(from: c_int, to: c_int, call: impl FnOnce() -> c_int) -> c_int {
     let vfork = fork::in_vfork_child();
     if hidden::is_hidden(to) && !vfork {
-        return answer_int(Err(libc::EBUSY));
+        return answer_int(Err(EBUSY));
     }
     // SAFETY: fcntl of a number.
     if unsafe { real::fcntl(from, libc::F_GETFD, 0) } >= 0 {

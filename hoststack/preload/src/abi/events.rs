@@ -3,12 +3,12 @@
 //! epoll, poll and select.
 
 use super::{answer_int, checked};
-use crate::conn::stream::Outcome;
 use crate::fdtable::table::{self, Table};
 use crate::fdtable::{descriptors, reuse};
 use crate::ready::{epoll, poll};
 use crate::ring::parts::is_no_address;
 use crate::sys::clock::{self, Deadline};
+use crate::sys::errno::{Outcome, EFAULT, EINVAL};
 use crate::sys::real;
 use core::time::Duration;
 use libc::{c_int, epoll_event, fd_set, nfds_t, pollfd, sigset_t, size_t, timespec, timeval};
@@ -16,7 +16,7 @@ use libc::{c_int, epoll_event, fd_set, nfds_t, pollfd, sigset_t, size_t, timespe
 exported! {
     fn epoll_create(size: c_int) -> c_int {
         if size <= 0 {
-            return answer_int(Err(libc::EINVAL));
+            return answer_int(Err(EINVAL));
         }
         epoll_create1(0)
     }
@@ -92,7 +92,7 @@ exported! {
 
     fn select(count: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set, timeout: *mut timeval) -> c_int {
         let limit = match timeout.as_ref() {
-            Some(t) if t.tv_sec < 0 || t.tv_usec < 0 => return answer_int(Err(libc::EINVAL)),
+            Some(t) if t.tv_sec < 0 || t.tv_usec < 0 => return answer_int(Err(EINVAL)),
             Some(t) => Some(Duration::from_secs(t.tv_sec as u64) + Duration::from_micros(t.tv_usec as u64)),
             None => None,
         };
@@ -113,10 +113,10 @@ exported! {
 }
 
 /// duration is a time limit of a program, which the kernel would take.
-pub fn duration(timeout: Option<&timespec>) -> Result<Option<Duration>, i32> {
+pub fn duration(timeout: Option<&timespec>) -> Outcome<Option<Duration>> {
     match timeout {
         None => Ok(None),
-        Some(t) if t.tv_sec < 0 || !(0..1_000_000_000).contains(&t.tv_nsec) => Err(libc::EINVAL),
+        Some(t) if t.tv_sec < 0 || !(0..1_000_000_000).contains(&t.tv_nsec) => Err(EINVAL),
         Some(t) => Ok(Some(Duration::new(t.tv_sec as u64, t.tv_nsec as u32))),
     }
 }
@@ -157,7 +157,7 @@ fn first_wait(fd: c_int, out: &mut [epoll_event], limit: Option<Duration>, mask:
 unsafe fn poll_list(fds: *mut pollfd, count: nfds_t, limit: Option<Duration>, mask: *const sigset_t) -> c_int {
     let list = match count {
         0 => &mut [],
-        _ if is_no_address(fds) => return answer_int(Err(libc::EFAULT)),
+        _ if is_no_address(fds) => return answer_int(Err(EFAULT)),
         // SAFETY: the caller has `count` descriptors.
         _ => unsafe { core::slice::from_raw_parts_mut(fds, count as usize) },
     };

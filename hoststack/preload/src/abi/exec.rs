@@ -4,6 +4,7 @@
 //! the kernel's connection, with what was not read; if the peer does not send that again, the call is refused.
 
 use crate::fdtable::{descriptors, fork, reuse, table};
+use crate::sys::errno::{self, EBUSY};
 use crate::sys::real;
 use crate::sys::syscall::direct;
 use core::sync::atomic::{AtomicBool, Ordering};
@@ -53,14 +54,14 @@ exported! {
 
     fn posix_spawn(child: *mut pid_t, path: Text, actions: *const c_void, attributes: *const c_void, arguments: List, environment: List) -> c_int {
         if !may_execute() {
-            return libc::EBUSY;
+            return EBUSY.0;
         }
         real::posix_spawn(child, path, actions, attributes, arguments, environment)
     }
 
     fn posix_spawnp(child: *mut pid_t, path: Text, actions: *const c_void, attributes: *const c_void, arguments: List, environment: List) -> c_int {
         if !may_execute() {
-            return libc::EBUSY;
+            return EBUSY.0;
         }
         real::posix_spawnp(child, path, actions, attributes, arguments, environment)
     }
@@ -68,7 +69,7 @@ exported! {
     fn posix_spawn_file_actions_adddup2(actions: *mut c_void, from: c_int, to: c_int) -> c_int {
         if !descriptors::leave_rings(from) {
             complain(from);
-            return libc::EBUSY;
+            return EBUSY.0;
         }
         real::posix_spawn_file_actions_adddup2(actions, from, to)
     }
@@ -226,7 +227,7 @@ fn leaves(fd: c_int) -> bool {
 }
 
 fn refused<T>(result: T) -> T {
-    real::set_errno(libc::EBUSY);
+    errno::set(EBUSY);
     result
 }
 

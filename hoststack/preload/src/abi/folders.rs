@@ -4,7 +4,7 @@
 //! programs count them to find leaks, or close all that they do not know.
 
 use crate::sys::syscall::direct;
-use crate::sys::{hidden, real};
+use crate::sys::{errno, hidden, real};
 use core::ffi::CStr;
 use core::mem::offset_of;
 use libc::{c_int, c_void, dirent, size_t, ssize_t, DIR};
@@ -114,14 +114,13 @@ unsafe fn hides(folder: c_int, name: *const u8) -> bool {
 /// lists_descriptors reports whether a folder is /proc/PID/fd or /proc/PID/fdinfo of this process, or of a thread of it.
 /// It allocates nothing, since children of vfork(2) read such folders, too.
 fn lists_descriptors(folder: c_int) -> bool {
-    let before = real::errno();
     let mut link = [0u8; PREFIX.len() + 12];
     link[..PREFIX.len()].copy_from_slice(PREFIX);
     decimal(folder, &mut link[PREFIX.len()..]);
     let mut path = [0u8; 128];
     // SAFETY: the link ends with a zero octet, and the path has that many octets.
-    let n = unsafe { libc::readlink(link.as_ptr().cast(), path.as_mut_ptr().cast(), path.len()) };
-    real::set_errno(before);
+    let read = || unsafe { libc::readlink(link.as_ptr().cast(), path.as_mut_ptr().cast(), path.len()) };
+    let n = errno::preserve(read);
     // SAFETY: getpid has no preconditions.
     let own = unsafe { libc::getpid() };
     n > 0 && is_list_of(own, &path[..n as usize])

@@ -6,7 +6,7 @@
 //! Functions with a variable argument list take the last argument as a word: the calling conventions of x86-64 and
 //! aarch64 pass it in the same register.
 
-use crate::conn::stream::Outcome;
+use crate::sys::errno::{self, Outcome};
 use crate::sys::real;
 use libc::{c_int, size_t, ssize_t};
 
@@ -14,7 +14,7 @@ fn answer(result: Outcome) -> ssize_t {
     match result {
         Ok(n) => n as ssize_t,
         Err(error) => {
-            real::set_errno(error);
+            errno::set(error);
             -1
         }
     }

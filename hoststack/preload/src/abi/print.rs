@@ -4,7 +4,7 @@
 
 use super::transfers::write;
 use crate::fdtable::table;
-use crate::sys::real;
+use crate::sys::{errno, real};
 use core::ptr::null_mut;
 use libc::{c_char, c_int, c_void};
 
@@ -46,10 +46,10 @@ unsafe fn print(fd: c_int, format: Text, list: List) -> c_int {
     }
     // SAFETY: vasprintf has stored so many octets.
     let result = unsafe { write_all(fd, text.cast(), length as usize) };
-    let error = real::errno();
+    let error = errno::last();
     // SAFETY: as above; no one else has the text.
     unsafe { libc::free(text.cast()) };
-    real::set_errno(error);
+    errno::set(error);
     match result {
         true => length,
         false => -1,

@@ -6,7 +6,7 @@
 use super::{connections, descriptors, events, exec, folders, transfers};
 use crate::conn::config;
 use crate::fdtable::{fork, table};
-use crate::sys::real;
+use crate::sys::errno::{self, ENOSYS};
 use crate::sys::syscall::direct;
 use libc::{c_int, c_long, c_uint, c_ulong, sigset_t};
 
@@ -70,7 +70,7 @@ pub unsafe extern "C" fn syscall(number: c_long, a: usize, b: usize, c: usize, d
             }
             // What a ring of io_uring(7) reads and writes would miss those of sessions, and its EPOLL_CTL this library.
             libc::SYS_io_uring_setup if config::get().enabled => {
-                real::set_errno(libc::ENOSYS);
+                errno::set(ENOSYS);
                 -1
             }
             _ => unless_session(number, [a, b, c, d, e, f]),

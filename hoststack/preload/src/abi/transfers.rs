@@ -5,7 +5,6 @@
 use super::{answer, answer_int, checked};
 use crate::conn::ends::keep;
 use crate::conn::session::Held;
-use crate::conn::stream::Outcome;
 use crate::conn::{earn, offer, send};
 use crate::fdtable::{descriptors, reuse, table};
 use crate::ready::blocking::{self, Receiver};
@@ -13,6 +12,7 @@ use crate::ready::splice::{self, End};
 use crate::ready::transfer;
 use crate::ring::parts::{is_no_address, one, valid_count, Parts, MOST};
 use crate::sys::clock::{self, Deadline};
+use crate::sys::errno::{self, Errno, Outcome, EBUSY, EFAULT, EINPROGRESS, EMSGSIZE};
 use crate::sys::real;
 use libc::{c_int, c_uint, c_void, iovec, mmsghdr, msghdr, off_t, size_t, sockaddr, socklen_t, ssize_t, timespec};
 
@@ -41,7 +41,7 @@ exported! {
     fn readv(fd: c_int, parts: *const iovec, count: c_int) -> ssize_t {
         let Some(session) = table::session(fd) else { return real::readv(fd, parts, count) };
         match (earn::direct(session.forever(), fd), valid_count(count)) {
-            (None, Ok(1..)) if is_no_address(parts) => answer(Err(libc::EFAULT)),
+            (None, Ok(1..)) if is_no_address(parts) => answer(Err(EFAULT)),
             (None, Ok(count)) => match Parts::new(parts, count) {
                 parts if parts.length() == 0 => 0,
                 parts => answer(receiver(&session, fd).receive(parts, 0)),
@@ -120,7 +120,7 @@ exported! {
             return answer_int(Err(error));
         }
         if count > 0 && is_no_address(messages) {
-            return answer_int(Err(libc::EFAULT));
+            return answer_int(Err(EFAULT));
         }
         let mut n = 0;
         while n < count {
@@ -144,7 +144,7 @@ exported! {
         match n {
             0 if count > 0 => -1,
             _ if n < count => {
-                keep(&session, real::errno());
+                keep(&session, errno::last());
                 n as c_int
             }
             _ => n as c_int,
@@ -156,23 +156,23 @@ exported! {
 ///
 /// # Safety
 /// The message is the program's, for this call.
-unsafe fn parts_of(message: &msghdr) -> Result<Parts, i32> {
+unsafe fn parts_of(message: &msghdr) -> Outcome<Parts> {
     match message.msg_iovlen as usize {
-        count if count > MOST => Err(libc::EMSGSIZE),
-        1.. if is_no_address(message.msg_iov) => Err(libc::EFAULT),
+        count if count > MOST => Err(EMSGSIZE),
+        1.. if is_no_address(message.msg_iov) => Err(EFAULT),
         // SAFETY: as the caller's.
         count => Ok(unsafe { Parts::new(message.msg_iov, count) }),
     }
 }
 
 /// pending_error takes the error of a socket, if it has one.
-fn pending_error(fd: c_int) -> Option<i32> {
+fn pending_error(fd: c_int) -> Option<Errno> {
     let mut error: c_int = 0;
     let mut length = size_of::<c_int>() as socklen_t;
     let place = core::ptr::from_mut(&mut error).cast();
     // SAFETY: SO_ERROR stores a number.
     let result = unsafe { super::connections::getsockopt(fd, libc::SOL_SOCKET, libc::SO_ERROR, place, &mut length) };
-    (result == 0 && error != 0).then_some(error)
+    (result == 0 && error != 0).then_some(Errno(error))
 }
 
 // Sending.
@@ -192,7 +192,7 @@ exported! {
             return real::writev(fd, parts, count);
         };
         if count > 0 && is_no_address(parts) {
-            return answer(Err(libc::EFAULT));
+            return answer(Err(EFAULT));
         }
         let list = Parts::new(parts, valid);
         match earn::direct_send(session.forever(), fd, list.length()) {
@@ -217,7 +217,7 @@ exported! {
         let Some(session) = table::session(fd) else { return real::sendto(fd, buffer, count, flags, address, length) };
         if flags & libc::MSG_FASTOPEN != 0 {
             let n = real::sendto(fd, buffer, count, flags, address, length);
-            if n >= 0 || real::errno() == libc::EINPROGRESS {
+            if n >= 0 || errno::last() == EINPROGRESS {
                 descriptors::connected(fd, address, length, true);
                 send::by_kernel(&session, n.max(0) as u64);
             }
@@ -242,7 +242,7 @@ exported! {
                     None => answer(blocking::send(session.forever(), fd, list, flags)),
                 }
             }
-            (None, Some(message)) if passes_session(message) => answer(Err(libc::EBUSY)),
+            (None, Some(message)) if passes_session(message) => answer(Err(EBUSY)),
             _ => real::sendmsg(fd, message, flags),
         }
     }
@@ -250,13 +250,13 @@ exported! {
     fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int {
         if table::session(fd).is_none() {
             return match any_passes_session(messages, count) {
-                true => answer_int(Err(libc::EBUSY)),
+                true => answer_int(Err(EBUSY)),
                 false => real::sendmmsg(fd, messages, count, flags),
             };
         }
         let count = count.min(MOST as c_uint);
         if count > 0 && is_no_address(messages) {
-            return answer_int(Err(libc::EFAULT));
+            return answer_int(Err(EFAULT));
         }
         for i in 0..count {
             let message = &mut *messages.add(i as usize);

@@ -7,9 +7,10 @@ use crate::conn::session::Session;
 use crate::conn::side::Way;
 use crate::conn::stream::unread;
 use crate::sys::clock::{tick, ticks};
+use crate::sys::errno::{Errno, EAGAIN, ECONNRESET, EFAULT, EINTR, ENOMEM, EPIPE};
 use crate::sys::real;
 use core::sync::atomic::Ordering::Relaxed;
-use libc::{c_int, ECONNRESET, EPIPE};
+use libc::c_int;
 
 /// States of TCP in which the peer has ended (include/net/tcp_states.h): CLOSE, CLOSE_WAIT, LAST_ACK, CLOSING.
 const ENDED: [u8; 4] = [7, 8, 9, 11];
@@ -57,7 +58,7 @@ pub fn notice(session: &Session, fd: c_int) -> bool {
     let end = ticks().saturating_sub(info.last_ack.into());
     // The clock that the kernel's timestamps are read by may be a tick behind theirs.
     let was_unread = side.send.oldest.load(Relaxed) <= end + tick();
-    side.error.store(if was_unread { ECONNRESET } else { EPIPE }, Relaxed);
+    side.error.store(if was_unread { ECONNRESET } else { EPIPE }.0, Relaxed);
     session.close_rings();
     session.suspect.store(true, Relaxed);
     // SAFETY: shutdown of a number.
@@ -104,37 +105,37 @@ pub fn begin_waiting(way: &Way) {
 /// is_reset notes that the kernel itself has reset the connection, so that there is no second error.
 pub fn is_reset(session: &Session) {
     session.side().reset.store(1, Relaxed);
-    let _ = session.side().error.compare_exchange(ECONNRESET, 0, Relaxed, Relaxed);
+    let _ = session.side().error.compare_exchange(ECONNRESET.0, 0, Relaxed, Relaxed);
 }
 
 /// keep has the next call return an error that the kernel has reported, and forgotten.
-pub fn keep(session: &Session, error: i32) {
+pub fn keep(session: &Session, error: Errno) {
     // The others are those of a call, not of the connection.
-    if !matches!(error, libc::EAGAIN | libc::EFAULT | libc::EINTR | libc::ENOMEM | EPIPE) {
-        session.side().error.store(error, Relaxed);
+    if !matches!(error, EAGAIN | EFAULT | EINTR | ENOMEM | EPIPE) {
+        session.side().error.store(error.0, Relaxed);
     }
 }
 
 /// kept takes an error that was kept, as SO_ERROR does.
-pub fn kept(session: &Session) -> Option<i32> {
+pub fn kept(session: &Session) -> Option<Errno> {
     let error = &session.side().error;
     // Most calls find nothing, and need not write.
     match error.load(Relaxed) {
         0 => None,
-        _ => Some(error.swap(0, Relaxed)).filter(|&error| error != 0),
+        _ => Some(Errno(error.swap(0, Relaxed))).filter(|&error| error.0 != 0),
     }
 }
 
 /// kept_for_receive leaves the error of a RST after a FIN: the FIN is what a receive returns.
-pub fn kept_for_receive(session: &Session) -> Option<i32> {
-    match session.side().error.load(Relaxed) {
+pub fn kept_for_receive(session: &Session) -> Option<Errno> {
+    match Errno(session.side().error.load(Relaxed)) {
         EPIPE => None,
         _ => kept(session),
     }
 }
 
 /// kept_for_send leaves it to the kernel, which sends the signal: the connection is shut down.
-pub fn kept_for_send(session: &Session) -> Option<i32> {
+pub fn kept_for_send(session: &Session) -> Option<Errno> {
     kept(session).filter(|&error| error != EPIPE)
 }
 

@@ -8,7 +8,7 @@
 
 use crate::conn::session::{Identity, Session};
 use crate::conn::{offer, watch};
-use crate::sys::real;
+use crate::sys::errno::{self, ENOTCONN};
 use crate::sys::socket::{address, cookie, option};
 use beeline_ring::Role;
 use core::net::SocketAddr;
@@ -23,7 +23,7 @@ pub const UNKNOWN: u64 = 0;
 pub fn has_ends(fd: c_int, server: SocketAddr, client: SocketAddr) -> bool {
     let is_clients = match address(fd, libc::getpeername) {
         Some(peer) => peer == client,
-        None => real::errno() == libc::ENOTCONN && option(fd, libc::SO_ACCEPTCONN) == Some(0),
+        None => errno::last() == ENOTCONN && option(fd, libc::SO_ACCEPTCONN) == Some(0),
     };
     is_clients && address(fd, libc::getsockname) == Some(server)
 }
@@ -43,10 +43,7 @@ pub fn cookie_of(session: &Session, fd: c_int) -> Option<u64> {
 
 /// is_socket_of reports whether a descriptor is the socket of a session.
 pub fn is_socket_of(session: &Session, fd: c_int) -> bool {
-    let before = real::errno();
-    let is_same = cookie_of(session, fd).is_some_and(|known| cookie(fd) == Some(known));
-    real::set_errno(before);
-    is_same
+    errno::preserve(|| cookie_of(session, fd).is_some_and(|known| cookie(fd) == Some(known)))
 }
 
 /// reconnected is what becomes of a session whose socket connect(2) has taken from its connection. Without rings, it begins

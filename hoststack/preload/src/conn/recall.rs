@@ -7,14 +7,15 @@ use crate::conn::ends::keep;
 use crate::conn::session::{Rings, Session};
 use crate::conn::side::{Phase, SHORT};
 use crate::conn::sink::Sink;
-use crate::conn::stream::{self, Outcome};
+use crate::conn::stream;
 use crate::conn::watch::{self, READ_BITS, WRITE_BITS};
 use crate::sys::clock::{self, Deadline};
+use crate::sys::errno::{self, Outcome, EAGAIN};
 use crate::sys::{real, uncancelled};
 use beeline_ring::{Answer, Recall, Violation};
 use core::sync::atomic::Ordering;
 use core::time::Duration;
-use libc::{c_int, EAGAIN, MSG_DONTWAIT, MSG_NOSIGNAL, POLLERR, POLLHUP, POLLRDHUP};
+use libc::{c_int, MSG_DONTWAIT, MSG_NOSIGNAL, POLLERR, POLLHUP, POLLRDHUP};
 
 /// How long a peer may take to send.
 const LIMIT: Duration = Duration::from_millis(90);
@@ -95,12 +96,11 @@ fn poll(fd: c_int, time: Duration) -> bool {
 /// answer sends what the peer has recalled, if it has.
 pub fn answer(session: &'static Session, fd: c_int) {
     let Some(rings) = session.rings().filter(|rings| rings.own_recall().is_some_and(Recall::is_asked)) else { return };
-    let before = real::errno();
-    let way = &session.side().send;
-    way.with_lock(SHORT, |_| give(session, fd, &rings));
-    session.side().note();
-    watch::resync(session, WRITE_BITS);
-    real::set_errno(before);
+    errno::preserve(|| {
+        session.side().send.with_lock(SHORT, |_| give(session, fd, &rings));
+        session.side().note();
+        watch::resync(session, WRITE_BITS);
+    });
 }
 
 /// give is answer for a thread that holds the lock of what this end sends. Nothing follows by the ring.
@@ -130,7 +130,7 @@ fn send(fd: c_int, rings: &Rings, from: u64, to: u64) -> Outcome {
     message.msg_iov = regions.as_ptr().cast_mut();
     message.msg_iovlen = regions.len() as _;
     // SAFETY: the regions are those of a ring.
-    real::outcome(unsafe { uncancelled::sendmsg(fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL) })
+    errno::outcome(unsafe { uncancelled::sendmsg(fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL) })
 }
 
 /// receive takes octets of the ring from the kernel's connection that the peer has sent there, after a recall that did not

@@ -7,20 +7,21 @@ use crate::conn::readiness::enough;
 use crate::conn::session::{Rings, Session};
 use crate::conn::side::Phase;
 use crate::conn::sink::Sink;
-use crate::conn::stream::{break_off, is_kernels, octets, Outcome};
+use crate::conn::stream::{break_off, is_kernels, octets};
 use crate::conn::watch::{self, READ_BITS};
 use crate::conn::{identity, recall};
+use crate::sys::errno::{self, Errno, Outcome, EAGAIN, ECONNRESET};
 use crate::sys::{real, uncancelled};
 use crate::telemetry::page;
 use beeline_ring::Violation;
 use core::sync::atomic::Ordering;
-use libc::{c_int, EAGAIN, ECONNRESET, MSG_DONTWAIT, MSG_PEEK};
+use libc::{c_int, MSG_DONTWAIT, MSG_PEEK};
 
 /// The descriptor is not the session's socket any more. No error of the kernel has this number.
-pub const OTHER_FILE: i32 = i32::MAX;
+pub const OTHER_FILE: Errno = Errno(i32::MAX);
 
 /// Who has the lock does not go on: EAGAIN, also for a call that would wait.
-pub const STUCK: i32 = i32::MAX - 1;
+pub const STUCK: Errno = Errno(i32::MAX - 1);
 
 /// What one carrier of the stream, kernel or ring, gave.
 enum Part {
@@ -60,7 +61,7 @@ pub fn try_once(session: &'static Session, fd: c_int, sink: &impl Sink, pauses: 
     result
 }
 
-fn note_reset(session: &Session, error: i32) {
+fn note_reset(session: &Session, error: Errno) {
     if error == ECONNRESET {
         ends::is_reset(session);
     }
@@ -169,7 +170,7 @@ pub fn peek(fd: c_int) -> Outcome {
     let mut octet = 0u8;
     let place = core::ptr::from_mut(&mut octet).cast();
     // SAFETY: one octet of this function's own.
-    real::outcome(unsafe { uncancelled::recv(fd, place, 1, MSG_PEEK | MSG_DONTWAIT) })
+    errno::outcome(unsafe { uncancelled::recv(fd, place, 1, MSG_PEEK | MSG_DONTWAIT) })
 }
 
 /// by_kernel receives from the kernel's connection without waiting, and counts.
@@ -257,7 +258,7 @@ fn ask_kernel(session: &'static Session, fd: c_int, rings: &Rings) -> Option<Out
         }
         return None;
     }
-    if result != Err(libc::EAGAIN) && kept.is_none() && !identity::is_socket_of(session, fd) {
+    if result != Err(EAGAIN) && kept.is_none() && !identity::is_socket_of(session, fd) {
         return Some(Err(OTHER_FILE));
     }
     match result {

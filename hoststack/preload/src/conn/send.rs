@@ -6,14 +6,15 @@ use crate::conn::ends::{self, kept_for_send};
 use crate::conn::session::{Rings, Session};
 use crate::conn::side::{Phase, SHORT};
 use crate::conn::source::Source;
-use crate::conn::stream::{break_off, is_kernels, leave_to_kernel, octets, Outcome};
+use crate::conn::stream::{break_off, is_kernels, leave_to_kernel, octets};
 use crate::conn::watch::{self, WRITE_BITS};
 use crate::conn::{order, recall};
+use crate::sys::errno::{Outcome, EAGAIN, ECONNRESET};
 use crate::sys::real;
 use crate::telemetry::page;
 use beeline_ring::{Published, Violation};
 use core::sync::atomic::Ordering;
-use libc::{c_int, EAGAIN, ECONNRESET};
+use libc::c_int;
 
 /// attempt sends what goes at once.
 pub fn attempt(session: &'static Session, fd: c_int, source: &impl Source) -> Outcome {

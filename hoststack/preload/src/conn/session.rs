@@ -7,7 +7,7 @@ use crate::conn::side::{Phase, Side};
 use crate::conn::watch::{self, Watch};
 use crate::conn::{config, order};
 use crate::sys::lock::Lock;
-use crate::sys::{bell, hidden, real, uncancelled};
+use crate::sys::{bell, errno, hidden, uncancelled};
 use crate::telemetry::counters::Refusal;
 use crate::telemetry::page;
 use alloc::boxed::Box;
@@ -420,18 +420,14 @@ pub fn signal(event: c_int) {
     if event < 0 {
         return;
     }
-    let before = real::errno();
     let one = 1u64;
     // SAFETY: eight octets, as eventfd(2) requires.
-    unsafe { uncancelled::write(event, core::ptr::from_ref(&one).cast(), 8) };
-    real::set_errno(before);
+    errno::preserve(|| unsafe { uncancelled::write(event, core::ptr::from_ref(&one).cast(), 8) });
 }
 
 /// drain makes an event unreadable.
 pub fn drain(event: c_int) {
-    let before = real::errno();
     let mut count = 0u64;
     // SAFETY: eight octets, as eventfd(2) requires.
-    unsafe { uncancelled::read(event, core::ptr::from_mut(&mut count).cast(), 8) };
-    real::set_errno(before);
+    errno::preserve(|| unsafe { uncancelled::read(event, core::ptr::from_mut(&mut count).cast(), 8) });
 }

@@ -2,9 +2,9 @@
 
 //! Where a receive puts octets: into a program's buffers, or into a pipe.
 
-use crate::conn::stream::Outcome;
 use crate::ring::parts::{Octets, Parts};
-use crate::sys::{real, uncancelled};
+use crate::sys::errno::{self, Outcome, EFAULT};
+use crate::sys::uncancelled;
 use libc::{c_int, MSG_DONTWAIT, MSG_OOB, MSG_PEEK, MSG_TRUNC, MSG_WAITALL};
 
 pub trait Sink {
@@ -43,7 +43,7 @@ pub struct Buffers {
 impl Buffers {
     fn receive(&self, fd: c_int, flags: c_int) -> Outcome {
         // SAFETY: the buffers are the program's, for this call.
-        self.parts.message(|m| real::outcome(unsafe { uncancelled::recvmsg(fd, m, flags) }))
+        self.parts.message(|m| errno::outcome(unsafe { uncancelled::recvmsg(fd, m, flags) }))
     }
 }
 
@@ -81,7 +81,7 @@ impl Sink for Buffers {
         let count = self.parts.length().min(available);
         if self.flags & MSG_TRUNC == 0 {
             if self.parts.is_missing(count) {
-                return Err(libc::EFAULT);
+                return Err(EFAULT);
             }
             octets.get(index, &self.parts, count);
         }

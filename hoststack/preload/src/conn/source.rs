@@ -3,9 +3,9 @@
 //! Where a send gets octets: from a program's buffers, or from a pipe.
 
 use crate::conn::sink::Buffers;
-use crate::conn::stream::Outcome;
 use crate::ring::parts::Octets;
-use crate::sys::{real, uncancelled};
+use crate::sys::errno::{self, Outcome, EFAULT};
+use crate::sys::uncancelled;
 use libc::{c_int, MSG_DONTWAIT, MSG_OOB};
 
 pub trait Source {
@@ -38,12 +38,12 @@ impl Source for Buffers {
     fn by_kernel(&self, fd: c_int) -> Outcome {
         let flags = self.flags | MSG_DONTWAIT;
         // SAFETY: the buffers are the program's, for this call.
-        self.parts.message(|m| real::outcome(unsafe { uncancelled::sendmsg(fd, m, flags) }))
+        self.parts.message(|m| errno::outcome(unsafe { uncancelled::sendmsg(fd, m, flags) }))
     }
 
     fn by_ring(&self, octets: &Octets, index: u64, room: usize) -> Outcome {
         if self.parts.is_missing(room) {
-            return Err(libc::EFAULT);
+            return Err(EFAULT);
         }
         octets.put(index, &self.parts, room);
         Ok(room)

@@ -7,13 +7,12 @@ use crate::conn::session::{Rings, Session};
 use crate::conn::side::{Phase, Way, SHORT, UNKNOWN};
 use crate::conn::watch::{self, WRITE_BITS};
 use crate::ring::parts::Octets;
+use crate::sys::errno::{self, Errno, Outcome, ECONNRESET};
 use crate::sys::{lock, real, socket};
 use crate::telemetry::page;
 use beeline_ring::Violation;
 use core::sync::atomic::Ordering;
 use libc::{c_int, MSG_DONTWAIT};
-
-pub type Outcome = Result<usize, i32>;
 
 pub fn blocks(session: &Session, fd: c_int, flags: c_int) -> bool {
     flags & MSG_DONTWAIT == 0 && !is_nonblocking(session, fd)
@@ -74,20 +73,20 @@ pub fn octets(rings: &Rings, sending: bool) -> Octets {
 }
 
 /// break_off resets a connection whose peer does what it must not.
-pub fn break_off(session: &'static Session, fd: c_int, _: Violation) -> i32 {
+pub fn break_off(session: &'static Session, fd: c_int, _: Violation) -> Errno {
     page::counters().violations.add(1);
     reset_at_close(fd);
     cut_off(session, fd)
 }
 
 /// cut_off ends a connection on both sides, as a RST does.
-pub fn cut_off(session: &'static Session, fd: c_int) -> i32 {
+pub fn cut_off(session: &'static Session, fd: c_int) -> Errno {
     session.close_rings();
     session.side().receive.enter(Phase::After);
     session.suspect.store(true, Ordering::Relaxed);
     // SAFETY: shutdown of a number.
     unsafe { real::shutdown(fd, libc::SHUT_RDWR) };
-    libc::ECONNRESET
+    ECONNRESET
 }
 
 /// reset_at_close has the kernel answer with a RST when the socket is closed, as it does with unread data.
@@ -136,7 +135,7 @@ pub fn shut_down(session: &'static Session, fd: c_int, how: c_int) -> Outcome {
             session.side().shut.store(1, Ordering::Relaxed);
         }
         // SAFETY: shutdown of a descriptor.
-        real::outcome(unsafe { real::shutdown(fd, how) } as isize)
+        errno::outcome(unsafe { real::shutdown(fd, how) } as isize)
     };
     let result = way.with_lock(SHORT, |_| end()).unwrap_or_else(end);
     if way.phase() != phase {

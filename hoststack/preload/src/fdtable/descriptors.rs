@@ -5,7 +5,7 @@
 use crate::conn::session::{Held, Identity, Session};
 use crate::conn::{clients, config, identity, recall, side, stream, watch};
 use crate::fdtable::{fork, reuse, table};
-use crate::sys::{bell, real, socket};
+use crate::sys::{bell, errno, real, socket};
 use crate::telemetry::page;
 use beeline_ring::Role;
 use core::mem::size_of;
@@ -17,7 +17,7 @@ use libc::{c_int, sockaddr, sockaddr_storage, socklen_t};
 pub fn accepted(fd: c_int, listener: c_int, client: &sockaddr_storage, nonblocking: bool) {
     reuse::made(fd);
     let Some(client) = socket::from_raw(client) else { return };
-    keeping_errno(|| {
+    errno::preserve(|| {
         let server = bound_to(listener).or_else(|| socket::address(fd, libc::getsockname));
         let Some(server) = server.filter(|&server| config::get().admits(server)) else { return };
         if let Some(session) = enter(fd, Role::Acceptor, Some((server, client)), identity::UNKNOWN) {
@@ -42,7 +42,7 @@ fn bound_to(listener: c_int) -> Option<SocketAddr> {
 /// connecting is called before connect(2): the session of an accepted connection has to be known by more than its addresses.
 pub fn connecting(fd: c_int) {
     if let Some(session) = table::session(fd) {
-        keeping_errno(|| {
+        errno::preserve(|| {
             let _ = identity::cookie_of(&session, fd);
         });
     }
@@ -65,13 +65,13 @@ pub unsafe fn connected(fd: c_int, address: *const sockaddr, length: socklen_t, 
     let admitted = socket::from_raw(&storage).is_some_and(|server| config::get().admits(server));
     reuse::verify(fd);
     if admitted && table::session(fd).is_none() {
-        keeping_errno(|| drop(enter_connector(fd)));
+        errno::preserve(|| drop(enter_connector(fd)));
     }
     let Some(session) = table::session(fd).filter(|_| !fork::in_vfork_child()) else { return };
     // A call that only says that the connection is there, which another one has begun, leaves it alone.
     let disconnects = storage.ss_family == libc::AF_UNSPEC as libc::sa_family_t;
     if !session.connecting.swap(begins && !disconnects, Ordering::Relaxed) || begins || disconnects {
-        keeping_errno(|| identity::reconnected(session.forever()));
+        errno::preserve(|| identity::reconnected(session.forever()));
     }
     session.anticipated.store(!admitted, Ordering::Relaxed);
     session.merits.connected();
@@ -82,7 +82,7 @@ pub fn anticipate(fd: c_int) {
     if !config::get().enabled {
         return;
     }
-    keeping_errno(|| {
+    errno::preserve(|| {
         let listens = socket::option(fd, libc::SO_ACCEPTCONN) != Some(0);
         if listens || socket::address(fd, libc::getpeername).is_some() {
             return;
@@ -91,12 +91,6 @@ pub fn anticipate(fd: c_int) {
             session.anticipated.store(true, Ordering::Relaxed);
         }
     });
-}
-
-fn keeping_errno(f: impl FnOnce()) {
-    let before = real::errno();
-    f();
-    real::set_errno(before);
 }
 
 /// enter_connector makes a session of a socket whose addresses are not known.
@@ -153,7 +147,7 @@ pub fn closing(fd: c_int) {
     if nothing || fork::in_vfork_child() {
         return;
     }
-    keeping_errno(|| {
+    errno::preserve(|| {
         if let Some(session) = table::take_session(fd) {
             leave(session.forever(), fd);
         }

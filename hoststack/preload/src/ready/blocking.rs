@@ -7,13 +7,14 @@ use crate::conn::receive::{self, OTHER_FILE, STUCK};
 use crate::conn::session::Session;
 use crate::conn::side::{LONG, SHORT};
 use crate::conn::sink::{Buffers, Sink};
-use crate::conn::stream::{blocks, is_kernels, queued, Outcome};
+use crate::conn::stream::{blocks, is_kernels, queued};
 use crate::conn::{earn, offer, order, send};
 use crate::ready::wait;
 use crate::ring::parts::Parts;
+use crate::sys::errno::{self, Errno, Outcome, EAGAIN, ECONNRESET};
 use crate::sys::{real, socket, uncancelled};
 use core::sync::atomic::Ordering;
-use libc::{c_int, EAGAIN, ECONNRESET, MSG_DONTWAIT, MSG_PEEK, MSG_WAITALL};
+use libc::{c_int, MSG_DONTWAIT, MSG_PEEK, MSG_WAITALL};
 
 /// Receiver is a session that receives.
 #[derive(Clone, Copy)]
@@ -69,7 +70,7 @@ impl Receiver {
             let by_kernel = waits && is_kernels(session, &session.side().receive);
             if by_kernel {
                 // SAFETY: the buffers are the program's, for this call.
-                result = sink.parts.message(|m| real::outcome(unsafe { real::recvmsg(fd, m, flags) }));
+                result = sink.parts.message(|m| errno::outcome(unsafe { real::recvmsg(fd, m, flags) }));
                 if matches!(result, Ok(0) | Err(ECONNRESET)) {
                     result = self.ended_by_kernel(&sink, result);
                 }
@@ -96,7 +97,7 @@ impl Receiver {
                 Err(OTHER_FILE) => {
                     (self.verify)(fd);
                     // SAFETY: the buffers are the program's, for this call.
-                    let rest = sink.parts.message(|m| real::outcome(unsafe { real::recvmsg(fd, m, flags) }));
+                    let rest = sink.parts.message(|m| errno::outcome(unsafe { real::recvmsg(fd, m, flags) }));
                     return rest.map_or_else(|error| some(done, error), |n| Ok(done + n));
                 }
                 Err(error) if done > 0 => {
@@ -129,7 +130,7 @@ impl Receiver {
     }
 
     /// last_receive is for a wait that ended with an error. Octets that are fewer than SO_RCVLOWAT did not end it.
-    fn last_receive(self, sink: &Buffers, error: i32) -> Outcome {
+    fn last_receive(self, sink: &Buffers, error: Errno) -> Outcome {
         match socket::option(self.fd, libc::SO_RCVLOWAT) {
             Some(2..) => self.attempt(sink).map_err(|_| error),
             _ => Err(error),
@@ -145,7 +146,7 @@ fn least(session: &Session, wanted: usize, flags: c_int) -> usize {
     }
 }
 
-pub fn some(done: usize, error: i32) -> Outcome {
+pub fn some(done: usize, error: Errno) -> Outcome {
     if done > 0 {
         Ok(done)
     } else {
@@ -167,7 +168,7 @@ pub fn send(session: &'static Session, fd: c_int, parts: Parts, flags: c_int) ->
         let by_kernel = waits && is_kernels(session, &session.side().send);
         if by_kernel {
             // SAFETY: the buffers are the program's, for this call.
-            result = source.parts.message(|m| real::outcome(unsafe { real::sendmsg(fd, m, flags) }));
+            result = source.parts.message(|m| errno::outcome(unsafe { real::sendmsg(fd, m, flags) }));
             order::sent(session);
         }
         match result {

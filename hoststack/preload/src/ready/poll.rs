@@ -7,6 +7,7 @@ use crate::conn::side::Phase;
 use crate::conn::{earn, ends, recall, stream};
 use crate::ready::epoll::Epoll;
 use crate::sys::clock::{self, Deadline};
+use crate::sys::errno::{self, Outcome, EBADF, EINVAL};
 use crate::sys::{bell, real};
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
@@ -24,12 +25,7 @@ pub trait Lookup {
 }
 
 /// poll is ppoll(2).
-pub fn poll(
-    table: &impl Lookup,
-    fds: &mut [pollfd],
-    limit: Option<Duration>,
-    mask: *const sigset_t,
-) -> Result<usize, i32> {
+pub fn poll(table: &impl Lookup, fds: &mut [pollfd], limit: Option<Duration>, mask: *const sigset_t) -> Outcome {
     fds.iter().filter_map(|one| table.epoll(one.fd)).for_each(|epoll| epoll.watch());
     // Nothing is allocated without sessions: an allocator may call poll(2) while it has its own lock.
     if fds.iter().all(|one| table.session(one.fd).is_none()) {
@@ -50,12 +46,7 @@ pub fn poll(
 }
 
 /// once asks rings and kernel. It returns 0 if it has to be called again, or the time is over.
-fn once(
-    fds: &mut [pollfd],
-    sessions: &[Option<Held>],
-    deadline: Deadline,
-    mask: *const sigset_t,
-) -> Result<usize, i32> {
+fn once(fds: &mut [pollfd], sessions: &[Option<Held>], deadline: Deadline, mask: *const sigset_t) -> Outcome {
     let mut all: Vec<pollfd> =
         fds.iter().zip(sessions).map(|(one, session)| for_kernel(one, session.as_deref())).collect();
     let mut ready = any_ready(fds, sessions);
@@ -81,7 +72,7 @@ fn once(
     };
     match kernel_poll(&mut all, left, mask) {
         // RLIMIT_NOFILE may not allow one more than the program has.
-        Err(libc::EINVAL) if all.len() > fds.len() => {
+        Err(EINVAL) if all.len() > fds.len() => {
             leave_to_kernel(sessions);
             Ok(0)
         }
@@ -161,11 +152,11 @@ fn by_kernel(session: &Session, polled: &pollfd) -> i16 {
     }
 }
 
-fn kernel_poll(fds: &mut [pollfd], limit: Option<Duration>, mask: *const sigset_t) -> Result<usize, i32> {
+fn kernel_poll(fds: &mut [pollfd], limit: Option<Duration>, mask: *const sigset_t) -> Outcome {
     let limit = limit.map(clock::to_timespec);
     let limit = limit.as_ref().map_or(core::ptr::null(), core::ptr::from_ref::<timespec>);
     // SAFETY: the list is the caller's; the mask is the program's.
-    real::outcome(unsafe { real::ppoll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, limit, mask) } as isize)
+    errno::outcome(unsafe { real::ppoll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, limit, mask) } as isize)
 }
 
 /// Sets are the three of select(2); each may be missing.
@@ -194,17 +185,11 @@ impl Sets {
     }
 
     /// select is pselect(2) by poll.
-    pub fn select(
-        &self,
-        table: &impl Lookup,
-        count: c_int,
-        limit: Option<Duration>,
-        mask: *const sigset_t,
-    ) -> Result<usize, i32> {
+    pub fn select(&self, table: &impl Lookup, count: c_int, limit: Option<Duration>, mask: *const sigset_t) -> Outcome {
         let mut fds: Vec<pollfd> = (0..count.min(libc::FD_SETSIZE as c_int)).filter_map(|fd| self.wanted(fd)).collect();
         poll(table, &mut fds, limit, mask)?;
         if fds.iter().any(|one| one.revents & libc::POLLNVAL != 0) {
-            return Err(libc::EBADF);
+            return Err(EBADF);
         }
         Ok(fds.iter().map(|one| self.answer(one)).sum())
     }

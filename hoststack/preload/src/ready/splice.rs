@@ -11,16 +11,17 @@ use crate::conn::receive::peek;
 use crate::conn::session::Session;
 use crate::conn::sink::{Buffers, Sink};
 use crate::conn::source::Source;
-use crate::conn::stream::{blocks, Outcome};
+use crate::conn::stream::blocks;
 use crate::conn::{offer, send};
 use crate::ready::blocking::Receiver;
 use crate::ready::wait;
 use crate::ring::parts::{one, Octets, Parts};
+use crate::sys::errno::{self, Outcome, EAGAIN, EBADF, EINTR, EINVAL, ENOSYS, EOPNOTSUPP, EPERM, EPIPE};
 use crate::sys::syscall::direct;
 use crate::sys::{real, uncancelled};
 use core::cell::Cell;
 use core::ptr::null_mut;
-use libc::{c_int, iovec, EAGAIN, EINTR, MSG_DONTWAIT, MSG_PEEK, POLLERR, POLLIN, POLLOUT, SPLICE_F_NONBLOCK};
+use libc::{c_int, iovec, MSG_DONTWAIT, MSG_PEEK, POLLERR, POLLIN, POLLOUT, SPLICE_F_NONBLOCK};
 
 /// What the kernel's connection of a blocking socket gets at once: as much as one with room surely takes.
 const PORTION: usize = 4096;
@@ -44,21 +45,21 @@ pub fn splice(from: End, to: End, count: usize, flags: u32) -> Outcome {
         return Ok(0);
     }
     if flags & !KNOWN != 0 {
-        return Err(libc::EINVAL);
+        return Err(EINVAL);
     }
     match (from, to) {
         (End::Session(from), End::Other(to)) => to_pipe(from, Pipe::open(to, count, flags)?),
         (End::Other(from), End::Session(to)) => from_pipe(to.session, Pipe::open(from, count, flags)?, to.fd),
-        _ => Err(libc::EINVAL),
+        _ => Err(EINVAL),
     }
 }
 
 /// is_pipe reports whether a descriptor is one end of a pipe.
-fn is_pipe(fd: c_int) -> Result<bool, i32> {
+fn is_pipe(fd: c_int) -> Outcome<bool> {
     // SAFETY: zero is a valid stat.
     let mut about: libc::stat = unsafe { core::mem::zeroed() };
     // SAFETY: fstat stores a stat.
-    real::outcome(unsafe { libc::fstat(fd, &mut about) } as isize)?;
+    errno::outcome(unsafe { libc::fstat(fd, &mut about) } as isize)?;
     Ok(about.st_mode & libc::S_IFMT == libc::S_IFIFO)
 }
 
@@ -76,9 +77,9 @@ struct Pipe {
 }
 
 impl Pipe {
-    fn open(fd: c_int, count: usize, flags: u32) -> Result<Self, i32> {
+    fn open(fd: c_int, count: usize, flags: u32) -> Outcome<Self> {
         if !is_pipe(fd)? {
-            return Err(libc::EINVAL);
+            return Err(EINVAL);
         }
         // SAFETY: fcntl of a descriptor.
         let mode = unsafe { real::fcntl(fd, libc::F_GETFL, 0) };
@@ -103,7 +104,7 @@ impl Pipe {
     fn by_kernel(&self, from: c_int, to: c_int) -> Outcome {
         let flags = self.flags | SPLICE_F_NONBLOCK;
         // SAFETY: descriptors without offsets.
-        real::outcome(unsafe { uncancelled::splice(from, null_mut(), to, null_mut(), self.count, flags) })
+        errno::outcome(unsafe { uncancelled::splice(from, null_mut(), to, null_mut(), self.count, flags) })
     }
 
     /// has reports whether the pipe has one of `events`, which are POLLIN or POLLOUT, or an end.
@@ -183,7 +184,7 @@ impl IntoPipe<'_> {
         let mut buffer = alloc::vec![0u8; PIPE_BYTES.min(self.1)];
         let receive = |from: &mut [u8], flags| {
             // SAFETY: the buffer has that many octets.
-            real::outcome(unsafe { uncancelled::recv(fd, from.as_mut_ptr().cast(), from.len(), flags | MSG_DONTWAIT) })
+            errno::outcome(unsafe { uncancelled::recv(fd, from.as_mut_ptr().cast(), from.len(), flags | MSG_DONTWAIT) })
         };
         let n = receive(&mut buffer, MSG_PEEK)?;
         let taken = match put(self.0.fd, &[one(buffer.as_mut_ptr().cast(), n), one(null_mut(), 0)]) {
@@ -206,8 +207,8 @@ fn put(pipe: c_int, regions: &[iovec; 2]) -> Outcome {
     let current = usize::MAX;
     let arguments = [pipe as usize, regions.as_ptr() as usize, regions.len(), current, current, RWF_NOWAIT];
     // SAFETY: the regions are those of a ring.
-    match real::outcome(unsafe { direct(libc::SYS_pwritev2, arguments) } as isize) {
-        Err(libc::EOPNOTSUPP | libc::ENOSYS | libc::EPERM) => give(pipe, regions),
+    match errno::outcome(unsafe { direct(libc::SYS_pwritev2, arguments) } as isize) {
+        Err(EOPNOTSUPP | ENOSYS | EPERM) => give(pipe, regions),
         other => other,
     }
 }
@@ -221,7 +222,7 @@ fn give(pipe: c_int, regions: &[iovec; 2]) -> Outcome {
     // SAFETY: a new mapping at an address of the kernel's choice.
     let at = unsafe { libc::mmap(null_mut(), length, protection, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0) };
     if at == libc::MAP_FAILED {
-        return Err(real::errno());
+        return Err(errno::last());
     }
     let mut done = 0;
     for region in regions {
@@ -232,7 +233,7 @@ fn give(pipe: c_int, regions: &[iovec; 2]) -> Outcome {
     let page = one(at, length);
     let arguments = [pipe as usize, core::ptr::from_ref(&page) as usize, 1, SPLICE_F_NONBLOCK as usize, 0, 0];
     // SAFETY: nobody changes the pages afterwards.
-    let result = real::outcome(unsafe { direct(libc::SYS_vmsplice, arguments) } as isize);
+    let result = errno::outcome(unsafe { direct(libc::SYS_vmsplice, arguments) } as isize);
     // SAFETY: this function's own mapping.
     unsafe { libc::munmap(at, length) };
     result
@@ -242,7 +243,7 @@ fn give(pipe: c_int, regions: &[iovec; 2]) -> Outcome {
 fn to_pipe(receiver: Receiver, mut pipe: Pipe) -> Outcome {
     let Receiver { session, fd, .. } = receiver;
     if pipe.access() == libc::O_RDONLY {
-        return Err(libc::EBADF);
+        return Err(EBADF);
     }
     offer::before(session, fd);
     pipe.by_copy = !offer::is_settled(session);
@@ -251,7 +252,7 @@ fn to_pipe(receiver: Receiver, mut pipe: Pipe) -> Outcome {
         if state & POLLERR != 0 {
             // SAFETY: the signal that the kernel sends for a pipe without readers.
             unsafe { libc::raise(libc::SIGPIPE) };
-            return Err(libc::EPIPE);
+            return Err(EPIPE);
         }
         if state & POLLOUT == 0 {
             if !pipe.waits() {
@@ -295,7 +296,7 @@ impl Source for FromPipe<'_> {
         }
         // A send of nothing fails if any would, before something is taken from the pipe.
         // SAFETY: no octets.
-        real::outcome(unsafe { uncancelled::send(fd, null_mut(), 0, MSG_DONTWAIT) })?;
+        errno::outcome(unsafe { uncancelled::send(fd, null_mut(), 0, MSG_DONTWAIT) })?;
         match real::poll_one(fd, POLLOUT) {
             0 => Err(EAGAIN),
             _ => self.portion(fd),
@@ -341,15 +342,15 @@ fn send_all(fd: c_int, regions: &[iovec; 2]) -> Outcome {
 fn take(pipe: &Pipe, regions: &[iovec; 2]) -> Outcome {
     let flags = SPLICE_F_NONBLOCK as usize;
     let arguments = [pipe.fd as usize, regions.as_ptr() as usize, regions.len(), flags, 0, 0];
-    let mut result = Err(libc::ENOSYS);
+    let mut result = Err(ENOSYS);
     if pipe.access() == libc::O_RDONLY {
         // SAFETY: the regions are those of a ring. By a descriptor for reading vmsplice(2) copies to them.
-        result = real::outcome(unsafe { direct(libc::SYS_vmsplice, arguments) } as isize);
+        result = errno::outcome(unsafe { direct(libc::SYS_vmsplice, arguments) } as isize);
     }
-    if matches!(result, Err(libc::ENOSYS | libc::EPERM)) {
+    if matches!(result, Err(ENOSYS | EPERM)) {
         result = match pipe.has(POLLIN) {
             // SAFETY: as above.
-            true => real::outcome(unsafe { uncancelled::readv(pipe.fd, regions.as_ptr(), regions.len() as c_int) }),
+            true => errno::outcome(unsafe { uncancelled::readv(pipe.fd, regions.as_ptr(), regions.len() as c_int) }),
             false => Err(EAGAIN),
         };
     }
@@ -362,7 +363,7 @@ fn take(pipe: &Pipe, regions: &[iovec; 2]) -> Outcome {
 /// from_pipe sends what a pipe has.
 fn from_pipe(session: &'static Session, pipe: Pipe, fd: c_int) -> Outcome {
     if pipe.access() == libc::O_WRONLY {
-        return Err(libc::EBADF);
+        return Err(EBADF);
     }
     offer::before(session, fd);
     let mut done = 0;

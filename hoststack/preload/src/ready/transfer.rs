@@ -3,10 +3,9 @@
 //! sendfile(2) to a session: by a copy through a buffer.
 
 use crate::conn::session::Session;
-use crate::conn::stream::Outcome;
 use crate::ready::blocking::{self, some};
 use crate::ring::parts::{one, Parts};
-use crate::sys::real;
+use crate::sys::errno::{self, Outcome, EINVAL, EISDIR, ESPIPE};
 use libc::{c_int, off_t};
 
 const BUFFER: usize = 65536;
@@ -24,8 +23,8 @@ pub fn from_file(
         // SAFETY: lseek of a descriptor.
         None => match unsafe { libc::lseek(file, 0, libc::SEEK_CUR) } {
             // As the kernel says of a pipe or socket to which none can be spliced.
-            -1 if real::errno() == libc::ESPIPE => return Err(libc::EINVAL),
-            -1 => return Err(real::errno()),
+            -1 if errno::last() == ESPIPE => return Err(EINVAL),
+            -1 => return Err(errno::last()),
             position => position,
         },
     };
@@ -44,11 +43,11 @@ fn copy_file(session: &'static Session, fd: c_int, file: c_int, position: &mut o
     while done < count {
         let most = buffer.len().min(count - done);
         // SAFETY: the buffer has `most` octets.
-        let n = match real::outcome(unsafe { libc::pread(file, buffer.as_mut_ptr().cast(), most, *position) }) {
+        let n = match errno::outcome(unsafe { libc::pread(file, buffer.as_mut_ptr().cast(), most, *position) }) {
             Ok(0) => break,
             Ok(n) => n,
             // A folder.
-            Err(libc::EISDIR) => return Err(libc::EINVAL),
+            Err(EISDIR) => return Err(EINVAL),
             Err(error) => return some(done, error),
         };
         match send(session, fd, &mut buffer[..n], 0) {

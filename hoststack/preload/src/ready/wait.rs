@@ -6,12 +6,13 @@ use crate::conn::session::Session;
 use crate::conn::side::Phase;
 use crate::conn::{ends, offer, recall, stream};
 use crate::sys::clock::{self, Deadline};
+use crate::sys::errno::{self, Outcome, EAGAIN, EINTR, EINVAL};
 use crate::sys::{bell, real};
 use core::time::Duration;
 use libc::{c_int, pollfd, timeval, POLLIN, POLLOUT, POLLRDHUP};
 
 /// readable waits until the session may be readable, for SO_RCVTIMEO at most.
-pub fn readable(session: &'static Session, fd: c_int) -> Result<(), i32> {
+pub fn readable(session: &'static Session, fd: c_int) -> Outcome<()> {
     sleep(session, fd, libc::SO_RCVTIMEO, POLLIN | POLLRDHUP, || {
         let Some(rings) = session.rings() else { return false };
         rings.receive().consumer_waits();
@@ -25,7 +26,7 @@ const GLANCE: Duration = Duration::from_millis(4);
 
 /// further waits until a receive that takes nothing may get more than `seen` octets, for SO_RCVTIMEO at most. False if
 /// nothing further can come.
-pub fn further(session: &'static Session, fd: c_int, seen: usize, deadline: Deadline) -> Result<bool, i32> {
+pub fn further(session: &'static Session, fd: c_int, seen: usize, deadline: Deadline) -> Outcome<bool> {
     let ring = || session.rings().filter(|_| session.side().receive.phase() == Phase::Ring);
     let is_full = || ring().is_some_and(|rings| seen as u64 >= rings.capacity);
     if is_full() || real::poll_or_suspect(fd, POLLRDHUP) != 0 {
@@ -42,7 +43,7 @@ pub fn further(session: &'static Session, fd: c_int, seen: usize, deadline: Dead
         (left, glance) => left.or(glance),
     };
     match sleep_for(session, fd, Deadline::after(limit), limit.is_none(), POLLRDHUP, has_more) {
-        Err(libc::EAGAIN) if !deadline.is_over() => Ok(true),
+        Err(EAGAIN) if !deadline.is_over() => Ok(true),
         result => result.map(|()| true),
     }
 }
@@ -53,7 +54,7 @@ pub fn limit_of_receive(fd: c_int) -> Deadline {
 }
 
 /// writable waits until the session may be writable, for SO_SNDTIMEO at most.
-pub fn writable(session: &'static Session, fd: c_int) -> Result<(), i32> {
+pub fn writable(session: &'static Session, fd: c_int) -> Outcome<()> {
     let in_ring = session.side().send.phase() == Phase::Ring;
     let events = if in_ring { POLLRDHUP } else { POLLOUT };
     let result = sleep(session, fd, libc::SO_SNDTIMEO, events, || {
@@ -68,13 +69,7 @@ pub fn writable(session: &'static Session, fd: c_int) -> Result<(), i32> {
 }
 
 /// sleep polls the socket and the session's event. `is_ready` publishes that this end waits, then looks again.
-fn sleep(
-    session: &'static Session,
-    fd: c_int,
-    option: c_int,
-    events: i16,
-    is_ready: impl Fn() -> bool,
-) -> Result<(), i32> {
+fn sleep(session: &'static Session, fd: c_int, option: c_int, events: i16, is_ready: impl Fn() -> bool) -> Outcome<()> {
     let limit = time_limit(fd, option);
     sleep_for(session, fd, Deadline::after(limit), limit.is_none(), events, is_ready)
 }
@@ -87,7 +82,7 @@ fn sleep_for(
     may_restart: bool,
     events: i16,
     is_ready: impl Fn() -> bool,
-) -> Result<(), i32> {
+) -> Outcome<()> {
     loop {
         let event = session.event();
         let was_attached = session.is_attached();
@@ -107,17 +102,17 @@ fn sleep_for(
         ];
         let result = match poll(&mut fds, deadline) {
             // RLIMIT_NOFILE does not allow three.
-            Err(libc::EINVAL) if was_attached => bell::wait_with(bell, fd, events, deadline),
-            Err(libc::EINVAL) => {
+            Err(EINVAL) if was_attached => bell::wait_with(bell, fd, events, deadline),
+            Err(EINVAL) => {
                 stream::leave_to_kernel(session);
                 return Ok(());
             }
             other => other,
         };
         match result {
-            Err(libc::EINTR) if may_restart && restarts() => continue,
+            Err(EINTR) if may_restart && restarts() => continue,
             Err(error) => return Err(error),
-            Ok(0) => return Err(libc::EAGAIN),
+            Ok(0) => return Err(EAGAIN),
             Ok(_) => {}
         }
         offer::look(session, fd);
@@ -126,21 +121,21 @@ fn sleep_for(
 }
 
 /// pipe waits for a descriptor that is no session, as long as it takes.
-pub fn pipe(fd: c_int, events: i16) -> Result<(), i32> {
+pub fn pipe(fd: c_int, events: i16) -> Outcome<()> {
     loop {
         match poll(&mut [pollfd { fd, events, revents: 0 }], Deadline::after(None)) {
-            Err(libc::EINTR) if restarts() => {}
+            Err(EINTR) if restarts() => {}
             other => return other.map(drop),
         }
     }
 }
 
-fn poll(fds: &mut [pollfd], deadline: Deadline) -> Result<usize, i32> {
+fn poll(fds: &mut [pollfd], deadline: Deadline) -> Outcome {
     let left = deadline.left().map(clock::to_timespec);
     let left = left.as_ref().map_or(core::ptr::null(), core::ptr::from_ref);
     // SAFETY: the descriptors are this caller's; no signal mask.
     let n = unsafe { real::ppoll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, left, core::ptr::null()) };
-    real::outcome(n as isize)
+    errno::outcome(n as isize)
 }
 
 /// time_limit is what SO_RCVTIMEO or SO_SNDTIMEO allow; None is for ever.

@@ -2,6 +2,7 @@
 
 //! A program's buffers, and copies between them and a ring.
 
+use crate::sys::errno::{Outcome, EINVAL};
 use libc::{c_int, c_void, iovec, msghdr};
 
 /// Parts are the buffers of one call, from a position on.
@@ -147,6 +148,6 @@ pub fn one(buffer: *mut c_void, length: usize) -> iovec {
 pub const MOST: usize = 1024;
 
 /// valid_count checks the number of buffers as the kernel does.
-pub fn valid_count(count: c_int) -> Result<usize, i32> {
-    usize::try_from(count).ok().filter(|&n| n <= MOST).ok_or(libc::EINVAL)
+pub fn valid_count(count: c_int) -> Outcome {
+    usize::try_from(count).ok().filter(|&n| n <= MOST).ok_or(EINVAL)
 }

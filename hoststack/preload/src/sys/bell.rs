@@ -5,6 +5,7 @@
 //! Events are never read. So no thread can take one from another thread, or from an instance of the program.
 
 use crate::sys::clock::Deadline;
+use crate::sys::errno::{self, Outcome, EEXIST};
 use crate::sys::{hidden, lock, real};
 use core::ptr::{null_mut, without_provenance_mut};
 use core::sync::atomic::{AtomicU32, Ordering};
@@ -80,19 +81,17 @@ extern "C" fn end_of_thread(kept: *mut c_void) {
 
 /// prepare makes this thread's bell before it is needed.
 pub fn prepare() {
-    let before = real::errno();
-    Bell::of_thread();
-    real::set_errno(before);
+    errno::preserve(Bell::of_thread);
 }
 
 /// wait_with waits until the bell rings, or `fd` has one of `events`, where RLIMIT_NOFILE does not allow to poll both.
-pub fn wait_with(bell: c_int, fd: c_int, events: i16, deadline: Deadline) -> Result<usize, i32> {
+pub fn wait_with(bell: c_int, fd: c_int, events: i16, deadline: Deadline) -> Outcome {
     let mut wanted = epoll_event { events: events as u32, u64: 0 };
     // SAFETY: the event is this function's.
-    real::outcome(unsafe { real::epoll_ctl(bell, EPOLL_CTL_ADD, fd, &mut wanted) } as isize)?;
+    errno::outcome(unsafe { real::epoll_ctl(bell, EPOLL_CTL_ADD, fd, &mut wanted) } as isize)?;
     let limit = deadline.left().map_or(-1, crate::sys::clock::milliseconds);
     // SAFETY: room for one event; no mask.
-    let result = real::outcome(unsafe { real::epoll_pwait(bell, &mut wanted, 1, limit, core::ptr::null()) } as isize);
+    let result = errno::outcome(unsafe { real::epoll_pwait(bell, &mut wanted, 1, limit, core::ptr::null()) } as isize);
     // SAFETY: no event.
     unsafe { real::epoll_ctl(bell, libc::EPOLL_CTL_DEL, fd, null_mut()) };
     result
@@ -102,24 +101,23 @@ pub fn wait_with(bell: c_int, fd: c_int, events: i16, deadline: Deadline) -> Res
 /// before is forgotten, so the caller has to look at the sessions afterwards. None if the kernel has no room for it: then
 /// the sessions have to fall back.
 pub fn hear(events: impl Iterator<Item = c_int>) -> Option<c_int> {
-    let before = real::errno();
-    let heard = Bell::of_thread().filter(|&fd| {
-        let mut all = true;
-        for event in events.filter(|&event| event >= 0) {
-            all &= add(fd, event);
-        }
-        silence(fd);
-        all
-    });
-    real::set_errno(before);
-    heard
+    errno::preserve(|| {
+        Bell::of_thread().filter(|&fd| {
+            let mut all = true;
+            for event in events.filter(|&event| event >= 0) {
+                all &= add(fd, event);
+            }
+            silence(fd);
+            all
+        })
+    })
 }
 
 /// add reports whether the bell rings for an event. It may be there already.
 fn add(fd: c_int, event: c_int) -> bool {
     let mut wanted = epoll_event { events: (EPOLLIN | EPOLLET) as u32, u64: 0 };
     // SAFETY: the event is this function's.
-    unsafe { real::epoll_ctl(fd, EPOLL_CTL_ADD, event, &mut wanted) == 0 || real::errno() == libc::EEXIST }
+    unsafe { real::epoll_ctl(fd, EPOLL_CTL_ADD, event, &mut wanted) == 0 || errno::last() == EEXIST }
 }
 
 /// silence takes all edges.

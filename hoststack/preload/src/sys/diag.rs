@@ -2,7 +2,8 @@
 
 //! Who has a TCP socket of this network namespace, as the kernel tells by sock_diag(7).
 
-use crate::sys::{hidden, real, uncancelled};
+use crate::sys::errno::{self, Errno, Outcome, ENOENT, EPROTO};
+use crate::sys::{hidden, uncancelled};
 use core::mem::{size_of, zeroed};
 use core::net::{IpAddr, SocketAddr};
 use core::sync::atomic::{AtomicI32, AtomicU32, Ordering};
@@ -76,7 +77,7 @@ static TURN: crate::sys::lock::Lock<()> = crate::sys::lock::Lock::new(());
 
 /// owner finds the socket whose own address is `local` and whose peer is `remote`. The error ENOENT says that this network
 /// namespace has none; with any other one it is not known.
-pub fn owner(local: SocketAddr, remote: SocketAddr) -> Result<Owner, i32> {
+pub fn owner(local: SocketAddr, remote: SocketAddr) -> Outcome<Owner> {
     let _turn = TURN.lock();
     let socket = socket()?;
     let number = NUMBER.fetch_add(1, Ordering::Relaxed);
@@ -84,24 +85,24 @@ pub fn owner(local: SocketAddr, remote: SocketAddr) -> Result<Owner, i32> {
     let length = size_of::<Request>();
     // SAFETY: the request has `length` octets.
     let sent = unsafe { uncancelled::send(socket, core::ptr::from_ref(&request).cast(), length, libc::MSG_DONTWAIT) };
-    real::outcome(sent)?;
+    errno::outcome(sent)?;
     loop {
         if let Some(answer) = receive(socket, number)? {
             // The kernel answers with a socket that listens there if it has no such connection.
-            return answer.and_then(|(found, peer)| (peer == remote.port()).then_some(found).ok_or(libc::ENOENT));
+            return answer.and_then(|(found, peer)| (peer == remote.port()).then_some(found).ok_or(ENOENT));
         }
     }
 }
 
-type Answer = Result<(Owner, u16), i32>;
+type Answer = Outcome<(Owner, u16)>;
 
 /// receive reads an answer, an owner and the port of the peer; None if it is that of another request. The kernel puts it into the queue before send returns,
 /// so nothing waits.
-fn receive(socket: c_int, number: u32) -> Result<Option<Answer>, i32> {
+fn receive(socket: c_int, number: u32) -> Outcome<Option<Answer>> {
     let mut buffer = [0u64; 256];
     // SAFETY: the buffer has that many octets.
     let n = unsafe { uncancelled::recv(socket, buffer.as_mut_ptr().cast(), size_of_val(&buffer), libc::MSG_DONTWAIT) };
-    let n = real::outcome(n)?;
+    let n = errno::outcome(n)?;
     // SAFETY: the buffer is aligned and larger than each of these.
     let (header, reply) = unsafe { (&*buffer.as_ptr().cast::<libc::nlmsghdr>(), &*buffer.as_ptr().cast::<Reply>()) };
     if n < size_of::<libc::nlmsghdr>() || header.nlmsg_seq != number {
@@ -111,7 +112,7 @@ fn receive(socket: c_int, number: u32) -> Result<Option<Answer>, i32> {
         // SAFETY: as above: the number of an error follows the header.
         let error = unsafe { buffer.as_ptr().cast::<i32>().add(size_of::<libc::nlmsghdr>() / 4).read() };
         let is_error = header.nlmsg_type == libc::NLMSG_ERROR as u16 && error < 0;
-        return Ok(Some(Err(if is_error { -error } else { libc::EPROTO })));
+        return Ok(Some(Err(if is_error { Errno(-error) } else { EPROTO })));
     }
     let cookie = u64::from(reply.id.cookie[1]) << 32 | u64::from(reply.id.cookie[0]);
     let length = n.min(header.nlmsg_len as usize) / 4;
@@ -136,7 +137,7 @@ fn group(mut words: &[u32]) -> u64 {
     0
 }
 
-fn socket() -> Result<c_int, i32> {
+fn socket() -> Outcome<c_int> {
     let known = SOCKET.load(Ordering::Relaxed);
     if known >= 0 {
         return Ok(known);
@@ -145,7 +146,7 @@ fn socket() -> Result<c_int, i32> {
     let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC;
     // SAFETY: socket has no preconditions.
     let made = unsafe { libc::socket(libc::AF_NETLINK, kind, NETLINK_SOCK_DIAG) };
-    let made = hidden::adopt(made).ok_or_else(real::errno)?;
+    let made = hidden::adopt(made).ok_or_else(errno::last)?;
     SOCKET.store(made, Ordering::Relaxed);
     Ok(made)
 }
@@ -215,6 +216,6 @@ mod tests {
     fn a_listener_is_not_the_end_of_a_connection_that_is_not_there() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let local = listener.local_addr().unwrap();
-        assert_eq!(owner(local, "127.0.0.1:1".parse().unwrap()), Err(libc::ENOENT));
+        assert_eq!(owner(local, "127.0.0.1:1".parse().unwrap()), Err(ENOENT));
     }
 }

@@ -2,6 +2,7 @@
 
 //! A lock that survives fork: a child breaks those that other threads of its parent held.
 
+use crate::sys::errno::{self, ESRCH};
 use crate::sys::signals::Section;
 use core::cell::UnsafeCell;
 use core::ops::{Deref, DerefMut};
@@ -81,7 +82,7 @@ fn sleep(nanoseconds: i64) {
 /// has_ended reports whether there is no such process. One whose parent has not waited for it is there.
 pub fn has_ended(process: u32) -> bool {
     // SAFETY: signal 0 only checks that the process exists.
-    unsafe { libc::kill(process as i32, 0) != 0 && crate::sys::real::errno() == libc::ESRCH }
+    unsafe { libc::kill(process as i32, 0) != 0 && errno::last() == ESRCH }
 }
 
 pub fn give(word: &AtomicU32) {

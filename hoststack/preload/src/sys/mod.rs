@@ -5,6 +5,7 @@
 pub mod bell;
 pub mod clock;
 pub mod diag;
+pub mod errno;
 pub mod hidden;
 pub mod lock;
 pub mod real;

@@ -3,7 +3,7 @@
 //! The C library's own functions, behind those that this library exports under the same names.
 
 use crate::sys::syscall::direct;
-use crate::sys::uncancelled;
+use crate::sys::{errno, uncancelled};
 use core::sync::atomic::{AtomicUsize, Ordering};
 use libc::{
     c_char, c_int, c_short, c_uint, c_void, epoll_event, fd_set, iovec, msghdr, nfds_t, off_t, pollfd, sigset_t,
@@ -151,28 +151,10 @@ pub unsafe fn epoll_create1(flags: c_int) -> c_int {
     unsafe { direct(libc::SYS_epoll_create1, [flags as usize, 0, 0, 0, 0, 0]) as c_int }
 }
 
-/// errno of the last call of this thread.
-pub fn errno() -> i32 {
-    // SAFETY: the address is this thread's own.
-    unsafe { *libc::__errno_location() }
-}
-
-pub fn set_errno(value: i32) {
-    // SAFETY: the address is this thread's own.
-    unsafe { *libc::__errno_location() = value }
-}
-
-/// outcome turns a result of the C library into a value or an error number.
-pub fn outcome(result: ssize_t) -> Result<usize, i32> {
-    usize::try_from(result).map_err(|_| errno())
-}
-
 /// close_quietly closes a descriptor of this library's own and keeps errno.
 pub fn close_quietly(fd: c_int) {
-    let before = errno();
     // SAFETY: closing a number is harmless to memory; it is this library's own.
-    unsafe { uncancelled::close(fd) };
-    set_errno(before);
+    errno::preserve(|| unsafe { uncancelled::close(fd) });
 }
 
 /// poll_one returns what `fd` has of `events` and the events that are always reported.

@@ -6,8 +6,8 @@
 //! queued again for the thread, and blocked until the outermost section ends, where the kernel delivers it. A section
 //! makes no call that waits. Without a signal it costs a few instructions at both ends, and no system call.
 
-use crate::sys::real;
 use crate::sys::syscall::direct;
+use crate::sys::{errno, real};
 use core::mem::{transmute, zeroed};
 use core::ptr::{null, null_mut};
 use core::sync::atomic::{compiler_fence, AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -94,10 +94,8 @@ impl Drop for Section {
 /// deliver restores the mask of signals, which has the kernel run the handlers that were put off.
 #[cold]
 fn deliver(area: &Area) {
-    let before = real::errno();
     area.pending.store(0, Ordering::Relaxed);
-    set_mask(libc::SIG_SETMASK, area.mask.load(Ordering::Relaxed));
-    real::set_errno(before);
+    errno::preserve(|| set_mask(libc::SIG_SETMASK, area.mask.load(Ordering::Relaxed)));
 }
 
 fn set_mask(how: c_int, mask: u64) {
@@ -149,13 +147,11 @@ extern "C" fn on_signal(signal: c_int, info: *mut siginfo_t, context: *mut ucont
         _ => area.mask.store(area.mask.load(Ordering::Relaxed) & *mask, Ordering::Relaxed),
     }
     *mask = u64::MAX;
-    let before = real::errno();
     // SAFETY: the signal of this thread, which is blocked here, with the details that the kernel gave.
-    unsafe {
-        let thread = [libc::getpid() as usize, direct(libc::SYS_gettid, [0; 6]) as usize];
-        direct(libc::SYS_rt_tgsigqueueinfo, [thread[0], thread[1], signal as usize, info as usize, 0, 0]);
-    }
-    real::set_errno(before);
+    errno::preserve(|| unsafe {
+        let (process, thread) = (libc::getpid() as usize, direct(libc::SYS_gettid, [0; 6]) as usize);
+        direct(libc::SYS_rt_tgsigqueueinfo, [process, thread, signal as usize, info as usize, 0, 0])
+    });
 }
 
 /// run is the program's handler.

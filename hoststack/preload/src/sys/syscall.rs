@@ -2,7 +2,7 @@
 
 //! System calls without the C library.
 
-use super::real;
+use crate::sys::errno::{self, Errno};
 use core::arch::asm;
 use libc::c_long;
 
@@ -14,7 +14,7 @@ pub unsafe fn direct(number: c_long, arguments: [usize; 6]) -> c_long {
     // SAFETY: as the caller's.
     let result = unsafe { enter(number, arguments) };
     if (-4095..0).contains(&result) {
-        real::set_errno(-result as i32);
+        errno::set(Errno(-result as i32));
         return -1;
     }
     result

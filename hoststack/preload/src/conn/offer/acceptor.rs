@@ -7,6 +7,7 @@ use super::message::{self, address, unix_socket, user_of, Offer};
 use crate::conn::earn::{self, Merits};
 use crate::conn::session::{make_event, Memory, Session};
 use crate::conn::{clients, identity};
+use crate::sys::errno::ENOENT;
 use crate::sys::{diag, hidden, real, uncancelled};
 use crate::telemetry::counters::Refusal;
 use crate::telemetry::page;
@@ -33,7 +34,7 @@ fn make_offer(session: &'static Session, fd: c_int) -> Option<()> {
     }
     identity::cookie_of(session, fd)?;
     let owner = match diag::owner(client, server) {
-        Err(libc::ENOENT) => {
+        Err(ENOENT) => {
             give_up(session, Refusal::Elsewhere);
             return None;
         }

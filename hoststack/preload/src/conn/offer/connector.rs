@@ -5,6 +5,7 @@
 use super::message::{self, address, unix_socket, user_of, Offer, DESCRIPTORS};
 use super::{exclusively, give_up, stop, without_calls};
 use crate::conn::session::{Memory, Session};
+use crate::sys::errno::EAGAIN;
 use crate::sys::{diag, hidden, real, socket, uncancelled};
 use crate::telemetry::counters::Refusal;
 use crate::telemetry::page;
@@ -58,7 +59,7 @@ fn take_offer(session: &'static Session, fd: c_int) {
 fn take_offer_of(session: &'static Session, fd: c_int, visitor: c_int) {
     let received = match message::receive(visitor) {
         // It has connected, but not sent yet.
-        Err(libc::EAGAIN) => return,
+        Err(EAGAIN) => return,
         other => other.ok(),
     };
     let user = user_of(visitor);

@@ -3,6 +3,7 @@
 //! What both ends know of an offer: the mailbox's name, and the message with its descriptors.
 
 use crate::conn::session::{Identity, Session};
+use crate::sys::errno::{self, Outcome, EPROTO};
 use crate::sys::{hidden, real, uncancelled};
 use crate::telemetry::page;
 use alloc::vec::Vec;
@@ -116,7 +117,7 @@ fn message(part: &mut libc::iovec, control: &mut Control) -> libc::msghdr {
 }
 
 /// receive takes an offer without waiting.
-pub fn receive(socket: c_int) -> Result<(Offer, [c_int; DESCRIPTORS]), i32> {
+pub fn receive(socket: c_int) -> Outcome<(Offer, [c_int; DESCRIPTORS])> {
     let mut control: Control = [0; 8];
     // SAFETY: zero is a valid offer.
     let mut offer: Offer = unsafe { zeroed() };
@@ -124,13 +125,13 @@ pub fn receive(socket: c_int) -> Result<(Offer, [c_int; DESCRIPTORS]), i32> {
     let mut message = message(&mut part, &mut control);
     let flags = libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC;
     // SAFETY: the buffers are this function's.
-    let n = real::outcome(unsafe { uncancelled::recvmsg(socket, &mut message, flags) })?;
+    let n = errno::outcome(unsafe { uncancelled::recvmsg(socket, &mut message, flags) })?;
     let descriptors = received_descriptors(&message);
     match <[c_int; DESCRIPTORS]>::try_from(&descriptors[..]) {
         Ok(complete) if n == size_of::<Offer>() => Ok((offer, complete)),
         _ => {
             descriptors.into_iter().for_each(real::close_quietly);
-            Err(libc::EPROTO)
+            Err(EPROTO)
         }
     }
 }

@@ -18,7 +18,7 @@ mod message;
 
 use crate::conn::earn;
 use crate::conn::session::Session;
-use crate::sys::real;
+use crate::sys::errno;
 use crate::sys::signals::Section;
 use crate::telemetry::counters::Refusal;
 use crate::telemetry::page;
@@ -161,9 +161,7 @@ fn stop(session: &Session) {
 pub fn exclusively(session: &'static Session, f: impl FnOnce()) -> bool {
     let _section = Section::enter();
     let Some(_alone) = unattached(session) else { return false };
-    let before = real::errno();
-    f();
-    real::set_errno(before);
+    errno::preserve(f);
     true
 }
 

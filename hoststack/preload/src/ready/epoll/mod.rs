@@ -19,6 +19,7 @@ use crate::conn::recall;
 use crate::conn::session::Session;
 use crate::conn::watch::WRITE_BITS;
 use crate::sys::clock::Deadline;
+use crate::sys::errno::{Outcome, EBADF, EEXIST, EFAULT, EINVAL, ENOENT};
 use crate::sys::hidden;
 use crate::sys::lock::{self, Guard, Lock};
 use alloc::boxed::Box;
@@ -137,23 +138,23 @@ impl Epoll {
         fd: c_int,
         session: &'static Session,
         wanted: Option<epoll_event>,
-    ) -> Result<(), i32> {
+    ) -> Outcome<()> {
         match (operation, wanted) {
             (EPOLL_CTL_ADD, Some(wanted)) => self.add(fd, session, wanted),
             (EPOLL_CTL_MOD, Some(wanted)) => self.modify(fd, wanted),
             (EPOLL_CTL_DEL, _) => self.delete(fd),
-            (_, None) => Err(libc::EFAULT),
-            _ => Err(libc::EINVAL),
+            (_, None) => Err(EFAULT),
+            _ => Err(EINVAL),
         }
     }
 
-    fn add(&'static self, fd: c_int, session: &'static Session, wanted: epoll_event) -> Result<(), i32> {
+    fn add(&'static self, fd: c_int, session: &'static Session, wanted: epoll_event) -> Outcome<()> {
         let mut inner = self.inner.lock();
         if inner.by_fd.contains_key(&fd) {
-            return Err(libc::EEXIST);
+            return Err(EEXIST);
         }
         let slot = inner.insert(Entry::new(fd, session, wanted.events, wanted.u64));
-        let Some(entry) = &mut inner.entries[slot] else { return Err(libc::ENOENT) };
+        let Some(entry) = &mut inner.entries[slot] else { return Err(ENOENT) };
         entry.told = entry.kernel_events();
         if let Err(error) = self.kernel(EPOLL_CTL_ADD, fd, entry.told, &entry.socket()) {
             inner.remove(slot);
@@ -176,12 +177,12 @@ impl Epoll {
         self.inner.lock().by_fd.contains_key(&fd)
     }
 
-    fn modify(&self, fd: c_int, wanted: epoll_event) -> Result<(), i32> {
+    fn modify(&self, fd: c_int, wanted: epoll_event) -> Outcome<()> {
         let mut inner = self.inner.lock();
-        let slot = *inner.by_fd.get(&fd).ok_or(libc::ENOENT)?;
-        let entry = inner.entries[slot].as_mut().ok_or(libc::ENOENT)?;
+        let slot = *inner.by_fd.get(&fd).ok_or(ENOENT)?;
+        let entry = inner.entries[slot].as_mut().ok_or(ENOENT)?;
         if (entry.events | wanted.events) & EXCLUSIVE != 0 {
-            return Err(libc::EINVAL);
+            return Err(EINVAL);
         }
         let before = (entry.events, entry.data);
         (entry.events, entry.data) = (wanted.events, wanted.u64);
@@ -200,9 +201,9 @@ impl Epoll {
         Ok(())
     }
 
-    fn delete(&self, fd: c_int) -> Result<(), i32> {
+    fn delete(&self, fd: c_int) -> Outcome<()> {
         let mut inner = self.inner.lock();
-        let slot = *inner.by_fd.get(&fd).ok_or(libc::ENOENT)?;
+        let slot = *inner.by_fd.get(&fd).ok_or(ENOENT)?;
         let result = self.kernel(EPOLL_CTL_DEL, fd, 0, &Tag::Nudge);
         self.forget(&mut inner, slot, true);
         result
@@ -380,13 +381,7 @@ impl Epoll {
     }
 
     /// wait is epoll_wait(2).
-    pub fn wait(
-        &self,
-        fd: c_int,
-        out: &mut [epoll_event],
-        limit: Option<Duration>,
-        mask: *const sigset_t,
-    ) -> Result<usize, i32> {
+    pub fn wait(&self, fd: c_int, out: &mut [epoll_event], limit: Option<Duration>, mask: *const sigset_t) -> Outcome {
         let deadline = Deadline::after(limit);
         let (mut fd, mut left) = (fd, limit);
         loop {
@@ -408,7 +403,7 @@ impl Epoll {
             // The number may be closed by now, and be another file's.
             fd = self.fd.load(Ordering::Relaxed);
             if fd < 0 {
-                return Err(libc::EBADF);
+                return Err(EBADF);
             }
         }
     }
@@ -431,7 +426,7 @@ impl Epoll {
         has_others: bool,
         limit: Option<Duration>,
         mask: *const sigset_t,
-    ) -> Result<usize, i32> {
+    ) -> Outcome {
         self.sleepers.fetch_add(1, Ordering::SeqCst);
         let idle = !has_others && self.inner.lock().fall_asleep();
         let left = match idle {

@@ -8,6 +8,7 @@ use super::queue::Inner;
 use super::tag::Tag;
 use super::{Epoll, ET, EXCLUSIVE, ONESHOT};
 use crate::conn::session::{make_event, signal};
+use crate::sys::errno::{self, Outcome, EEXIST};
 use crate::sys::lock::{self, Guard};
 use crate::sys::{hidden, real};
 use core::sync::atomic::Ordering;
@@ -65,11 +66,11 @@ impl Epoll {
         }
     }
 
-    pub fn kernel(&self, operation: c_int, fd: c_int, events: u32, tag: &Tag) -> Result<(), i32> {
+    pub fn kernel(&self, operation: c_int, fd: c_int, events: u32, tag: &Tag) -> Outcome<()> {
         let mut event = epoll_event { events, u64: tag.pack() };
         // SAFETY: the event is this function's.
         let result = unsafe { real::epoll_ctl(self.fd.load(Ordering::Relaxed), operation, fd, &mut event) };
-        real::outcome(result as isize).map(|_| ())
+        errno::outcome(result as isize).map(|_| ())
     }
 
     /// add_event adds the session's event, and has the next wait look at the session.
@@ -80,7 +81,7 @@ impl Epoll {
             let event = entry.session.own_event.load(Ordering::Relaxed);
             let added = self.kernel(EPOLL_CTL_ADD, event, EPOLLIN as u32 | ET, &entry.event());
             // Another descriptor of the same session may have added it.
-            if !matches!(added, Ok(()) | Err(libc::EEXIST)) || self.blind.load(Ordering::Relaxed) {
+            if !matches!(added, Ok(()) | Err(EEXIST)) || self.blind.load(Ordering::Relaxed) {
                 self.fall_back(inner, slot);
             }
         }
@@ -130,7 +131,7 @@ impl Epoll {
     }
 
     /// reregister tells the kernel the events of a socket again. The kernel does not change exclusive ones.
-    pub fn reregister(&self, entry: &mut Entry) -> Result<(), i32> {
+    pub fn reregister(&self, entry: &mut Entry) -> Outcome<()> {
         let events = entry.kernel_events();
         entry.told = events;
         if entry.events & EXCLUSIVE == 0 {
