@@ -7,13 +7,13 @@ use crate::conn::stream;
 use crate::fdtable::{descriptors, fork, reuse, table};
 use crate::sys::errno::{self, EBADF, EBUSY, EINVAL};
 use crate::sys::syscall::direct;
-use crate::sys::{hidden, real};
+use crate::sys::{fd, real};
 use core::sync::atomic::Ordering;
 use libc::{c_char, c_int, c_uint, c_ulong, FILE};
 
 exported! {
     fn close(fd: c_int) -> c_int {
-        if hidden::is_hidden(fd) && !fork::in_vfork_child() {
+        if fd::is_hidden(fd) && !fork::in_vfork_child() {
             return answer_int(Err(EBADF));
         }
         descriptors::closing(fd);
@@ -30,7 +30,7 @@ exported! {
         let inside = |fd: &c_int| (first..=last).contains(&(*fd as c_uint));
         table::descriptors().filter(inside).for_each(descriptors::closing);
         let mut from = first;
-        for kept in hidden::all().filter(inside) {
+        for kept in fd::hidden().filter(inside) {
             if kept as c_uint > from {
                 real::close_range(from, kept as c_uint - 1, 0);
             }
@@ -54,7 +54,7 @@ exported! {
     }
 
     fn dup(fd: c_int) -> c_int {
-        if hidden::is_hidden(fd) {
+        if fd::is_hidden(fd) {
             return answer_int(Err(EBADF));
         }
         let made = real::dup(fd);
@@ -77,7 +77,7 @@ exported! {
     }
 
     fn fcntl(fd: c_int, command: c_int, argument: usize) -> c_int {
-        if hidden::is_hidden(fd) {
+        if fd::is_hidden(fd) {
             return answer_int(Err(EBADF));
         }
         let result = real::fcntl(fd, command, argument);
@@ -124,7 +124,7 @@ exported! {
 /// input, output and error without the functions of this library, so a connection leaves its rings for them if it can.
 fn replace(from: c_int, to: c_int, call: impl FnOnce() -> c_int) -> c_int {
     let vfork = fork::in_vfork_child();
-    if hidden::is_hidden(to) && !vfork {
+    if fd::is_hidden(to) && !vfork {
         return answer_int(Err(EBUSY));
     }
     // SAFETY: fcntl of a number.

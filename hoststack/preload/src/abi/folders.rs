@@ -4,7 +4,7 @@
 //! programs count them to find leaks, or close all that they do not know.
 
 use crate::sys::syscall::direct;
-use crate::sys::{errno, hidden, real};
+use crate::sys::{errno, fd, real};
 use core::ffi::CStr;
 use core::mem::offset_of;
 use libc::{c_int, c_void, dirent, size_t, ssize_t, DIR};
@@ -108,7 +108,7 @@ unsafe fn hides(folder: c_int, name: *const u8) -> bool {
     // SAFETY: as the caller's.
     let name = unsafe { CStr::from_ptr(name.cast()) };
     let number = name.to_str().ok().filter(|name| name.starts_with(|c: char| c.is_ascii_digit()));
-    number.and_then(|name| name.parse().ok()).is_some_and(hidden::is_hidden) && lists_descriptors(folder)
+    number.and_then(|name| name.parse().ok()).is_some_and(fd::is_hidden) && lists_descriptors(folder)
 }
 
 /// lists_descriptors reports whether a folder is /proc/PID/fd or /proc/PID/fdinfo of this process, or of a thread of it.

@@ -8,6 +8,7 @@
 
 use crate::conn::config;
 use crate::sys::clock;
+use crate::sys::mmap::Mmap;
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering::Relaxed};
 
@@ -37,12 +38,9 @@ pub fn make() {
     if !MEMORY.load(Relaxed).is_null() {
         return;
     }
-    let (length, protection) = (CLIENTS * size_of::<Client>(), libc::PROT_READ | libc::PROT_WRITE);
-    // SAFETY: a new mapping at an address of the kernel's choice. Zeroed memory is valid.
-    let made = unsafe { libc::mmap(null_mut(), length, protection, libc::MAP_SHARED | libc::MAP_ANONYMOUS, -1, 0) };
-    if made != libc::MAP_FAILED && MEMORY.compare_exchange(null_mut(), made.cast(), Relaxed, Relaxed).is_err() {
-        // SAFETY: another thread was faster, so no one has a pointer into this mapping.
-        unsafe { libc::munmap(made, length) };
+    // Zeroed memory is valid.
+    if let Ok(made) = Mmap::shared(CLIENTS * size_of::<Client>()) {
+        made.publish(&MEMORY);
     }
 }
 

@@ -124,16 +124,13 @@ fn vacant(place: u64) -> bool {
 mod tests {
     use super::*;
     use crate::sys::lock::own_process;
+    use crate::sys::mmap::Mmap;
 
     /// shared is memory that children of this process share.
     fn shared() -> &'static Owners {
-        let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_ANONYMOUS);
+        let made = Mmap::shared(size_of::<Owners>()).unwrap().into_raw();
         // SAFETY: a new mapping, zeroed, is a valid Owners.
-        unsafe {
-            let made = libc::mmap(core::ptr::null_mut(), size_of::<Owners>(), protection, flags, -1, 0);
-            assert_ne!(made, libc::MAP_FAILED);
-            &*made.cast::<Owners>()
-        }
+        unsafe { &*made.cast::<Owners>() }
     }
 
     /// in_child forks as the library does, and waits for the end of the child.
@@ -209,7 +206,7 @@ mod tests {
             assert_eq!(unsafe { libc::waitpid(child, core::ptr::null_mut(), 0) }, child);
             assert!(owners.end(), "the child has ended");
             // SAFETY: nobody uses the mapping any more.
-            unsafe { libc::munmap(core::ptr::from_ref(owners).cast_mut().cast(), size_of::<Owners>()) };
+            drop(unsafe { Mmap::from_raw(core::ptr::from_ref(owners).cast_mut().cast(), size_of::<Owners>()) });
         }
     }
 

@@ -2,8 +2,9 @@
 
 //! Whether the rings of a session have something for a reader, or room for a writer.
 
-use crate::conn::session::{Rings, Session};
+use crate::conn::session::Session;
 use crate::conn::side::Phase;
+use crate::ring::memory::Rings;
 use crate::sys::socket;
 use beeline_ring::{Answer, Recall};
 use core::sync::atomic::Ordering;

@@ -4,11 +4,12 @@
 //! not see the ring. Only the peer can send them, and only while its program is in a call of this library.
 
 use crate::conn::ends::keep;
-use crate::conn::session::{Rings, Session};
+use crate::conn::session::Session;
 use crate::conn::side::{Phase, SHORT};
 use crate::conn::sink::Sink;
 use crate::conn::stream;
 use crate::conn::watch::{self, READ_BITS, WRITE_BITS};
+use crate::ring::memory::Rings;
 use crate::sys::clock::{self, Deadline};
 use crate::sys::errno::{self, Outcome, EAGAIN};
 use crate::sys::{real, uncancelled};

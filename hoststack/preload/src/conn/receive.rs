@@ -4,12 +4,13 @@
 
 use crate::conn::ends::{self, keep, kept_for_receive};
 use crate::conn::readiness::enough;
-use crate::conn::session::{Rings, Session};
+use crate::conn::session::Session;
 use crate::conn::side::Phase;
 use crate::conn::sink::Sink;
 use crate::conn::stream::{break_off, is_kernels, octets};
 use crate::conn::watch::{self, READ_BITS};
 use crate::conn::{identity, recall};
+use crate::ring::memory::Rings;
 use crate::sys::errno::{self, Errno, Outcome, EAGAIN, ECONNRESET};
 use crate::sys::{real, uncancelled};
 use crate::telemetry::page;

@@ -3,12 +3,13 @@
 //! One attempt to send: by the kernel's connection, or by the ring.
 
 use crate::conn::ends::{self, kept_for_send};
-use crate::conn::session::{Rings, Session};
+use crate::conn::session::Session;
 use crate::conn::side::{Phase, SHORT};
 use crate::conn::source::Source;
 use crate::conn::stream::{break_off, is_kernels, leave_to_kernel, octets};
 use crate::conn::watch::{self, WRITE_BITS};
 use crate::conn::{order, recall};
+use crate::ring::memory::Rings;
 use crate::sys::errno::{Outcome, EAGAIN, ECONNRESET};
 use crate::sys::real;
 use crate::telemetry::page;

@@ -6,17 +6,20 @@ use crate::conn::earn::Merits;
 use crate::conn::side::{Phase, Side};
 use crate::conn::watch::{self, Watch};
 use crate::conn::{config, order};
+use crate::ring::memory::{Memory, Rings};
+use crate::sys::bell;
+use crate::sys::fd::{EventFd, Fd, FdCell};
 use crate::sys::lock::Lock;
-use crate::sys::{bell, errno, hidden, uncancelled};
+use crate::sys::mmap::Mmap;
 use crate::telemetry::counters::Refusal;
 use crate::telemetry::page;
 use alloc::boxed::Box;
 use alloc::vec::Vec;
-use beeline_ring::{Direction, Header, Layout, Recall, Role, HEADER_BYTES};
+use beeline_ring::{Header, Layout, Role, HEADER_BYTES};
 use core::net::SocketAddr;
 use core::ops::Deref;
 use core::ptr::null_mut;
-use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 use libc::c_int;
 
 /// What does not change while a session lives.
@@ -48,14 +51,14 @@ pub struct Session {
     /// The kernel's number of the socket, by which a descriptor that is another file now is known.
     pub cookie: AtomicU64,
     /// Wakes this end; and the peer.
-    pub own_event: AtomicI32,
-    pub peer_event: AtomicI32,
+    pub own_event: EventFd,
+    peer_event: EventFd,
 
     /// Before rings: the connector's socket for an offer, and an event for threads that wait meanwhile.
-    pub mailbox: AtomicI32,
+    pub mailbox: FdCell,
     /// A connection to the mailbox whose message has not come yet.
-    pub visitor: AtomicI32,
-    early_event: AtomicI32,
+    pub visitor: FdCell,
+    early_event: EventFd,
     pub upgrading: AtomicBool,
     pub merits: Merits,
     /// The socket is in an epoll instance, but not connected yet: whether it may use rings is not known.
@@ -75,76 +78,6 @@ static POOL: Lock<Vec<&'static Session>> = Lock::new(Vec::new());
 
 /// Attached sessions of this process.
 static ATTACHED: AtomicUsize = AtomicUsize::new(0);
-
-/// Rings of an attached session.
-#[derive(Clone, Copy)]
-pub struct Rings {
-    pub header: &'static Header,
-    pub memory: *mut u8,
-    pub capacity: u64,
-    pub role: Role,
-}
-
-impl Rings {
-    pub fn receive(&self) -> &'static Direction {
-        self.header.to(self.role)
-    }
-
-    pub fn send(&self) -> &'static Direction {
-        self.header.from(self.role)
-    }
-
-    /// octets is the place of the direction whose producer is `role`.
-    pub fn octets(&self, role: Role) -> *mut u8 {
-        // SAFETY: the layout was checked against the size of the mapping.
-        unsafe { self.memory.add(HEADER_BYTES + role as usize * self.capacity as usize) }
-    }
-
-    /// recall is of what this end sends; and what the peer sends.
-    pub fn own_recall(&self) -> Option<&'static Recall> {
-        self.header.recall(self.role)
-    }
-
-    pub fn peer_recall(&self) -> Option<&'static Recall> {
-        self.header.recall(self.peer())
-    }
-
-    pub fn peer(&self) -> Role {
-        match self.role {
-            Role::Acceptor => Role::Connector,
-            Role::Connector => Role::Acceptor,
-        }
-    }
-}
-
-/// Memory is a mapping of rings that no session has yet.
-pub struct Memory {
-    at: *mut u8,
-    pub layout: Layout,
-}
-
-impl Memory {
-    pub fn new(at: *mut u8, layout: Layout) -> Self {
-        Self { at, layout }
-    }
-
-    pub fn header(&self) -> &Header {
-        // SAFETY: the mapping begins with a header whose layout was checked.
-        unsafe { &*self.at.cast::<Header>() }
-    }
-
-    /// into_raw gives the mapping to a session.
-    fn into_raw(self) -> *mut u8 {
-        core::mem::ManuallyDrop::new(self).at
-    }
-}
-
-impl Drop for Memory {
-    fn drop(&mut self) {
-        // SAFETY: no session got the mapping.
-        unsafe { libc::munmap(self.at.cast(), Layout::bytes(self.layout.capacity)) };
-    }
-}
 
 impl Session {
     /// make takes a session from the pool. Whoever gets it holds it.
@@ -178,11 +111,11 @@ impl Session {
             memory: AtomicPtr::new(null_mut()),
             length: AtomicUsize::new(0),
             cookie: AtomicU64::new(0),
-            own_event: AtomicI32::new(-1),
-            peer_event: AtomicI32::new(-1),
-            mailbox: AtomicI32::new(-1),
-            visitor: AtomicI32::new(-1),
-            early_event: AtomicI32::new(-1),
+            own_event: EventFd::empty(),
+            peer_event: EventFd::empty(),
+            mailbox: FdCell::empty(),
+            visitor: FdCell::empty(),
+            early_event: EventFd::empty(),
             upgrading: AtomicBool::new(false),
             merits: Merits::new(),
             anticipated: AtomicBool::new(false),
@@ -208,13 +141,11 @@ impl Session {
         let memory = self.memory.swap(null_mut(), Ordering::AcqRel);
         if !memory.is_null() {
             ATTACHED.fetch_sub(1, Ordering::Relaxed);
-            // SAFETY: no one holds the session, so no one uses the mapping.
-            unsafe { libc::munmap(memory.cast(), self.length.load(Ordering::Relaxed)) };
+            // SAFETY: attach has stored both, and nobody holds the session.
+            drop(unsafe { Mmap::from_raw(memory, self.length.load(Ordering::Relaxed)) });
         }
-        let own = [&self.own_event, &self.peer_event, &self.mailbox, &self.visitor, &self.early_event];
-        for descriptor in own {
-            hidden::dispose(descriptor.swap(-1, Ordering::AcqRel));
-        }
+        let own: [&FdCell; 5] = [&self.own_event, &self.peer_event, &self.mailbox, &self.visitor, &self.early_event];
+        own.into_iter().for_each(|place| place.put(None));
         order::answered(self);
         self.watches.lock().clear();
         self.watcher.store(null_mut(), Ordering::Relaxed);
@@ -270,10 +201,10 @@ impl Session {
     }
 
     /// attach gives the session its rings and events. Threads that wait on the kernel's connection alone are woken.
-    pub fn attach(&'static self, fd: c_int, memory: Memory, own_event: c_int, peer_event: c_int) {
+    pub fn attach(&'static self, fd: c_int, memory: Memory, own_event: Option<Fd>, peer_event: Option<Fd>) {
         self.learn_low_mark(fd);
-        self.own_event.store(own_event, Ordering::Relaxed);
-        self.peer_event.store(peer_event, Ordering::Relaxed);
+        self.own_event.put(own_event);
+        self.peer_event.put(peer_event);
         self.length.store(Layout::bytes(memory.layout.capacity), Ordering::Relaxed);
         self.memory.store(memory.into_raw(), Ordering::SeqCst);
         page::counters().attached.add(1);
@@ -282,7 +213,7 @@ impl Session {
             rings.header.leave(rings.role);
         }
         watch::each_watch(self, |watcher, slot| watcher.attach(slot, self));
-        signal(self.early_event.load(Ordering::SeqCst));
+        self.early_event.signal();
         if self.side().stays.load(Ordering::SeqCst) != 0 {
             // A thread has begun to wait for the kernel's connection alone.
             self.close_rings();
@@ -336,16 +267,13 @@ impl Session {
 
     /// close_mailbox ends the wait for an offer.
     pub fn close_mailbox(&self) {
-        hidden::dispose(self.mailbox.swap(-1, Ordering::AcqRel));
-        hidden::dispose(self.visitor.swap(-1, Ordering::AcqRel));
+        self.mailbox.put(None);
+        self.visitor.put(None);
     }
 
-    /// news is what becomes readable when an offer comes; negative if none is expected.
-    pub fn news(&self) -> c_int {
-        match self.visitor.load(Ordering::Relaxed) {
-            -1 => self.mailbox.load(Ordering::Relaxed),
-            visitor => visitor,
-        }
+    /// news is what becomes readable when an offer comes; None if none is expected.
+    pub fn news(&self) -> Option<c_int> {
+        self.visitor.number().or_else(|| self.mailbox.number())
     }
 
     /// reserve counts one more attached session of this process; false if it has as many as it may.
@@ -358,32 +286,22 @@ impl Session {
         ATTACHED.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// event is what a thread polls beside the socket: readable when something has changed.
-    pub fn event(&self) -> c_int {
+    /// event is what a thread polls beside the socket: readable when something has changed. None if there is no room.
+    pub fn event(&self) -> Option<c_int> {
         if self.is_attached() {
-            return self.own_event.load(Ordering::Relaxed);
+            return self.own_event.number();
         }
-        let found = self.early_event.load(Ordering::Acquire);
-        if found >= 0 {
-            return found;
-        }
-        let Some(made) = make_event() else { return -1 };
-        match self.early_event.compare_exchange(-1, made, Ordering::SeqCst, Ordering::Acquire) {
-            Ok(_) => made,
-            Err(other) => {
-                hidden::dispose(made);
-                other
-            }
-        }
+        let make = || EventFd::make().map(|made| self.early_event.put_first(made));
+        self.early_event.number().or_else(make)
     }
 
     /// wake makes this end's own waiters look again.
     pub fn wake(&self) {
-        signal(self.own_event.load(Ordering::Relaxed));
+        self.own_event.signal();
     }
 
     pub fn wake_peer(&self) {
-        signal(self.peer_event.load(Ordering::Relaxed));
+        self.peer_event.signal();
     }
 }
 
@@ -408,26 +326,4 @@ impl Drop for Held {
     fn drop(&mut self) {
         self.0.let_go();
     }
-}
-
-pub fn make_event() -> Option<c_int> {
-    // SAFETY: eventfd has no preconditions.
-    hidden::adopt(unsafe { libc::eventfd(0, libc::EFD_NONBLOCK | libc::EFD_CLOEXEC) })
-}
-
-/// signal makes an event readable; negative numbers are none.
-pub fn signal(event: c_int) {
-    if event < 0 {
-        return;
-    }
-    let one = 1u64;
-    // SAFETY: eight octets, as eventfd(2) requires.
-    errno::preserve(|| unsafe { uncancelled::write(event, core::ptr::from_ref(&one).cast(), 8) });
-}
-
-/// drain makes an event unreadable.
-pub fn drain(event: c_int) {
-    let mut count = 0u64;
-    // SAFETY: eight octets, as eventfd(2) requires.
-    errno::preserve(|| unsafe { uncancelled::read(event, core::ptr::from_mut(&mut count).cast(), 8) });
 }

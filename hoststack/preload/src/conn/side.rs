@@ -7,6 +7,7 @@
 
 use crate::conn::owners::Owners;
 use crate::sys::lock::{self, Lock, Taken};
+use crate::sys::mmap::Mmap;
 use crate::sys::signals::Section;
 use crate::telemetry::page;
 use core::ptr::null_mut;
@@ -194,22 +195,7 @@ fn arena() -> Option<*mut Side> {
     if !found.is_null() {
         return Some(found);
     }
-    let length = PLACES * size_of::<Side>();
-    let protection = libc::PROT_READ | libc::PROT_WRITE;
-    let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-    // SAFETY: a new mapping at an address of the kernel's choice.
-    let made = unsafe { libc::mmap(null_mut(), length, protection, flags, -1, 0) };
-    if made == libc::MAP_FAILED {
-        return None;
-    }
-    match ARENA.compare_exchange(null_mut(), made.cast(), Ordering::AcqRel, Ordering::Acquire) {
-        Ok(_) => Some(made.cast()),
-        Err(other) => {
-            // SAFETY: another thread was faster, so no one has a pointer into this mapping.
-            unsafe { libc::munmap(made, length) };
-            Some(other)
-        }
-    }
+    Some(Mmap::shared(PLACES * size_of::<Side>()).ok()?.publish(&ARENA))
 }
 
 /// after_fork lets the child make its own arena. Sides in the old one stay valid: it stays mapped.

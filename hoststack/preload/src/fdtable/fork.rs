@@ -5,8 +5,8 @@
 
 use crate::conn::side;
 use crate::fdtable::descriptors;
+use crate::sys::mmap::Mmap;
 use crate::sys::{diag, lock, real, signals};
-use core::ptr::null_mut;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
 use libc::c_int;
 
@@ -27,14 +27,11 @@ const PAGE: usize = 65536; // the largest page of aarch64
 /// start runs before the program's main function.
 pub fn start() {
     lock::own_process();
-    let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-    // SAFETY: a new mapping at an address of the kernel's choice, and advice for it.
-    unsafe {
-        let made = libc::mmap(null_mut(), PAGE, protection, flags, -1, 0);
-        if made != libc::MAP_FAILED && libc::madvise(made, PAGE, libc::MADV_WIPEONFORK) == 0 {
-            MARK.store(made.cast(), Ordering::Relaxed);
-            mark().store(1, Ordering::Relaxed);
-        }
+    let Ok(made) = Mmap::private(PAGE) else { return };
+    // SAFETY: advice for this function's own mapping.
+    if unsafe { libc::madvise(made.as_ptr().cast(), PAGE, libc::MADV_WIPEONFORK) } == 0 {
+        MARK.store(made.into_raw().cast(), Ordering::Relaxed);
+        mark().store(1, Ordering::Relaxed);
     }
 }
 

@@ -8,6 +8,7 @@ use crate::conn::{earn, ends, recall, stream};
 use crate::ready::epoll::Epoll;
 use crate::sys::clock::{self, Deadline};
 use crate::sys::errno::{self, Outcome, EBADF, EINVAL};
+use crate::sys::fd::NO_FD;
 use crate::sys::{bell, real};
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
@@ -53,8 +54,8 @@ fn once(fds: &mut [pollfd], sessions: &[Option<Held>], deadline: Deadline, mask:
     // Those that the kernel alone knows need no event.
     let mine = || sessions.iter().flatten().filter(|session| stream::needs_events(session));
     if !ready && mine().next().is_some() {
-        let bell = bell::hear(mine().map(|session| session.event()));
-        let mut without = mine().filter(|session| bell.is_none() || session.event() < 0).peekable();
+        let bell = bell::hear(mine().filter_map(|session| session.event()));
+        let mut without = mine().filter(|session| bell.is_none() || session.event().is_none()).peekable();
         if without.peek().is_some() {
             without.for_each(|session| stream::leave_to_kernel(session.forever()));
             return Ok(0);
@@ -64,7 +65,7 @@ fn once(fds: &mut [pollfd], sessions: &[Option<Held>], deadline: Deadline, mask:
             session.iter().for_each(|session| recall::answer(session.forever(), one.fd));
         }
         ready = any_ready(fds, sessions);
-        all.push(pollfd { fd: bell.unwrap_or(-1), events: POLLIN, revents: 0 });
+        all.push(pollfd { fd: bell.unwrap_or(NO_FD), events: POLLIN, revents: 0 });
     }
     let left = match ready {
         true => Some(Duration::ZERO),

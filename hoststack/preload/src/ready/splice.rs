@@ -17,6 +17,7 @@ use crate::ready::blocking::Receiver;
 use crate::ready::wait;
 use crate::ring::parts::{one, Octets, Parts};
 use crate::sys::errno::{self, Outcome, EAGAIN, EBADF, EINTR, EINVAL, ENOSYS, EOPNOTSUPP, EPERM, EPIPE};
+use crate::sys::mmap::Mmap;
 use crate::sys::syscall::direct;
 use crate::sys::{real, uncancelled};
 use core::cell::Cell;
@@ -218,25 +219,17 @@ fn give(pipe: c_int, regions: &[iovec; 2]) -> Outcome {
     // SAFETY: the regions are those of a ring.
     let from = unsafe { Parts::new(regions.as_ptr(), regions.len()) };
     let length = from.length();
-    let protection = libc::PROT_READ | libc::PROT_WRITE;
-    // SAFETY: a new mapping at an address of the kernel's choice.
-    let at = unsafe { libc::mmap(null_mut(), length, protection, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0) };
-    if at == libc::MAP_FAILED {
-        return Err(errno::last());
-    }
+    let mapped = Mmap::private(length)?;
     let mut done = 0;
     for region in regions {
         // SAFETY: the mapping is as large as both regions.
-        unsafe { at.cast::<u8>().add(done).copy_from_nonoverlapping(region.iov_base.cast(), region.iov_len) };
+        unsafe { mapped.as_ptr().add(done).copy_from_nonoverlapping(region.iov_base.cast(), region.iov_len) };
         done += region.iov_len;
     }
-    let page = one(at, length);
+    let page = one(mapped.as_ptr().cast(), length);
     let arguments = [pipe as usize, core::ptr::from_ref(&page) as usize, 1, SPLICE_F_NONBLOCK as usize, 0, 0];
     // SAFETY: nobody changes the pages afterwards.
-    let result = errno::outcome(unsafe { direct(libc::SYS_vmsplice, arguments) } as isize);
-    // SAFETY: this function's own mapping.
-    unsafe { libc::munmap(at, length) };
-    result
+    errno::outcome(unsafe { direct(libc::SYS_vmsplice, arguments) } as isize)
 }
 
 /// to_pipe moves what the session has into a pipe. The kernel looks at the pipe first.

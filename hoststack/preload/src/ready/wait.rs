@@ -7,6 +7,7 @@ use crate::conn::side::Phase;
 use crate::conn::{ends, offer, recall, stream};
 use crate::sys::clock::{self, Deadline};
 use crate::sys::errno::{self, Outcome, EAGAIN, EINTR, EINVAL};
+use crate::sys::fd::NO_FD;
 use crate::sys::{bell, real};
 use core::time::Duration;
 use libc::{c_int, pollfd, timeval, POLLIN, POLLOUT, POLLRDHUP};
@@ -86,8 +87,8 @@ fn sleep_for(
     loop {
         let event = session.event();
         let was_attached = session.is_attached();
-        let bell = bell::hear(core::iter::once(event));
-        let Some(bell) = bell.filter(|_| event >= 0) else {
+        let bell = bell::hear(event.into_iter());
+        let Some(bell) = bell.filter(|_| event.is_some()) else {
             stream::leave_to_kernel(session);
             return Ok(());
         };
@@ -98,7 +99,7 @@ fn sleep_for(
         let mut fds = [
             pollfd { fd, events, revents: 0 },
             pollfd { fd: bell, events: POLLIN, revents: 0 },
-            pollfd { fd: session.news(), events: POLLIN, revents: 0 },
+            pollfd { fd: session.news().unwrap_or(NO_FD), events: POLLIN, revents: 0 },
         ];
         let result = match poll(&mut fds, deadline) {
             // RLIMIT_NOFILE does not allow three.

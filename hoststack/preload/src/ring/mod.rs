@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-//! The octets of rings, and a program's buffers.
+//! The memory of rings, and copies between it and a program's buffers.
 
+pub mod memory;
 pub mod parts;

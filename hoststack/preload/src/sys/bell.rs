@@ -6,7 +6,8 @@
 
 use crate::sys::clock::Deadline;
 use crate::sys::errno::{self, Outcome, EEXIST};
-use crate::sys::{hidden, lock, real};
+use crate::sys::fd::Fd;
+use crate::sys::{lock, real};
 use core::ptr::{null_mut, without_provenance_mut};
 use core::sync::atomic::{AtomicU32, Ordering};
 use libc::{c_int, c_void, epoll_event, EPOLLET, EPOLLIN, EPOLL_CTL_ADD};
@@ -42,13 +43,13 @@ impl Bell {
         if let Some(bell) = kept.filter(|bell| bell.process == lock::process()) {
             return Some(bell.fd);
         }
-        hidden::dispose(kept.map_or(-1, |bell| bell.fd));
+        drop(kept.and_then(|bell| Fd::new(bell.fd)));
         // SAFETY: no preconditions.
-        let made = hidden::adopt(unsafe { real::epoll_create1(libc::EPOLL_CLOEXEC) });
-        let kept = made.map_or(null_mut(), |fd| Self { fd, process: lock::process() }.pack());
+        let made = Fd::adopt(unsafe { real::epoll_create1(libc::EPOLL_CLOEXEC) });
+        let kept = made.as_ref().map_or(null_mut(), |fd| Self { fd: fd.number(), process: lock::process() }.pack());
         // SAFETY: as above.
         unsafe { libc::pthread_setspecific(key, kept) };
-        made
+        made.map(Fd::into_number)
     }
 }
 
@@ -74,9 +75,7 @@ fn key() -> Option<libc::pthread_key_t> {
 
 /// end_of_thread closes the bell of a thread that ends.
 extern "C" fn end_of_thread(kept: *mut c_void) {
-    if let Some(bell) = Bell::unpack(kept) {
-        hidden::dispose(bell.fd);
-    }
+    drop(Bell::unpack(kept).and_then(|bell| Fd::new(bell.fd)));
 }
 
 /// prepare makes this thread's bell before it is needed.
@@ -104,7 +103,7 @@ pub fn hear(events: impl Iterator<Item = c_int>) -> Option<c_int> {
     errno::preserve(|| {
         Bell::of_thread().filter(|&fd| {
             let mut all = true;
-            for event in events.filter(|&event| event >= 0) {
+            for event in events {
                 all &= add(fd, event);
             }
             silence(fd);

@@ -3,10 +3,11 @@
 //! Who has a TCP socket of this network namespace, as the kernel tells by sock_diag(7).
 
 use crate::sys::errno::{self, Errno, Outcome, ENOENT, EPROTO};
-use crate::sys::{hidden, uncancelled};
+use crate::sys::fd::{Fd, FdCell};
+use crate::sys::uncancelled;
 use core::mem::{size_of, zeroed};
 use core::net::{IpAddr, SocketAddr};
-use core::sync::atomic::{AtomicI32, AtomicU32, Ordering};
+use core::sync::atomic::{AtomicU32, Ordering};
 use libc::c_int;
 
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
@@ -70,7 +71,7 @@ struct Reply {
     inode: u32,
 }
 
-static SOCKET: AtomicI32 = AtomicI32::new(-1);
+static SOCKET: FdCell = FdCell::empty();
 /// Of the next request.
 static NUMBER: AtomicU32 = AtomicU32::new(1);
 static TURN: crate::sys::lock::Lock<()> = crate::sys::lock::Lock::new(());
@@ -138,22 +139,20 @@ fn group(mut words: &[u32]) -> u64 {
 }
 
 fn socket() -> Outcome<c_int> {
-    let known = SOCKET.load(Ordering::Relaxed);
-    if known >= 0 {
+    if let Some(known) = SOCKET.number() {
         return Ok(known);
     }
     const NETLINK_SOCK_DIAG: c_int = 4;
     let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC;
     // SAFETY: socket has no preconditions.
     let made = unsafe { libc::socket(libc::AF_NETLINK, kind, NETLINK_SOCK_DIAG) };
-    let made = hidden::adopt(made).ok_or_else(errno::last)?;
-    SOCKET.store(made, Ordering::Relaxed);
-    Ok(made)
+    let made = Fd::adopt(made).ok_or_else(errno::last)?;
+    Ok(SOCKET.put_first(made))
 }
 
 /// after_fork leaves the parent's socket alone: answers would go to either process.
 pub fn after_fork() {
-    hidden::dispose(SOCKET.swap(-1, Ordering::Relaxed));
+    SOCKET.put(None);
 }
 
 impl Request {

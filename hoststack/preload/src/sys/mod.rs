@@ -6,8 +6,9 @@ pub mod bell;
 pub mod clock;
 pub mod diag;
 pub mod errno;
-pub mod hidden;
+pub mod fd;
 pub mod lock;
+pub mod mmap;
 pub mod real;
 #[cfg(not(test))]
 mod runtime;

@@ -3,7 +3,7 @@
 //! The C library's own functions, behind those that this library exports under the same names.
 
 use crate::sys::syscall::direct;
-use crate::sys::{errno, uncancelled};
+use crate::sys::uncancelled;
 use core::sync::atomic::{AtomicUsize, Ordering};
 use libc::{
     c_char, c_int, c_short, c_uint, c_void, epoll_event, fd_set, iovec, msghdr, nfds_t, off_t, pollfd, sigset_t,
@@ -149,12 +149,6 @@ pub unsafe fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
 pub unsafe fn epoll_create1(flags: c_int) -> c_int {
     // SAFETY: no preconditions.
     unsafe { direct(libc::SYS_epoll_create1, [flags as usize, 0, 0, 0, 0, 0]) as c_int }
-}
-
-/// close_quietly closes a descriptor of this library's own and keeps errno.
-pub fn close_quietly(fd: c_int) {
-    // SAFETY: closing a number is harmless to memory; it is this library's own.
-    errno::preserve(|| unsafe { uncancelled::close(fd) });
 }
 
 /// poll_one returns what `fd` has of `events` and the events that are always reported.

@@ -6,7 +6,8 @@
 //! A program has it from its first session on, and its children share it. The library never waits for the agent, and
 //! works without it.
 
-use crate::sys::{lock, real};
+use crate::sys::lock;
+use crate::sys::mmap::Mmap;
 use crate::telemetry::counters::Counters;
 use beeline_ring::Role;
 use core::mem::size_of;
@@ -92,33 +93,11 @@ pub fn make() {
     if !PAGE.load(Ordering::Acquire).is_null() {
         return;
     }
-    let Some(made) = mapped() else { return };
+    // The descriptor is closed: the agent opens the mapping.
+    let Some((_, made)) = Mmap::sealed(c"beeline-hoststack", BYTES) else { return };
     // SAFETY: the mapping is large enough, aligned, and no one else has it yet.
-    unsafe { made.write(Head::new()) };
-    if PAGE.compare_exchange(null_mut(), made, Ordering::AcqRel, Ordering::Acquire).is_err() {
-        // SAFETY: another thread was faster, so no one has a pointer into this mapping.
-        unsafe { libc::munmap(made.cast(), BYTES) };
-    }
-}
-
-/// mapped is memory whose size cannot change. Its descriptor is closed: the agent opens the mapping.
-fn mapped() -> Option<*mut Head> {
-    let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
-    // SAFETY: the name ends with a zero octet.
-    let fd = unsafe { libc::memfd_create(c"beeline-hoststack".as_ptr(), flags) };
-    if fd < 0 {
-        return None;
-    }
-    let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
-    // SAFETY: ftruncate and fcntl of this function's own descriptor.
-    let sealed = unsafe {
-        libc::ftruncate(fd, BYTES as libc::off_t) == 0 && real::fcntl(fd, libc::F_ADD_SEALS, seals as usize) == 0
-    };
-    let protection = libc::PROT_READ | libc::PROT_WRITE;
-    // SAFETY: a new mapping at an address of the kernel's choice.
-    let at = unsafe { libc::mmap(null_mut(), BYTES, protection, libc::MAP_SHARED, fd, 0) };
-    real::close_quietly(fd);
-    (sealed && at != libc::MAP_FAILED).then_some(at.cast())
+    unsafe { made.as_ptr().cast::<Head>().write(Head::new()) };
+    made.publish(&PAGE);
 }
 
 /// entry is the entry of a number that list returned.

@@ -5,10 +5,13 @@
 use super::give_up;
 use super::message::{self, address, unix_socket, user_of, Offer};
 use crate::conn::earn::{self, Merits};
-use crate::conn::session::{make_event, Memory, Session};
+use crate::conn::session::Session;
 use crate::conn::{clients, identity};
+use crate::ring::memory::Memory;
 use crate::sys::errno::ENOENT;
-use crate::sys::{diag, hidden, real, uncancelled};
+use crate::sys::fd::{EventFd, Fd};
+use crate::sys::mmap::Mmap;
+use crate::sys::{diag, uncancelled};
 use crate::telemetry::counters::Refusal;
 use crate::telemetry::page;
 use beeline_ring::{Header, Layout};
@@ -51,9 +54,7 @@ fn make_offer(session: &'static Session, fd: c_int) -> Option<()> {
         return None;
     };
     clients::answered(owner.client());
-    let sent = send_offer(session, fd, socket, Offer::new(server, client));
-    hidden::dispose(socket);
-    sent
+    send_offer(session, fd, &socket, Offer::new(server, client))
 }
 
 /// is_worth reports whether a connection of a client is asked. A connection that is left out is asked after all if another
@@ -70,20 +71,16 @@ fn is_worth(merits: &Merits, client: u64) -> bool {
     is_worth
 }
 
-fn connect_mailbox(owner: &diag::Owner) -> Option<c_int> {
+fn connect_mailbox(owner: &diag::Owner) -> Option<Fd> {
     let socket = unix_socket()?;
     let (address, length) = address(owner.cookie);
     // SAFETY: the address has that length.
-    let connected = unsafe { uncancelled::connect(socket, core::ptr::from_ref(&address).cast(), length) == 0 };
-    if connected && user_of(socket) == Some(owner.uid) {
-        return Some(socket);
-    }
-    hidden::dispose(socket);
-    None
+    let connected = unsafe { uncancelled::connect(socket.number(), core::ptr::from_ref(&address).cast(), length) == 0 };
+    Some(socket).filter(|socket| connected && user_of(socket.number()) == Some(owner.uid))
 }
 
 /// send_offer attaches this end first: from the moment of the offer the connector may use the rings.
-fn send_offer(session: &'static Session, fd: c_int, socket: c_int, offer: Offer) -> Option<()> {
+fn send_offer(session: &'static Session, fd: c_int, socket: &Fd, offer: Offer) -> Option<()> {
     if !Session::reserve() {
         page::counters().refuse(Refusal::Limit);
         return None;
@@ -93,48 +90,21 @@ fn send_offer(session: &'static Session, fd: c_int, socket: c_int, offer: Offer)
         Session::unreserve();
         return None;
     };
-    session.attach(fd, rings, own, peer);
+    let descriptors = [&memory, &peer, &own].map(Fd::number);
+    session.attach(fd, rings, Some(own), Some(peer));
     offer.list(session);
     // A child that was forked meanwhile has the connection without rings.
-    if !session.side().owners.is_alone() || !message::send(socket, &offer, [memory, peer, own]) {
+    if !session.side().owners.is_alone() || !message::send(socket, &offer, descriptors) {
         session.close_rings();
     }
-    real::close_quietly(memory);
     Some(())
 }
 
-/// make_all makes the memory of rings, and the events of both ends.
-fn make_all(capacity: u32) -> Option<(c_int, Memory, c_int, c_int)> {
-    let (memory, rings) = make_memory(capacity)?;
-    let events = (make_event(), make_event());
-    if let (Some(own), Some(peer)) = events {
-        return Some((memory, rings, own, peer));
-    }
-    [events.0, events.1].into_iter().flatten().for_each(hidden::dispose);
-    real::close_quietly(memory);
-    None
-}
-
-/// make_memory makes memory for rings that cannot shrink under the peer.
-fn make_memory(capacity: u32) -> Option<(c_int, Memory)> {
-    let length = Layout::bytes(capacity);
-    let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
-    // SAFETY: the name ends with a zero octet.
-    let fd = unsafe { libc::memfd_create(c"beeline-ring".as_ptr(), flags) };
-    let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
-    // SAFETY: ftruncate and fcntl of this function's own descriptor.
-    let sealed = fd >= 0
-        && unsafe { libc::ftruncate(fd, length as libc::off_t) } == 0
-        && unsafe { real::fcntl(fd, libc::F_ADD_SEALS, seals as usize) } == 0;
-    let mapped = if sealed { message::map(fd, length) } else { None };
-    let Some(at) = mapped else {
-        if fd >= 0 {
-            real::close_quietly(fd);
-        }
-        return None;
-    };
+/// make_all makes the memory of rings, which cannot shrink under the peer, and the events of both ends.
+fn make_all(capacity: u32) -> Option<(Fd, Memory, Fd, Fd)> {
+    let (file, mapped) = Mmap::sealed(c"beeline-ring", Layout::bytes(capacity))?;
     // SAFETY: the mapping is large enough, aligned, and no one else has it yet.
-    unsafe { at.cast::<Header>().write(Header::new(capacity)) };
+    unsafe { mapped.as_ptr().cast::<Header>().write(Header::new(capacity)) };
     let layout = Layout { capacity, version: beeline_ring::VERSION };
-    Some((fd, Memory::new(at, layout)))
+    Some((file, Memory::new(mapped, layout), EventFd::make()?, EventFd::make()?))
 }

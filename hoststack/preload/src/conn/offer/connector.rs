@@ -4,9 +4,12 @@
 
 use super::message::{self, address, unix_socket, user_of, Offer, DESCRIPTORS};
 use super::{exclusively, give_up, stop, without_calls};
-use crate::conn::session::{Memory, Session};
+use crate::conn::session::Session;
+use crate::ring::memory::Memory;
 use crate::sys::errno::EAGAIN;
-use crate::sys::{diag, hidden, real, socket, uncancelled};
+use crate::sys::fd::Fd;
+use crate::sys::mmap::Mmap;
+use crate::sys::{diag, real, socket, uncancelled};
 use crate::telemetry::counters::Refusal;
 use crate::telemetry::page;
 use beeline_ring::Layout;
@@ -15,34 +18,33 @@ use libc::c_int;
 
 /// look has a connector take an offer, if there is one.
 pub fn look(session: &'static Session, fd: c_int) {
-    if session.mailbox.load(Ordering::Relaxed) >= 0 && !session.is_attached() {
+    if session.mailbox.number().is_some() && !session.is_attached() {
         exclusively(session, || take_offer(session, fd));
     }
 }
 
 /// has_offer takes an offer, and reports whether the session has got rings or somebody is about to send one.
 pub fn has_offer(session: &'static Session, fd: c_int) -> bool {
-    if session.mailbox.load(Ordering::Relaxed) >= 0 {
+    if session.mailbox.number().is_some() {
         take_offer(session, fd);
     }
-    session.is_attached() || session.visitor.load(Ordering::Relaxed) >= 0
+    session.is_attached() || session.visitor.number().is_some()
 }
 
 /// open_mailbox has the acceptor find a socket for its offer.
 pub fn open_mailbox(session: &'static Session, fd: c_int) {
-    if session.mailbox.load(Ordering::Relaxed) >= 0 {
+    if session.mailbox.number().is_some() {
         return;
     }
     let (Some(cookie), Some(socket)) = (socket::cookie(fd), unix_socket()) else { return };
     let (address, length) = address(cookie);
     // SAFETY: the address has that length.
-    let bound = unsafe { libc::bind(socket, core::ptr::from_ref(&address).cast(), length) == 0 };
+    let bound = unsafe { libc::bind(socket.number(), core::ptr::from_ref(&address).cast(), length) == 0 };
     // SAFETY: listen of this function's own socket.
-    if bound && unsafe { libc::listen(socket, 1) } == 0 {
-        session.mailbox.store(socket, Ordering::Release);
+    if bound && unsafe { libc::listen(socket.number(), 1) } == 0 {
+        session.mailbox.put(Some(socket));
     } else {
         give_up(session, Refusal::Memory);
-        hidden::dispose(socket);
     }
 }
 
@@ -63,7 +65,7 @@ fn take_offer_of(session: &'static Session, fd: c_int, visitor: c_int) {
         other => other.ok(),
     };
     let user = user_of(visitor);
-    hidden::dispose(session.visitor.swap(-1, Ordering::AcqRel));
+    session.visitor.put(None);
     let Some((offer, descriptors)) = received else { return };
     let genuine = is_from_peer(fd, &offer, user).then_some(()).ok_or(Refusal::Offer);
     match genuine.and_then(|()| accept(session, fd, descriptors)) {
@@ -71,29 +73,24 @@ fn take_offer_of(session: &'static Session, fd: c_int, visitor: c_int) {
             offer.list(session);
             session.close_mailbox();
         }
-        Err(why) => {
-            page::counters().refuse(why);
-            descriptors.into_iter().for_each(real::close_quietly);
-        }
+        Err(why) => page::counters().refuse(why),
     }
 }
 
 /// visitor is the connection to the mailbox, if there is one.
 fn visitor(session: &Session) -> Option<c_int> {
-    let known = session.visitor.load(Ordering::Acquire);
-    if known >= 0 {
+    if let Some(known) = session.visitor.number() {
         return Some(known);
     }
     let flags = libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
-    let (mailbox, nowhere) = (session.mailbox.load(Ordering::Acquire), core::ptr::null_mut());
+    let (mailbox, nowhere) = (session.mailbox.number()?, core::ptr::null_mut());
     // accept(2) makes a socket and a file before it looks whether anybody has connected.
     if real::poll_one(mailbox, libc::POLLIN) == 0 {
         return None;
     }
     // SAFETY: accept without an address.
-    let made = hidden::adopt(unsafe { uncancelled::accept4(mailbox, nowhere, core::ptr::null_mut(), flags) })?;
-    session.visitor.store(made, Ordering::Release);
-    Some(made)
+    let made = Fd::adopt(unsafe { uncancelled::accept4(mailbox, nowhere, core::ptr::null_mut(), flags) })?;
+    Some(session.visitor.put_first(made))
 }
 
 /// is_from_peer asks the kernel: the connection that the offer names must be this end's own, and its other end must
@@ -105,23 +102,23 @@ fn is_from_peer(fd: c_int, offer: &Offer, user: Option<u32>) -> bool {
     socket::cookie(fd) == Some(own.cookie) && user == Some(peer.uid)
 }
 
-/// accept maps the memory and attaches the session. The descriptors are this function's if it succeeds.
-fn accept(session: &'static Session, fd: c_int, [memory, own, peer]: [c_int; DESCRIPTORS]) -> Result<(), Refusal> {
-    if !is_event(own) || !is_event(peer) {
+/// accept maps the memory and attaches the session.
+fn accept(session: &'static Session, fd: c_int, [memory, own, peer]: [Fd; DESCRIPTORS]) -> Result<(), Refusal> {
+    if !is_event(&own) || !is_event(&peer) {
         return Err(Refusal::Offer);
     }
     if !Session::reserve() {
         return Err(Refusal::Limit);
     }
-    let Some(rings) = map_offered(memory).filter(|rings| !rings.header().is_active()) else {
+    let Some(rings) = map_offered(&memory).filter(|rings| !rings.header().is_active()) else {
         Session::unreserve();
         return Err(Refusal::Offer);
     };
-    real::close_quietly(memory);
-    let (own, peer) = (hidden::adopt(own).unwrap_or(-1), hidden::adopt(peer).unwrap_or(-1));
-    let layout = rings.layout;
+    drop(memory);
+    let (own, peer, layout) = (own.hide(), peer.hide(), rings.layout);
+    let is_complete = own.is_some() && peer.is_some();
     session.attach(fd, rings, own, peer);
-    if own < 0 || peer < 0 {
+    if !is_complete {
         // No room for another descriptor: the kernel's connection goes on.
         session.fall_back();
     }
@@ -134,33 +131,27 @@ fn accept(session: &'static Session, fd: c_int, [memory, own, peer]: [c_int; DES
 }
 
 /// map_offered maps memory whose size cannot change, and whose header fits its size.
-fn map_offered(memory: c_int) -> Option<Memory> {
+fn map_offered(memory: &Fd) -> Option<Memory> {
     let needed = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
     // SAFETY: fcntl of a descriptor.
-    let seals = unsafe { real::fcntl(memory, libc::F_GET_SEALS, 0) };
+    let seals = unsafe { real::fcntl(memory.number(), libc::F_GET_SEALS, 0) };
     if seals < 0 || seals & needed != needed {
         return None;
     }
     // SAFETY: lseek of a descriptor; nobody uses its position.
-    let length = usize::try_from(unsafe { libc::lseek(memory, 0, libc::SEEK_END) }).ok()?;
+    let length = usize::try_from(unsafe { libc::lseek(memory.number(), 0, libc::SEEK_END) }).ok()?;
     if !(Layout::bytes(Layout::SMALLEST)..=Layout::bytes(Layout::LARGEST)).contains(&length) {
         return None;
     }
-    let at = message::map(memory, length)?;
+    let mapped = Mmap::of_file(memory, length).ok()?;
     // SAFETY: the mapping has more than four words. The peer may change them, so they are read once.
-    let words = core::array::from_fn(|i| unsafe { at.cast::<u32>().add(i).read_volatile() });
-    match Layout::check(words, length) {
-        Some(layout) => Some(Memory::new(at, layout)),
-        None => {
-            // SAFETY: no one uses the mapping.
-            unsafe { libc::munmap(at.cast(), length) };
-            None
-        }
-    }
+    let words = core::array::from_fn(|i| unsafe { mapped.as_ptr().cast::<u32>().add(i).read_volatile() });
+    Layout::check(words, length).map(|layout| Memory::new(mapped, layout))
 }
 
 /// is_event reports whether a descriptor is an eventfd(2): a write to anything else might wait.
-fn is_event(fd: c_int) -> bool {
+fn is_event(event: &Fd) -> bool {
+    let fd = event.number();
     let path = alloc::format!("/proc/self/fd/{fd}\0");
     let mut target = [0u8; 64];
     // SAFETY: the path ends with a zero octet; the buffer has that many octets.

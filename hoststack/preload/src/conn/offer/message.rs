@@ -4,7 +4,8 @@
 
 use crate::conn::session::{Identity, Session};
 use crate::sys::errno::{self, Outcome, EPROTO};
-use crate::sys::{hidden, real, uncancelled};
+use crate::sys::fd::Fd;
+use crate::sys::{real, uncancelled};
 use crate::telemetry::page;
 use alloc::vec::Vec;
 use core::mem::{size_of, zeroed};
@@ -24,10 +25,10 @@ pub fn address(cookie: u64) -> (sockaddr_un, libc::socklen_t) {
     (address, (size_of::<libc::sa_family_t>() + name.len()) as libc::socklen_t)
 }
 
-pub fn unix_socket() -> Option<c_int> {
+pub fn unix_socket() -> Option<Fd> {
     let kind = libc::SOCK_SEQPACKET | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
     // SAFETY: socket has no preconditions.
-    hidden::adopt(unsafe { libc::socket(libc::AF_UNIX, kind, 0) })
+    Fd::adopt(unsafe { libc::socket(libc::AF_UNIX, kind, 0) })
 }
 
 /// user_of is the user at the other end of a Unix socket.
@@ -90,7 +91,7 @@ type Control = [u64; 8];
 pub const DESCRIPTORS: usize = 3;
 
 /// send sends an offer without waiting.
-pub fn send(socket: c_int, offer: &Offer, descriptors: [c_int; DESCRIPTORS]) -> bool {
+pub fn send(socket: &Fd, offer: &Offer, descriptors: [c_int; DESCRIPTORS]) -> bool {
     let mut control: Control = [0; 8];
     let mut part = crate::ring::parts::one(core::ptr::from_ref(offer).cast_mut().cast(), size_of::<Offer>());
     let mut message = message(&mut part, &mut control);
@@ -102,7 +103,8 @@ pub fn send(socket: c_int, offer: &Offer, descriptors: [c_int; DESCRIPTORS]) -> 
         (*header).cmsg_len = libc::CMSG_LEN(size_of_val(&descriptors) as u32) as _;
         libc::CMSG_DATA(header).cast::<[c_int; DESCRIPTORS]>().write_unaligned(descriptors);
         message.msg_controllen = libc::CMSG_SPACE(size_of_val(&descriptors) as u32) as _;
-        uncancelled::sendmsg(socket, &message, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) == size_of::<Offer>() as isize
+        uncancelled::sendmsg(socket.number(), &message, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL)
+            == size_of::<Offer>() as isize
     }
 }
 
@@ -117,7 +119,7 @@ fn message(part: &mut libc::iovec, control: &mut Control) -> libc::msghdr {
 }
 
 /// receive takes an offer without waiting.
-pub fn receive(socket: c_int) -> Outcome<(Offer, [c_int; DESCRIPTORS])> {
+pub fn receive(socket: c_int) -> Outcome<(Offer, [Fd; DESCRIPTORS])> {
     let mut control: Control = [0; 8];
     // SAFETY: zero is a valid offer.
     let mut offer: Offer = unsafe { zeroed() };
@@ -127,17 +129,14 @@ pub fn receive(socket: c_int) -> Outcome<(Offer, [c_int; DESCRIPTORS])> {
     // SAFETY: the buffers are this function's.
     let n = errno::outcome(unsafe { uncancelled::recvmsg(socket, &mut message, flags) })?;
     let descriptors = received_descriptors(&message);
-    match <[c_int; DESCRIPTORS]>::try_from(&descriptors[..]) {
+    match <[Fd; DESCRIPTORS]>::try_from(descriptors) {
         Ok(complete) if n == size_of::<Offer>() => Ok((offer, complete)),
-        _ => {
-            descriptors.into_iter().for_each(real::close_quietly);
-            Err(EPROTO)
-        }
+        _ => Err(EPROTO),
     }
 }
 
 /// received_descriptors are all that came, so that none is left open.
-fn received_descriptors(message: &libc::msghdr) -> Vec<c_int> {
+fn received_descriptors(message: &libc::msghdr) -> Vec<Fd> {
     // SAFETY: the kernel has filled the control buffer; a header lies within it.
     let Some(header) = (unsafe { libc::CMSG_FIRSTHDR(message).as_ref() }) else { return Vec::new() };
     if (header.cmsg_level, header.cmsg_type) != (libc::SOL_SOCKET, libc::SCM_RIGHTS) {
@@ -148,12 +147,5 @@ fn received_descriptors(message: &libc::msghdr) -> Vec<c_int> {
     // SAFETY: the data follow the header within the buffer.
     let data = unsafe { libc::CMSG_DATA(header).cast::<c_int>() };
     // SAFETY: as above; as many descriptors as the kernel says.
-    (0..octets / size_of::<c_int>()).map(|i| unsafe { data.add(i).read_unaligned() }).collect()
-}
-
-pub fn map(fd: c_int, length: usize) -> Option<*mut u8> {
-    let protection = libc::PROT_READ | libc::PROT_WRITE;
-    // SAFETY: a new mapping at an address of the kernel's choice.
-    let at = unsafe { libc::mmap(core::ptr::null_mut(), length, protection, libc::MAP_SHARED, fd, 0) };
-    (at != libc::MAP_FAILED).then_some(at.cast())
+    (0..octets / size_of::<c_int>()).filter_map(|i| Fd::new(unsafe { data.add(i).read_unaligned() })).collect()
 }

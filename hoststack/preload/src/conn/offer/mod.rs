@@ -48,7 +48,7 @@ const FIRST_LOOKS: u32 = 8;
 pub fn before(session: &'static Session, fd: c_int) {
     if page::is_off() {
         session.leave_rings();
-        if session.mailbox.load(Ordering::Relaxed) >= 0 || !session.merits.is_open() {
+        if session.mailbox.number().is_some() || !session.merits.is_open() {
             exclusively(session, || stop(session));
         }
         return;
@@ -57,11 +57,11 @@ pub fn before(session: &'static Session, fd: c_int) {
 }
 
 fn look_at_times(session: &'static Session, fd: c_int) {
-    if session.mailbox.load(Ordering::Relaxed) < 0 {
+    if session.mailbox.number().is_none() {
         return;
     }
     let n = session.merits.operations.load(Ordering::Relaxed);
-    if n <= FIRST_LOOKS || session.visitor.load(Ordering::Relaxed) >= 0 || is_time(session, n) {
+    if n <= FIRST_LOOKS || session.visitor.number().is_some() || is_time(session, n) {
         look(session, fd);
     }
 }

@@ -5,9 +5,11 @@
 use super::tag::{Place, Tag};
 use super::{Epoll, ET, EXCLUSIVE, ONESHOT};
 use crate::conn::ends;
-use crate::conn::session::{Rings, Session};
+use crate::conn::session::Session;
 use crate::conn::side::Phase;
 use crate::conn::watch::{READ_BITS, WRITE_BITS};
+use crate::ring::memory::Rings;
+use crate::sys::fd::{Fd, NO_FD};
 use crate::sys::real;
 use beeline_ring::Recall;
 use core::sync::atomic::Ordering;
@@ -16,8 +18,7 @@ use libc::{c_int, EPOLLERR, EPOLLHUP, EPOLLIN, EPOLLOUT, EPOLLRDHUP, EPOLLWRNORM
 /// Entry is one session in one instance, as the program added it.
 pub struct Entry {
     pub fd: c_int,
-    /// The number by which the kernel knows it: another one than `fd` if that is closed, but a copy of it is not.
-    pub registered: c_int,
+    pub registration: Registration,
     /// Where it is in the instance, by which the kernel's events are told from those of a former entry there.
     pub at: Place,
     pub session: &'static Session,
@@ -54,11 +55,21 @@ pub struct Entry {
     pub deferred: bool,
 }
 
+/// The descriptor by which the kernel knows an entry.
+pub enum Registration {
+    /// The program's number.
+    Number,
+    /// A copy, because the program has closed its own, but not all copies of it.
+    Copy(Fd),
+    /// None that this process has.
+    Lost,
+}
+
 impl Entry {
     pub fn new(fd: c_int, session: &'static Session, events: u32, data: u64) -> Self {
         Self {
             fd,
-            registered: fd,
+            registration: Registration::Number,
             at: Place { slot: 0, generation: 0 },
             session,
             events,
@@ -80,6 +91,20 @@ impl Entry {
             place: 0,
             deferred: false,
         }
+    }
+
+    /// registered is the number by which the kernel knows the entry.
+    pub fn registered(&self) -> c_int {
+        match &self.registration {
+            Registration::Number => self.fd,
+            Registration::Copy(copy) => copy.number(),
+            Registration::Lost => NO_FD,
+        }
+    }
+
+    /// has_number reports whether the program can name the entry by its number.
+    pub fn has_number(&self) -> bool {
+        matches!(self.registration, Registration::Number)
     }
 
     /// has_waited reports whether a send has found no room since room was reported last.
@@ -184,8 +209,8 @@ impl Entry {
         if knows_all && !may_end {
             return 0;
         }
-        let events = real::poll_one(self.registered, self.kernel_events() as i16) as u32;
-        ends::suspect(self.session, self.registered, events as i16);
+        let events = real::poll_one(self.registered(), self.kernel_events() as i16) as u32;
+        ends::suspect(self.session, self.registered(), events as i16);
         events
     }
 
@@ -193,7 +218,7 @@ impl Entry {
     pub fn room_beside_edge(&self) -> u32 {
         let by_kernel = self.events & ET != 0 && self.session.side().send.phase() != Phase::Ring;
         match self.events & WRITE_BITS {
-            bits if bits != 0 && by_kernel => real::poll_one(self.registered, bits as i16) as u32 & bits,
+            bits if bits != 0 && by_kernel => real::poll_one(self.registered(), bits as i16) as u32 & bits,
             _ => 0,
         }
     }
@@ -266,7 +291,7 @@ impl Entry {
         let Some(rings) = self.session.rings().filter(|_| !self.disabled) else { return false };
         match self.events & ET != 0 {
             true => rings.receive().mark() != self.seen,
-            false => self.session.reports_readable(self.registered, &rings),
+            false => self.session.reports_readable(self.registered(), &rings),
         }
     }
 
@@ -299,7 +324,7 @@ impl Entry {
         let mut events = 0;
         // Octets in the ring behind those that the kernel still has are an edge of these.
         let is_behind = || self.events & ET != 0 && self.session.has_behind_kernel(&rings);
-        if self.events & READ_BITS != 0 && (self.session.reports_readable(self.registered, &rings) || is_behind()) {
+        if self.events & READ_BITS != 0 && (self.session.reports_readable(self.registered(), &rings) || is_behind()) {
             events |= READ_BITS;
         }
         if self.events & WRITE_BITS != 0 && self.session.is_writable(&rings) {

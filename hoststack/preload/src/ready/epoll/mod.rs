@@ -20,11 +20,11 @@ use crate::conn::session::Session;
 use crate::conn::watch::WRITE_BITS;
 use crate::sys::clock::Deadline;
 use crate::sys::errno::{Outcome, EBADF, EEXIST, EFAULT, EINVAL, ENOENT};
-use crate::sys::hidden;
+use crate::sys::fd::{EventFd, Number};
 use crate::sys::lock::{self, Guard, Lock};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
-use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use core::time::Duration;
 use entry::Entry;
 pub use kernel::kernel_wait;
@@ -39,7 +39,7 @@ const ONESHOT: u32 = EPOLLONESHOT as u32;
 const EXCLUSIVE: u32 = EPOLLEXCLUSIVE as u32;
 
 pub struct Epoll {
-    fd: AtomicI32,
+    fd: Number,
     /// The process that made it. A child of fork has the same instance of the kernel, but must not change it.
     process: AtomicU32,
     /// Descriptors of the instance in this process.
@@ -50,7 +50,7 @@ pub struct Epoll {
     live: AtomicBool,
     sleepers: AtomicUsize,
     /// Readable while the queue is not empty; only for an instance that is itself polled.
-    nudge: AtomicI32,
+    nudge: EventFd,
     /// The nudge could not be had, so its sessions stay on the kernel.
     blind: AtomicBool,
     inner: Lock<Inner>,
@@ -65,18 +65,18 @@ impl Epoll {
     pub fn make(fd: c_int) -> &'static Epoll {
         let epoll = POOL.lock().pop().unwrap_or_else(|| {
             Box::leak(Box::new(Epoll {
-                fd: AtomicI32::new(-1),
+                fd: Number::none(),
                 process: AtomicU32::new(0),
                 descriptors: AtomicUsize::new(0),
                 holders: AtomicUsize::new(0),
                 live: AtomicBool::new(false),
                 sleepers: AtomicUsize::new(0),
-                nudge: AtomicI32::new(-1),
+                nudge: EventFd::empty(),
                 blind: AtomicBool::new(false),
                 inner: Lock::new(Inner::default()),
             }))
         });
-        epoll.fd.store(fd, Ordering::Relaxed);
+        epoll.fd.set(Some(fd));
         epoll.process.store(lock::process(), Ordering::Relaxed);
         epoll.descriptors.store(1, Ordering::Relaxed);
         epoll.blind.store(false, Ordering::Relaxed);
@@ -110,11 +110,11 @@ impl Epoll {
     /// drop_descriptor is called after the entry of `fd` was removed. `other` is a descriptor that remains.
     pub fn drop_descriptor(&'static self, fd: c_int, other: impl FnOnce() -> Option<c_int>) {
         if self.descriptors.fetch_sub(1, Ordering::Relaxed) == 1 {
-            self.fd.store(-1, Ordering::Relaxed);
+            self.fd.set(None);
             return self.let_go();
         }
-        if self.fd.load(Ordering::Relaxed) == fd {
-            self.fd.store(other().unwrap_or(-1), Ordering::Relaxed);
+        if self.fd.get() == Some(fd) {
+            self.fd.set(other());
         }
     }
 
@@ -123,11 +123,10 @@ impl Epoll {
         let entries = core::mem::take(&mut *self.inner.lock()).entries;
         for entry in entries.into_iter().flatten() {
             entry.session.watches.lock().retain(|&(epoll, _)| !core::ptr::addr_eq(epoll, self));
-            self.unregister(&entry);
             entry.session.is_not_watched_by(self);
             entry.session.let_go();
         }
-        hidden::dispose(self.nudge.swap(-1, Ordering::Relaxed));
+        self.nudge.put(None);
         POOL.lock().push(self);
     }
 
@@ -221,14 +220,13 @@ impl Epoll {
         if other.is_none() {
             entry.session.is_not_watched_by(self);
         }
-        if entry.has_event && in_kernel {
-            let event = entry.session.own_event.load(Ordering::Relaxed);
+        let event = entry.session.own_event.number().filter(|_| entry.has_event && in_kernel);
+        if let Some(event) = event {
             let _ = match other {
                 Some(other) => self.kernel(EPOLL_CTL_MOD, event, EPOLLIN as u32 | ET, &other),
                 None => self.kernel(EPOLL_CTL_DEL, event, 0, &Tag::Nudge),
             };
         }
-        self.unregister(&entry);
         entry.session.let_go();
     }
 
@@ -329,7 +327,7 @@ impl Epoll {
             if !by_kernel {
                 // ERR and HUP are always reported, but with ET only once.
                 entry.told = ET;
-                let _ = self.kernel(EPOLL_CTL_MOD, entry.registered, ET, &entry.socket());
+                let _ = self.kernel(EPOLL_CTL_MOD, entry.registered(), ET, &entry.socket());
             }
         } else if entry.events & ET == 0 && entry.has_event {
             inner.enqueue(slot);
@@ -340,7 +338,7 @@ impl Epoll {
     /// is_polled_by_one_thread reports whether nobody else sleeps on the instance: then the next wait of this thread looks
     /// at hot entries before it sleeps.
     fn is_polled_by_one_thread(&self) -> bool {
-        self.sleepers.load(Ordering::SeqCst) == 0 && self.nudge.load(Ordering::Relaxed) < 0
+        self.sleepers.load(Ordering::SeqCst) == 0 && self.nudge.number().is_none()
     }
 
     /// sort goes through the first `n` of `out`, which the kernel reported: events of sessions go to the queue, others
@@ -367,7 +365,7 @@ impl Epoll {
                     if let Some(entry) = inner.entry(slot).filter(|entry| entry.is_recalled()) {
                         // Another thread may close it when the lock is free.
                         entry.session.hold();
-                        recalled.push((entry.session, entry.registered));
+                        recalled.push((entry.session, entry.registered()));
                     }
                 }
             }
@@ -401,10 +399,7 @@ impl Epoll {
             }
             left = deadline.left();
             // The number may be closed by now, and be another file's.
-            fd = self.fd.load(Ordering::Relaxed);
-            if fd < 0 {
-                return Err(EBADF);
-            }
+            fd = self.fd.get().ok_or(EBADF)?;
         }
     }
 

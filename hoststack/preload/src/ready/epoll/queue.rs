@@ -6,9 +6,10 @@ use super::entry::Entry;
 use super::tag::Place;
 use super::{Epoll, END_BITS};
 use crate::conn::ends;
-use crate::conn::session::{Rings, Session};
+use crate::conn::session::Session;
 use crate::conn::side::Phase;
 use crate::conn::watch::{READ_BITS, WRITE_BITS};
+use crate::ring::memory::Rings;
 use crate::sys::real;
 use alloc::collections::{BTreeMap, VecDeque};
 use alloc::vec::Vec;
@@ -66,7 +67,7 @@ impl Inner {
 
     pub fn remove(&mut self, slot: usize) -> Option<Entry> {
         let entry = self.entries[slot].take()?;
-        if entry.registered == entry.fd {
+        if entry.has_number() {
             self.by_fd.remove(&entry.fd);
         }
         if entry.queued {
@@ -176,10 +177,10 @@ impl Inner {
         if in_ring && events & READ_BITS != 0 && entry.session.side().shut.load(Ordering::Relaxed) == 0 {
             entry.session.suspect.store(true, Ordering::Relaxed);
         }
-        ends::suspect(entry.session, entry.registered, events as i16);
-        if events & (END_BITS | READ_BITS) != 0 && ends::notice(entry.session, entry.registered) {
+        ends::suspect(entry.session, entry.registered(), events as i16);
+        if events & (END_BITS | READ_BITS) != 0 && ends::notice(entry.session, entry.registered()) {
             let all = (READ_BITS | WRITE_BITS | END_BITS) as i16;
-            entry.kernel |= u32::from(real::poll_one(entry.registered, all) as u16);
+            entry.kernel |= u32::from(real::poll_one(entry.registered(), all) as u16);
         }
         self.enqueue(slot);
     }

@@ -3,14 +3,14 @@
 //! What the kernel's instance knows of sessions: their sockets and events, and what it is told of them when something
 //! changes.
 
-use super::entry::Entry;
+use super::entry::{Entry, Registration};
 use super::queue::Inner;
 use super::tag::Tag;
 use super::{Epoll, ET, EXCLUSIVE, ONESHOT};
-use crate::conn::session::{make_event, signal};
-use crate::sys::errno::{self, Outcome, EEXIST};
+use crate::sys::errno::{self, Outcome, EBADF, EEXIST};
+use crate::sys::fd::{EventFd, Fd, NO_FD};
 use crate::sys::lock::{self, Guard};
-use crate::sys::{hidden, real};
+use crate::sys::real;
 use core::sync::atomic::Ordering;
 use libc::{c_int, epoll_event, EPOLLIN, EPOLLOUT, EPOLLRDHUP, EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD};
 
@@ -21,20 +21,19 @@ impl Epoll {
     /// watch prepares for an instance that is itself polled, or in another instance.
     pub fn watch(&self) {
         let mut inner = self.inner.lock();
-        if self.nudge.load(Ordering::Relaxed) >= 0 || self.blind.load(Ordering::Relaxed) {
+        if self.nudge.number().is_some() || self.blind.load(Ordering::Relaxed) {
             // The program may have received since what it was reported for.
             return self.update_nudge(&mut inner);
         }
-        let event = make_event().unwrap_or(-1);
-        if self.kernel(EPOLL_CTL_ADD, event, EPOLLIN as u32, &Tag::Nudge).is_err() {
-            hidden::dispose(event);
+        let add = |event: &Fd| self.kernel(EPOLL_CTL_ADD, event.number(), EPOLLIN as u32, &Tag::Nudge).is_ok();
+        let Some(event) = EventFd::make().filter(add) else {
             self.blind.store(true, Ordering::Relaxed);
             for slot in 0..inner.entries.len() {
                 self.fall_back(&mut inner, slot);
             }
             return;
-        }
-        self.nudge.store(event, Ordering::Relaxed);
+        };
+        self.nudge.put(Some(event));
         inner.cool_all();
         self.update_nudge(&mut inner);
     }
@@ -50,26 +49,25 @@ impl Epoll {
         entry.session.fall_back();
         if blind || self.sleepers.load(Ordering::SeqCst) > 0 {
             entry.told = WOKEN;
-            let _ = self.kernel(EPOLL_CTL_MOD, entry.registered, EPOLLOUT as u32 | ONESHOT, &entry.socket());
+            let _ = self.kernel(EPOLL_CTL_MOD, entry.registered(), EPOLLOUT as u32 | ONESHOT, &entry.socket());
         }
     }
 
     pub fn update_nudge(&self, inner: &mut Inner) {
-        let nudge = self.nudge.load(Ordering::Relaxed);
-        if nudge < 0 {
+        if self.nudge.number().is_none() {
             return;
         }
         inner.settle();
         match inner.queue.is_empty() {
-            true => crate::conn::session::drain(nudge),
-            false => signal(nudge),
+            true => self.nudge.drain(),
+            false => self.nudge.signal(),
         }
     }
 
     pub fn kernel(&self, operation: c_int, fd: c_int, events: u32, tag: &Tag) -> Outcome<()> {
         let mut event = epoll_event { events, u64: tag.pack() };
         // SAFETY: the event is this function's.
-        let result = unsafe { real::epoll_ctl(self.fd.load(Ordering::Relaxed), operation, fd, &mut event) };
+        let result = unsafe { real::epoll_ctl(self.fd.get().ok_or(EBADF)?, operation, fd, &mut event) };
         errno::outcome(result as isize).map(|_| ())
     }
 
@@ -78,7 +76,7 @@ impl Epoll {
         let Some(entry) = &mut inner.entries[slot] else { return };
         if !entry.has_event {
             entry.has_event = true;
-            let event = entry.session.own_event.load(Ordering::Relaxed);
+            let event = entry.session.own_event.number().unwrap_or(NO_FD);
             let added = self.kernel(EPOLL_CTL_ADD, event, EPOLLIN as u32 | ET, &entry.event());
             // Another descriptor of the same session may have added it.
             if !matches!(added, Ok(()) | Err(EEXIST)) || self.blind.load(Ordering::Relaxed) {
@@ -105,23 +103,16 @@ impl Epoll {
     pub fn rename(&self, entry: &mut Entry, fd: c_int) {
         let events = if entry.disabled { ET } else { entry.kernel_events() };
         // SAFETY: fcntl of a descriptor.
-        let copy = hidden::adopt(unsafe { real::fcntl(fd, libc::F_DUPFD_CLOEXEC, 0) }).unwrap_or(-1);
-        if self.kernel(EPOLL_CTL_ADD, copy, events, &entry.socket()).is_ok() {
+        let copy = Fd::adopt(unsafe { real::fcntl(fd, libc::F_DUPFD_CLOEXEC, 0) });
+        let add = |copy: &Fd| self.kernel(EPOLL_CTL_ADD, copy.number(), events, &entry.socket()).is_ok();
+        if let Some(copy) = copy.filter(add) {
             let _ = self.kernel(EPOLL_CTL_DEL, fd, 0, &Tag::Nudge);
-            (entry.registered, entry.told) = (copy, events);
+            (entry.registration, entry.told) = (Registration::Copy(copy), events);
             return;
         }
-        hidden::dispose(copy);
         entry.session.fall_back();
         entry.told = if entry.disabled { ET } else { entry.events };
         let _ = self.kernel(EPOLL_CTL_MOD, fd, entry.told, &entry.socket());
-    }
-
-    /// unregister closes the number that orphan made.
-    pub fn unregister(&self, entry: &Entry) {
-        if entry.registered != entry.fd {
-            hidden::dispose(entry.registered);
-        }
     }
 
     /// is_own is true in a child of fork only if the process that made the instance has ended.
@@ -135,10 +126,10 @@ impl Epoll {
         let events = entry.kernel_events();
         entry.told = events;
         if entry.events & EXCLUSIVE == 0 {
-            return self.kernel(EPOLL_CTL_MOD, entry.registered, events, &entry.socket());
+            return self.kernel(EPOLL_CTL_MOD, entry.registered(), events, &entry.socket());
         }
-        self.kernel(EPOLL_CTL_DEL, entry.registered, 0, &Tag::Nudge)?;
-        self.kernel(EPOLL_CTL_ADD, entry.registered, events, &entry.socket())
+        self.kernel(EPOLL_CTL_DEL, entry.registered(), 0, &Tag::Nudge)?;
+        self.kernel(EPOLL_CTL_ADD, entry.registered(), events, &entry.socket())
     }
 
     /// trim has the kernel report no more of a socket than is needed, once it has: it would do so again and again.

@@ -2,7 +2,7 @@
 
 //! What becomes of an entry when its session changes.
 
-use super::entry::Entry;
+use super::entry::{Entry, Registration};
 use super::tag::Tag;
 use super::{Epoll, ET};
 use crate::conn::session::Session;
@@ -29,7 +29,7 @@ impl Watcher for Epoll {
             let _ = self.reregister(entry);
         }
         if !is_edge && entry.events & ET != 0 && entry.knows_room() {
-            let state = real::poll_one(entry.registered, entry.told as i16 | libc::POLLRDHUP);
+            let state = real::poll_one(entry.registered(), entry.told as i16 | libc::POLLRDHUP);
             // An end of the peer that was not reported is an edge, which reports room, too.
             entry.moved = state != 0 && (entry.peer_ended || state & libc::POLLRDHUP == 0);
             return;
@@ -39,9 +39,9 @@ impl Watcher for Epoll {
 
     fn orphan(&self, slot: usize, session: &Session, fd: c_int) {
         let mut inner = self.inner.lock();
-        let known = inner.entry_of(slot, session).filter(|entry| entry.fd == fd && entry.registered == fd);
+        let known = inner.entry_of(slot, session).filter(|entry| entry.fd == fd && entry.has_number());
         let Some(entry) = known else { return };
-        entry.registered = -1;
+        entry.registration = Registration::Lost;
         if self.is_own() {
             self.rename(entry, fd);
         }
@@ -50,9 +50,9 @@ impl Watcher for Epoll {
 
     fn lost(&self, slot: usize, session: &Session, fd: c_int) {
         let mut inner = self.inner.lock();
-        let known = inner.entry_of(slot, session).filter(|entry| entry.fd == fd && entry.registered == fd);
+        let known = inner.entry_of(slot, session).filter(|entry| entry.fd == fd && entry.has_number());
         if let Some(entry) = known {
-            entry.registered = -1;
+            entry.registration = Registration::Lost;
             inner.by_fd.remove(&fd);
         }
     }
@@ -61,7 +61,7 @@ impl Watcher for Epoll {
         let mut inner = self.inner.lock();
         let Some(entry) = inner.entry_of(slot, session) else { return };
         if open_elsewhere && self.is_own() {
-            let _ = self.kernel(EPOLL_CTL_DEL, entry.registered, 0, &Tag::Nudge);
+            let _ = self.kernel(EPOLL_CTL_DEL, entry.registered(), 0, &Tag::Nudge);
         }
         self.forget(&mut inner, slot, self.is_own());
     }
