@@ -32,7 +32,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// run_program runs the random program at standard input.
+/// Runs the random program at standard input.
 fn run_program() -> ExitCode {
     match std::io::read_to_string(std::io::stdin()) {
         Ok(text) => random::run_here(&text),
@@ -41,7 +41,7 @@ fn run_program() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// run_random compares random programs. Seed 0 is one from the clock.
+/// Compares random programs. Seed 0 is one from the clock.
 fn run_random(library: &str, seed: &str, bound: &str, number: &str) -> ExitCode {
     let bound = match bound {
         "--programs" => number.parse().ok().map(random::Bound::Programs),
@@ -57,7 +57,7 @@ fn run_random(library: &str, seed: &str, bound: &str, number: &str) -> ExitCode 
     ExitCode::from(u8::from(failed > 0 || on_rings == 0))
 }
 
-/// run_case is one case in this process. It writes what it saw to standard output, and what the library did to
+/// Runs one case in this process. It writes what it saw to standard output, and what the library did to
 /// standard error.
 fn run_case(name: &str) -> ExitCode {
     let Some(case) = cases::ALL.iter().find(|case| case.name == name) else {
@@ -71,7 +71,7 @@ fn run_case(name: &str) -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// lasting is a time as Go's tests take it, such as 90s or 5m.
+/// Returns a time as Go's tests take it, such as 90s or 5m.
 fn lasting(text: &str) -> Option<Duration> {
     let unit = match text.chars().last()? {
         's' => 1,
@@ -99,7 +99,7 @@ fn run_all(library: &str, wanted: &[&str]) -> ExitCode {
     ExitCode::from(u8::from(failed > 0 || passed == 0))
 }
 
-/// compare runs a case both ways.
+/// Runs a case both ways.
 fn compare(case: &cases::Case, library: &str) -> Result<(), String> {
     let kernel = finish(start(case.name, None)?, LIMIT)?;
     if !kernel.status.success() {
@@ -115,7 +115,7 @@ fn compare(case: &cases::Case, library: &str) -> Result<(), String> {
     used(case, &text(&rings.stderr))
 }
 
-/// used checks that the case really was on rings, or was not, as it says.
+/// Checks that the case really was on rings, or was not, as it says.
 fn used(case: &cases::Case, stderr: &str) -> Result<(), String> {
     let counters = stderr.lines().find_map(|line| line.strip_prefix("rings "));
     let counters: Vec<u64> = counters.unwrap_or("").split(' ').filter_map(|n| n.parse().ok()).collect();
@@ -148,7 +148,7 @@ fn start(name: &str, library: Option<&str>) -> Result<std::process::Child, Strin
     command.args(["--case", name]).stdin(Stdio::null()).spawn().map_err(|error| format!("{name}: {error}"))
 }
 
-/// this_program is this program again, with the library or without. Connections have a part on the kernel before rings.
+/// Returns this program again, with the library or without. Connections have a part on the kernel before rings.
 fn this_program(library: Option<&str>) -> Command {
     let mut command = Command::new("/proc/self/exe");
     command.env("BEELINE_HOSTSTACK_INCLUDE", "127.0.0.0/8,[::1]/128").env("BEELINE_HOSTSTACK_AFTER", "3");
@@ -179,7 +179,7 @@ fn text(octets: &[u8]) -> String {
     String::from_utf8_lossy(octets).into_owned()
 }
 
-/// difference shows the first line in which both ways differ.
+/// Shows the first line in which both ways differ.
 fn difference(kernel: &str, rings: &str) -> String {
     let (mut a, mut b) = (kernel.lines(), rings.lines());
     let mut before = "the start";

@@ -8,12 +8,12 @@ use std::mem::{size_of, zeroed};
 use std::net::SocketAddr;
 use std::time::Duration;
 
-/// counters of the preload library: ends attached, octets received and sent, violations; None without it.
+/// Returns the counters of the preload library: ends attached, octets received and sent, violations; None without it.
 pub fn counters() -> Option<[u64; 4]> {
     beeline_counters::read().map(|c| [c.attached, c.received, c.sent, c.violations])
 }
 
-/// enter is a system call that the library does not see.
+/// Returns a system call that the library does not see.
 ///
 /// # Safety
 /// As for the system call of this number.
@@ -31,7 +31,7 @@ pub unsafe fn enter(number: c_long, [a, b, c]: [usize; 3]) -> c_long {
     result
 }
 
-/// note writes a line that both ways have to have.
+/// Writes a line that both ways have to have.
 pub fn note(what: impl Display, result: impl Display) {
     println!("{what}: {result}");
 }
@@ -40,7 +40,7 @@ pub fn errno() -> i32 {
     std::io::Error::last_os_error().raw_os_error().unwrap_or(0)
 }
 
-/// name of an error, since numbers tell little.
+/// Returns the name of an error, since numbers tell little.
 pub fn name(error: i32) -> String {
     let known = [
         (libc::EAGAIN, "EAGAIN"),
@@ -68,7 +68,7 @@ pub fn outcome(result: isize) -> String {
     }
 }
 
-/// cpu_time is that of this process.
+/// Returns that of this process.
 pub fn cpu_time() -> Duration {
     // SAFETY: zero is a valid timespec.
     let mut time: libc::timespec = unsafe { zeroed() };
@@ -82,7 +82,7 @@ pub fn send(fd: c_int, octets: &[u8], flags: c_int) -> isize {
     unsafe { libc::send(fd, octets.as_ptr().cast(), octets.len(), flags) }
 }
 
-/// recv returns what was received, as text, or the error.
+/// Returns what was received, as text, or the error.
 pub fn recv(fd: c_int, count: usize, flags: c_int) -> String {
     let mut buffer = vec![0u8; count];
     // SAFETY: the buffer has that many octets.
@@ -90,7 +90,7 @@ pub fn recv(fd: c_int, count: usize, flags: c_int) -> String {
     text(n, &buffer)
 }
 
-/// text of a receive: octets as they are if they are few.
+/// Returns the text of a receive: octets as they are if they are few.
 pub fn text(n: isize, buffer: &[u8]) -> String {
     match n {
         -1 => name(errno()),
@@ -115,7 +115,7 @@ pub fn set_option<T>(fd: c_int, name: c_int, value: T) {
     set_option_of(fd, libc::SOL_SOCKET, name, value);
 }
 
-/// set_option_of is set_option for a level, such as IPPROTO_TCP.
+/// Sets an option of a level, such as IPPROTO_TCP.
 pub fn set_option_of<T>(fd: c_int, level: c_int, name: c_int, value: T) {
     let (place, length) = (std::ptr::from_ref(&value).cast(), size_of::<T>() as libc::socklen_t);
     // SAFETY: the value lives as long as the call.
@@ -136,7 +136,7 @@ pub fn socket_error(fd: c_int) -> String {
     }
 }
 
-/// poll waits for events of one descriptor, for `timeout` milliseconds.
+/// Waits for events of one descriptor, for `timeout` milliseconds.
 pub fn poll(fd: c_int, events: i16, timeout: c_int) -> String {
     let mut one = libc::pollfd { fd, events, revents: 0 };
     // SAFETY: one descriptor.
@@ -144,7 +144,7 @@ pub fn poll(fd: c_int, events: i16, timeout: c_int) -> String {
     format!("{n} {}", bits(one.revents as u32))
 }
 
-/// bits of poll and epoll, which have the same values.
+/// Returns the names of the bits of poll and epoll, which have the same values.
 pub fn bits(events: u32) -> String {
     let known = [
         (libc::EPOLLIN, "IN"),
@@ -177,7 +177,7 @@ pub fn add(epoll: c_int, fd: c_int, events: c_int, data: u64) {
     assert_eq!(control(epoll, libc::EPOLL_CTL_ADD, fd, events, data), "0", "epoll_ctl");
 }
 
-/// wait returns the events of epoll_wait, sorted by data.
+/// Returns the events of epoll_wait, sorted by data.
 pub fn wait(epoll: c_int, most: usize, timeout: c_int) -> String {
     let mut events = vec![libc::epoll_event { events: 0, u64: 0 }; most];
     // SAFETY: the list has that many places.
@@ -191,7 +191,7 @@ pub fn wait(epoll: c_int, most: usize, timeout: c_int) -> String {
     format!("{n} [{}]", each.join(" "))
 }
 
-/// Pair is both ends of one connection in this process.
+/// Both ends of one connection in this process.
 #[derive(Clone, Copy)]
 pub struct Pair {
     pub connector: c_int,
@@ -205,17 +205,17 @@ impl Pair {
     }
 }
 
-/// fresh makes a connection on which nothing was sent yet.
+/// Makes a connection on which nothing was sent yet.
 pub fn fresh() -> Pair {
     fresh_at("127.0.0.1:0".parse().unwrap(), None)
 }
 
-/// fresh_at listens at one address and connects to another name of it.
+/// Listens at one address and connects to another name of it.
 pub fn fresh_at(address: SocketAddr, by: Option<std::net::IpAddr>) -> Pair {
     accept_from(&std::net::TcpListener::bind(address).expect("bind"), by)
 }
 
-/// fresh_with has buffers of the kernel of `size` octets, for what the connector sends.
+/// Makes buffers of the kernel of `size` octets, for what the connector sends.
 pub fn fresh_with(size: c_int) -> Pair {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("bind");
     set_option(std::os::fd::AsRawFd::as_raw_fd(&listener), libc::SO_RCVBUF, size);
@@ -224,7 +224,7 @@ pub fn fresh_with(size: c_int) -> Pair {
     made
 }
 
-/// accept_from connects to a listener.
+/// Connects to a listener.
 pub fn accept_from(listener: &std::net::TcpListener, by: Option<std::net::IpAddr>) -> Pair {
     use std::os::fd::IntoRawFd;
     let mut server = listener.local_addr().unwrap();
@@ -247,7 +247,7 @@ fn set_nodelay(fd: c_int) {
     unsafe { libc::setsockopt(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY, std::ptr::from_ref(&one).cast(), length) };
 }
 
-/// pair makes a connection that has been used often enough to be on rings.
+/// Makes a connection that has been used often enough to be on rings.
 pub fn pair() -> Pair {
     let made = fresh();
     warm_up(made);
@@ -263,7 +263,7 @@ pub fn warm_up(pair: Pair) {
     }
 }
 
-/// parts describes buffers for readv and its relatives.
+/// Describes buffers for readv and its relatives.
 pub fn parts(buffers: &mut [&mut [u8]]) -> Vec<iovec> {
     buffers.iter_mut().map(|b| iovec { iov_base: b.as_mut_ptr().cast(), iov_len: b.len() }).collect()
 }
@@ -276,7 +276,7 @@ pub fn message(parts: &mut [iovec]) -> libc::msghdr {
     message
 }
 
-/// in_child forks, runs `f` in the child, and returns the child's number.
+/// Forks, runs `f` in the child, and returns the child's number.
 pub fn in_child(f: impl FnOnce()) -> c_int {
     use std::io::Write;
     std::io::stdout().flush().expect("flush");
@@ -292,7 +292,7 @@ pub fn in_child(f: impl FnOnce()) -> c_int {
     }
 }
 
-/// end_of waits for a child and describes its end.
+/// Waits for a child and describes its end.
 pub fn end_of(child: c_int) -> String {
     let mut status = 0;
     // SAFETY: waitpid stores a number.

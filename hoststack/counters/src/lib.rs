@@ -4,7 +4,7 @@
 
 use std::ffi::c_void;
 
-/// Counters of this process since its start.
+/// The counters of this process since its start.
 #[derive(Clone, Copy)]
 pub struct Counters {
     /// Ends of connections that have got rings.

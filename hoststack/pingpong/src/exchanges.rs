@@ -20,7 +20,7 @@ pub enum Use {
     Again,
 }
 
-/// run starts the server as another program, measures, and ends the server.
+/// Starts the server as another program, measures, and ends the server.
 pub fn run(options: &Options, usage: Use) -> io::Result<Measured> {
     let listener = TcpListener::bind(options.address)?;
     let address = listener.local_addr()?;
@@ -69,7 +69,7 @@ impl Client<'_> {
         Ok(Measured { times, client: cpu_of(own)? - before.0, server: cpu_of(self.server)? - before.1 })
     }
 
-    /// warm_up has requests for 200 ms, and until a connection that is used again is on rings, if it can be.
+    /// Makes requests for 200 ms, and until a connection that is used again is on rings, if it can be.
     fn warm_up(&self) -> io::Result<Option<TcpStream>> {
         let (mut stream, begun) = (None, Instant::now());
         let both = self.options.server_preload.as_ref().is_none_or(|library| !library.is_empty());
@@ -80,7 +80,7 @@ impl Client<'_> {
         Ok(stream)
     }
 
-    /// request sends a request and receives its reply, by the stream that is kept if there is one.
+    /// Sends a request and receives its reply, by the stream that is kept if there is one.
     fn request(&self, kept: &mut Option<TcpStream>) -> io::Result<()> {
         let mut stream = kept.take().map_or_else(|| TcpStream::connect(self.address), Ok)?;
         stream.write_all(&vec![b'q'; self.options.bytes])?;
@@ -98,7 +98,7 @@ impl Client<'_> {
     }
 }
 
-/// Exchange is one connection of the server.
+/// One connection of the server.
 struct Exchange {
     stream: TcpStream,
     /// Octets of the request that have come, and of the reply that are to be sent.
@@ -106,7 +106,7 @@ struct Exchange {
     left: usize,
 }
 
-/// serve answers on all connections, until it is killed.
+/// Answers on all connections, until it is killed.
 pub fn serve(listener: i32, options: &Options) -> io::Result<()> {
     options.cpus.map_or(Ok(()), |(_, cpu)| pin(cpu))?;
     // SAFETY: the process that started this one has left it the descriptor.
@@ -134,7 +134,7 @@ pub fn serve(listener: i32, options: &Options) -> io::Result<()> {
 }
 
 impl Exchange {
-    /// go_on receives and sends what it can; false at the end of the connection.
+    /// Receives and sends what it can; false at the end of the connection.
     fn go_on(&mut self, request: usize, reply: &[u8], poller: &Poller) -> io::Result<bool> {
         let mut buffer = [0; 4096];
         match self.stream.read(&mut buffer) {

@@ -73,7 +73,7 @@ fn pair(text: &str) -> Option<(usize, usize)> {
     Some((client.parse().ok()?, server.parse().ok()?))
 }
 
-/// pin keeps this process on one CPU.
+/// Keeps this process on one CPU.
 fn pin(cpu: usize) -> io::Result<()> {
     // SAFETY: zero is a valid set, and the call only reads it.
     let result = unsafe {
@@ -110,7 +110,7 @@ fn begin(options: &Options) -> io::Result<String> {
     Ok(line(measured))
 }
 
-/// run forks the server, measures, and ends the server.
+/// Forks the server, measures, and ends the server.
 fn run(options: &Options) -> io::Result<Measured> {
     let listener = TcpListener::bind(options.address)?;
     let address = listener.local_addr()?;
@@ -130,7 +130,7 @@ fn run(options: &Options) -> io::Result<Measured> {
     result
 }
 
-/// Poller is an epoll instance.
+/// An epoll instance.
 struct Poller(i32);
 
 impl Poller {
@@ -147,7 +147,7 @@ impl Poller {
         self.control(libc::EPOLL_CTL_ADD, socket, libc::EPOLLIN, data)
     }
 
-    /// change has other events reported, with the socket's number as data.
+    /// Makes other events reported, with the socket's number as data.
     fn change(&self, socket: &impl AsRawFd, events: i32) -> io::Result<()> {
         self.control(libc::EPOLL_CTL_MOD, socket, events, socket.as_raw_fd() as u64)
     }
@@ -161,7 +161,7 @@ impl Poller {
         }
     }
 
-    /// wait calls `f` with the data of each ready socket.
+    /// Calls `f` with the data of each ready socket.
     fn wait(&self, mut f: impl FnMut(u64) -> io::Result<()>) -> io::Result<()> {
         let mut events = [libc::epoll_event { events: 0, u64: 0 }; 256];
         // SAFETY: the list has that many places.
@@ -198,7 +198,7 @@ fn serve(listener: &TcpListener, bytes: usize) -> io::Result<()> {
     }
 }
 
-/// Conversation is one connection and its message, complete or in part.
+/// One connection and its message, complete or in part.
 struct Conversation {
     stream: TcpStream,
     message: Vec<u8>,
@@ -213,7 +213,7 @@ impl Conversation {
         Ok(Self { stream, message: vec![b'x'; bytes], received: 0, begun: Instant::now() })
     }
 
-    /// receive reports whether the message is complete.
+    /// Returns whether the message is complete.
     fn receive(&mut self) -> io::Result<bool> {
         match self.stream.read(&mut self.message[self.received..]) {
             Ok(0) => Err(io::ErrorKind::UnexpectedEof.into()),
@@ -226,21 +226,21 @@ impl Conversation {
         }
     }
 
-    /// send sends a message; messages are smaller than any buffer that is empty.
+    /// Sends a message; messages are smaller than any buffer that is empty.
     fn send(&mut self) -> io::Result<()> {
         self.begun = Instant::now();
         self.stream.write_all(&self.message)
     }
 }
 
-/// Measured is the time of each round, in microseconds, and the CPU time of both processes meanwhile.
+/// The time of each round, in microseconds, and the CPU time of both processes meanwhile.
 struct Measured {
     times: Vec<f64>,
     client: Duration,
     server: Duration,
 }
 
-/// drive keeps one request on each connection under way.
+/// Keeps one request on each connection under way.
 fn drive(address: SocketAddr, options: &Options, server: i32) -> io::Result<Measured> {
     let poller = Poller::new()?;
     let mut conversations = Vec::new();
@@ -259,7 +259,7 @@ fn drive(address: SocketAddr, options: &Options, server: i32) -> io::Result<Meas
     Ok(Measured { times, client: cpu_of(own)? - before.0, server: cpu_of(server)? - before.1 })
 }
 
-/// warm_up has rounds until each connection is on rings, if there is the preload library: on a busy machine that takes
+/// Makes rounds until each connection is on rings, if there is the preload library: on a busy machine that takes
 /// longer than usual.
 fn warm_up(poller: &Poller, conversations: &mut [Conversation]) -> io::Result<()> {
     let end = Instant::now() + Duration::from_secs(10);
@@ -304,7 +304,7 @@ fn line(measured: Measured) -> String {
     )
 }
 
-/// cpu_of is the CPU time that a process has used.
+/// Returns the CPU time that a process has used.
 fn cpu_of(process: i32) -> io::Result<Duration> {
     let mut clock = 0;
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };

@@ -3,8 +3,9 @@
 //! `libbeeline_hoststack.so`: a program that is started with it in `LD_PRELOAD` talks to another such program in the same
 //! network namespace through shared memory, over the socket API and without a change.
 //!
-//! TCP connections are made by the kernel, and stay open as long as the program's sockets do. What the program
-//! sends then goes through rings ([`conn::offer`], [`conn::stream`]); the end of a connection, and of a process, is the kernel's.
+//! TCP connections are made by the kernel, and stay open as long as the program's sockets do. What the program sends
+//! then goes through rings ([`conn::offer`], [`conn::stream`]); the end of a connection, and of a process, is the
+//! kernel's.
 
 #![cfg_attr(not(test), no_std)]
 
@@ -22,7 +23,7 @@ use conn::config;
 use fdtable::fork;
 use sys::real;
 
-/// start runs before the program's main function.
+/// Runs before the program's main function.
 extern "C" fn start() {
     fork::start();
     config::get();

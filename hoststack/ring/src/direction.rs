@@ -78,17 +78,17 @@ impl Default for Direction {
 }
 
 impl Direction {
-    /// begin tells the consumer that the ring follows after `sent` octets of the kernel's connection.
+    /// Tells the consumer that the ring follows after `sent` octets of the kernel's connection.
     pub fn begin(&self, sent: u64) {
         self.produced.start.store(sent, Ordering::Release);
     }
 
-    /// start is the number of octets before the ring, once the producer has begun.
+    /// Returns the number of octets before the ring, once the producer has begun.
     pub fn start(&self) -> Option<u64> {
         Some(self.produced.start.load(Ordering::Acquire)).filter(|&n| n != UNKNOWN)
     }
 
-    /// free is the room for a producer whose own index is `tail`.
+    /// Returns the room for a producer whose own index is `tail`.
     pub fn free(&self, tail: u64, capacity: u64) -> Result<u64, Violation> {
         let head = self.consumed.head.load(Ordering::Acquire);
         let used = tail.wrapping_sub(head);
@@ -98,7 +98,7 @@ impl Direction {
         Ok(capacity - used)
     }
 
-    /// publish makes the octets between both indices visible to the consumer.
+    /// Makes the octets between both indices visible to the consumer.
     pub fn publish(&self, from: u64, to: u64) -> Result<Published, Violation> {
         match self.produced.tail.compare_exchange(from << 1, to << 1, Ordering::AcqRel, Ordering::Acquire) {
             Ok(_) => Ok(Published::Done),
@@ -107,7 +107,7 @@ impl Direction {
         }
     }
 
-    /// set_behind stores, before `publish` into an empty ring, whether the octets follow others that the program has sent by
+    /// Stores, before `publish` into an empty ring, whether the octets follow others that the program has sent by
     /// another connection of the kernel.
     pub fn set_behind(&self, behind: bool) {
         if self.is_behind() != behind {
@@ -115,13 +115,13 @@ impl Direction {
         }
     }
 
-    /// is_behind returns what set_behind has stored for the octets that are in the ring; false if the peer's library is of
+    /// Returns what set_behind has stored for the octets that are in the ring; false if the peer's library is of
     /// a version without it.
     pub fn is_behind(&self) -> bool {
         self.produced.behind.load(Ordering::Relaxed) != 0
     }
 
-    /// close ends the ring for both sides: what is in it stays, what follows goes by the kernel.
+    /// Ends the ring for both sides: what is in it stays, what follows goes by the kernel.
     pub fn close(&self) {
         self.produced.tail.fetch_or(CLOSED, Ordering::AcqRel);
     }
@@ -130,7 +130,7 @@ impl Direction {
         self.produced.tail.load(Ordering::Acquire) & CLOSED != 0
     }
 
-    /// available is the number of octets for a consumer whose own index is `head`, and whether the ring is closed.
+    /// Returns the number of octets for a consumer whose own index is `head`, and whether the ring is closed.
     pub fn available(&self, head: u64, capacity: u64) -> Result<(u64, bool), Violation> {
         let word = self.produced.tail.load(Ordering::Acquire);
         let filled = (word >> 1).wrapping_sub(head);
@@ -140,53 +140,53 @@ impl Direction {
         Ok((filled, word & CLOSED != 0))
     }
 
-    /// mark changes whenever the producer publishes.
+    /// Changes whenever the producer publishes.
     pub fn mark(&self) -> u64 {
         self.produced.tail.load(Ordering::Acquire) >> 1
     }
 
-    /// release gives the octets before `head` back to the producer.
+    /// Gives the octets before `head` back to the producer.
     pub fn release(&self, head: u64) {
         self.consumed.head.store(head, Ordering::Release);
     }
 
-    /// consumer_waits publishes that the consumer may sleep. It has to check `available` afterwards.
+    /// Publishes that the consumer may sleep. It has to check `available` afterwards.
     pub fn consumer_waits(&self) {
         self.consumed.waits.fetch_or(WAITS, Ordering::Relaxed);
         fence(Ordering::SeqCst);
     }
 
-    /// consumer_sleeps is consumer_waits for the only worker that looks without being woken while it is awake.
+    /// Like `consumer_waits`, for the only worker that looks without being woken while it is awake.
     pub fn consumer_sleeps(&self) {
         self.consumed.waits.fetch_or(SLEEPS, Ordering::Relaxed);
         fence(Ordering::SeqCst);
     }
 
-    /// consumer_is_awake takes consumer_sleeps back.
+    /// Takes consumer_sleeps back.
     pub fn consumer_is_awake(&self) {
         if self.consumed.waits.load(Ordering::Relaxed) & SLEEPS != 0 {
             self.consumed.waits.fetch_and(!SLEEPS, Ordering::Relaxed);
         }
     }
 
-    /// wake_consumer reports, after `publish`, whether the consumer has to be woken: once for each wait.
+    /// Returns, after `publish`, whether the consumer has to be woken: once for each wait.
     pub fn wake_consumer(&self) -> bool {
         take(&self.consumed.waits)
     }
 
-    /// producer_waits publishes that the producer may sleep. It has to check `free` afterwards.
+    /// Publishes that the producer may sleep. It has to check `free` afterwards.
     pub fn producer_waits(&self) {
         self.produced.waits.store(1, Ordering::Relaxed);
         fence(Ordering::SeqCst);
     }
 
-    /// wake_producer reports, after `release`, whether the producer has to be woken.
+    /// Returns, after `release`, whether the producer has to be woken.
     pub fn wake_producer(&self) -> bool {
         take(&self.produced.waits)
     }
 }
 
-/// take clears a flag that the other end sets before it sleeps. The fence orders the index before the flag:
+/// Clears a flag that the other end sets before it sleeps. The fence orders the index before the flag:
 /// either this end sees the flag, or the other one sees the index.
 fn take(flag: &AtomicU32) -> bool {
     fence(Ordering::SeqCst);

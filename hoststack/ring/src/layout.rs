@@ -60,39 +60,39 @@ impl Header {
         }
     }
 
-    /// accept chooses the newest version that both ends speak, and begins the use of the rings.
+    /// Chooses the newest version that both ends speak, and begins the use of the rings.
     /// False if there is none: the connection stays on the kernel.
     pub fn accept(&self, layout: &Layout) -> bool {
         let free = self.chosen.compare_exchange(OFFERED, layout.version, Ordering::AcqRel, Ordering::Acquire);
         free.is_ok()
     }
 
-    /// is_active reports whether both ends have mapped the memory.
+    /// Returns whether both ends have mapped the memory.
     pub fn is_active(&self) -> bool {
         self.chosen.load(Ordering::Acquire) != OFFERED
     }
 
-    /// leave tells the peer that the kernel's connection has news of this end.
+    /// Tells the peer that the kernel's connection has news of this end.
     pub fn leave(&self, role: Role) {
         self.left[role as usize].store(1, Ordering::Release);
     }
 
-    /// has_left reports whether the end `role` has called leave.
+    /// Returns whether the end `role` has called leave.
     pub fn has_left(&self, role: Role) -> bool {
         self.left[role as usize].load(Ordering::Relaxed) != 0
     }
 
-    /// from is the direction whose producer is the end `role`.
+    /// Returns the direction whose producer is the end `role`.
     pub fn from(&self, role: Role) -> &Direction {
         &self.directions[role as usize]
     }
 
-    /// recall is for the octets whose producer is the end `role`, if both ends know of it.
+    /// Returns the recall of the octets whose producer is the end `role`, if both ends know of it.
     pub fn recall(&self, role: Role) -> Option<&Recall> {
         (self.chosen.load(Ordering::Acquire) >= WITH_RECALLS).then(|| &self.recalls[role as usize])
     }
 
-    /// to is the direction whose consumer is the end `role`.
+    /// Returns the direction whose consumer is the end `role`.
     pub fn to(&self, role: Role) -> &Direction {
         &self.directions[1 - role as usize]
     }
@@ -106,16 +106,16 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// SMALLEST and LARGEST bound a ring, in octets.
+    /// The bounds of a ring, in octets.
     pub const SMALLEST: u32 = 4096;
     pub const LARGEST: u32 = 1 << 20;
 
-    /// bytes is the size of the memory whose rings have `capacity` octets.
+    /// Returns the size of the memory whose rings have `capacity` octets.
     pub fn bytes(capacity: u32) -> usize {
         HEADER_BYTES + 2 * capacity as usize
     }
 
-    /// check reads a peer's header in memory of `length` octets. The four words are read once.
+    /// Reads a peer's header in memory of `length` octets. The four words are read once.
     pub fn check(words: [u32; 4], length: usize) -> Option<Self> {
         let [magic, oldest, newest, capacity] = words;
         let version = newest.min(VERSION);

@@ -2,8 +2,8 @@
 
 //! How a consumer has the producer send by the kernel's connection what is in the ring and was not received.
 //!
-//! The consumer asks, and then closes the ring: a producer that finds it closed has seen the question. It answers before
-//! it sends anything else by the kernel's connection, so the order stays.
+//! The consumer asks, and then closes the ring: a producer that finds it closed has seen the question. It answers
+//! before it sends anything else by the kernel's connection, so the order stays.
 
 use crate::atomic::{AtomicU64, Ordering};
 
@@ -14,7 +14,7 @@ const TAKEN: u64 = 2;
 const DONE: u64 = 3;
 const BITS: u32 = 2;
 
-/// Recall is the question for one direction, and its answer.
+/// The question for one direction, and its answer.
 pub struct Recall(AtomicU64);
 
 #[derive(Debug, PartialEq, Eq, Clone, Copy)]
@@ -34,12 +34,12 @@ impl Default for Recall {
 }
 
 impl Recall {
-    /// ask is the consumer's, before it closes the ring.
+    /// Asks for the octets. The consumer calls it before it closes the ring.
     pub fn ask(&self) {
         self.0.store(ASKED, Ordering::SeqCst);
     }
 
-    /// withdraw takes the question back; false if the producer has taken it.
+    /// Takes the question back; false if the producer has taken it.
     pub fn withdraw(&self) -> bool {
         self.0.compare_exchange(ASKED, NONE, Ordering::SeqCst, Ordering::SeqCst).is_ok()
     }
@@ -57,12 +57,12 @@ impl Recall {
         self.0.load(Ordering::Relaxed) == ASKED
     }
 
-    /// take has the producer answer, if it was asked.
+    /// Makes the producer answer, if it was asked.
     pub fn take(&self) -> bool {
         self.is_asked() && self.0.compare_exchange(ASKED, TAKEN, Ordering::SeqCst, Ordering::SeqCst).is_ok()
     }
 
-    /// done is the answer of a producer that has taken the question.
+    /// Answers. The producer has taken the question.
     pub fn done(&self, index: u64) {
         self.0.store(index << BITS | DONE, Ordering::SeqCst);
     }

@@ -5,7 +5,7 @@
 
 use beeline_ring::{Direction, Header, Layout};
 
-/// Draw is xorshift64 of Marsaglia, with bits and small numbers as likely as large ones.
+/// Xorshift64 of Marsaglia, with bits and small numbers as likely as large ones.
 struct Draw(u64);
 
 impl Draw {
@@ -17,7 +17,7 @@ impl Draw {
     }
 }
 
-/// overwrite stores a word anywhere in a direction.
+/// Stores a word anywhere in a direction.
 fn overwrite(direction: &Direction, draw: &mut Draw) {
     let words = size_of::<Direction>() / 8;
     let at = std::ptr::from_ref(direction).cast::<std::sync::atomic::AtomicU64>();

@@ -12,7 +12,7 @@ use loom::thread;
 
 const CAPACITY: u64 = 2;
 
-/// Shared is a direction with its octets, and the event of each end.
+/// A direction with its octets, and the event of each end.
 struct Shared {
     direction: Direction,
     octets: [UnsafeCell<u8>; CAPACITY as usize],
@@ -25,7 +25,7 @@ unsafe impl Sync for Shared {}
 // SAFETY: as above.
 unsafe impl Send for Shared {}
 
-/// Explained prints what a deadlock of loom means here, if a model panics.
+/// Prints what a deadlock of loom means here, if a model panics.
 struct Explained;
 
 impl Drop for Explained {
@@ -39,7 +39,7 @@ impl Drop for Explained {
     }
 }
 
-/// model runs all interleavings of the threads of a test.
+/// Runs all interleavings of the threads of a test.
 fn model(f: impl Fn() + Sync + Send + 'static) {
     let _explained = Explained;
     loom::model(f);
@@ -55,7 +55,7 @@ impl Shared {
         })
     }
 
-    /// put publishes one octet if there is room.
+    /// Publishes one octet if there is room.
     fn put(&self, tail: &mut u64, value: u8) -> Option<Published> {
         if self.direction.free(*tail, CAPACITY).unwrap() == 0 {
             return None;
@@ -72,7 +72,7 @@ impl Shared {
         Some(published)
     }
 
-    /// take receives one octet if there is one.
+    /// Receives one octet if there is one.
     fn take(&self, head: &mut u64) -> Option<u8> {
         if self.direction.available(*head, CAPACITY).unwrap().0 == 0 {
             return None;

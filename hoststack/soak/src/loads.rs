@@ -28,7 +28,7 @@ pub fn find(name: &str) -> Option<Run> {
     NAMES.iter().position(|known| *known == name).map(|i| all[i])
 }
 
-/// Client is what replies are compared with, and where they are received.
+/// What replies are compared with, and where they are received.
 pub struct Client {
     expected: Vec<u8>,
     buffer: Vec<u8>,
@@ -54,7 +54,7 @@ impl Client {
 }
 
 impl Load {
-    /// drive has the load run for some time, and returns how many connections it had.
+    /// Makes the load run for some time, and returns how many connections it had.
     pub fn drive(&self, client: &mut Client, time: Duration) -> io::Result<u64> {
         let (end, mut connections) = (Instant::now() + time, 0);
         while Instant::now() < end {

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
-//! Programs with the preload library under a mix of loads for a long time: what they have of memory and descriptors before
-//! and after it.
+//! Programs with the preload library under a mix of loads for a long time: what they have of memory and descriptors
+//! before and after it.
 //!
 //! `beeline-soak --library PATH --lasting 10m --rate 5000 [LOAD...]` starts servers and clients as programs with the
-//! library, and prints what each has after a tenth of the time and at the end, while it has no connection. It fails if one
-//! has grown, or if a reply was not what the server sends. Loads: short, long, bulk, forked, killed; all without a name.
+//! library, and prints what each has after a tenth of the time and at the end, while it has no connection. It fails if
+//! one has grown, or if a reply was not what the server sends. Loads: short, long, bulk, forked, killed; all without a
+//! name.
 
 mod loads;
 mod servers;
@@ -48,7 +49,7 @@ fn number<T: std::str::FromStr>(text: &str) -> Result<T, String> {
     text.parse().map_err(|_| format!("{text}: write a number"))
 }
 
-/// lasting is a time as Go's tests take it, such as 90s or 5m.
+/// Returns a time as Go's tests take it, such as 90s or 5m.
 fn lasting(text: &str) -> Result<Duration, String> {
     let units = [("s", 1), ("m", 60), ("h", 3600)];
     let found = units.iter().find_map(|(unit, seconds)| Some((text.strip_suffix(unit)?, seconds)));
@@ -70,7 +71,7 @@ fn drive(load: &loads::Load, client: &mut Client, name: &str, milliseconds: u64)
     load.drive(client, Duration::from_millis(milliseconds)).map_err(|error| format!("{name}: {error}"))
 }
 
-/// load is one load in this process: first for a tenth of the time, after which its usage is noted, and then for the rest.
+/// Runs one load in this process: first for a tenth of the time, after which its usage is noted, and then for the rest.
 fn load(name: &str, servers: [&str; 2], time: &str, rate: &str) -> Result<(), String> {
     let (load, milliseconds) = (prepare(name, servers, rate)?, number::<u64>(time)?);
     let mut client = Client::new();
@@ -80,7 +81,7 @@ fn load(name: &str, servers: [&str; 2], time: &str, rate: &str) -> Result<(), St
     report(name, all, &before, &Usage::settled(std::process::id()))
 }
 
-/// report prints what a program had and has; an error if it has grown.
+/// Prints what a program had and has; an error if it has grown.
 fn report(name: &str, connections: u64, before: &Usage, after: &Usage) -> Result<(), String> {
     let attached = beeline_counters::attached().map_or(String::new(), |n| format!(", {n} got rings"));
     println!("{name}: {connections} connections{attached}\n  before {before}\n  after  {after}");
@@ -95,7 +96,7 @@ struct Program {
     process: Child,
 }
 
-/// start runs this program again, with the library.
+/// Runs this program again, with the library.
 fn start(library: &str, name: &str, arguments: &[&str]) -> Result<Program, String> {
     let mut command = Command::new("/proc/self/exe");
     command.args(arguments).env("LD_PRELOAD", library).env("BEELINE_HOSTSTACK_INCLUDE", "127.0.0.0/8");
@@ -121,7 +122,7 @@ impl Drop for Program {
     }
 }
 
-/// listen is a socket that programs started here inherit.
+/// Returns a socket that programs started here inherit.
 fn listen() -> Result<(TcpListener, String, String), String> {
     let listener = TcpListener::bind("127.0.0.1:0").map_err(text)?;
     // SAFETY: fcntl of a descriptor.

@@ -26,7 +26,7 @@ fn parse(request: [u8; REQUEST]) -> (usize, u32) {
     (word(0) as usize, word(4))
 }
 
-/// reply is what all replies begin with: no octet is where another one of the same value may be by mistake.
+/// Returns what all replies begin with: no octet is where another one of the same value may be by mistake.
 pub fn reply() -> Vec<u8> {
     (0..LARGEST).map(|i| (i % 251) as u8).collect()
 }
@@ -36,7 +36,7 @@ fn adopt(listener: i32) -> TcpListener {
     unsafe { TcpListener::from_raw_fd(listener) }
 }
 
-/// Exchange is one connection of the server with epoll.
+/// One connection of the server with epoll.
 struct Exchange {
     stream: TcpStream,
     request: [u8; REQUEST],
@@ -47,7 +47,7 @@ struct Exchange {
 }
 
 impl Exchange {
-    /// go_on receives and sends what it can; false at the end of the connection.
+    /// Receives and sends what it can; false at the end of the connection.
     fn go_on(&mut self, reply: &[u8]) -> io::Result<bool> {
         loop {
             while self.next < self.end {

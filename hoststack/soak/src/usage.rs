@@ -36,7 +36,7 @@ impl Usage {
         }
     }
 
-    /// settled is what a process has once that does not change: it may be closing connections yet.
+    /// Returns what a process has once that does not change: it may be closing connections yet.
     pub fn settled(process: u32) -> Self {
         let mut last = Self::of(process);
         for _ in 0..50 {

@@ -5,7 +5,7 @@
 use crate::sys::*;
 use libc::c_int;
 
-/// Sequence is the octets of one direction: each end computes them for itself.
+/// The octets of one direction: each end computes them for itself.
 pub struct Sequence(u64);
 
 impl Sequence {
@@ -13,7 +13,7 @@ impl Sequence {
         Self(seed)
     }
 
-    /// next is a generator of Marsaglia's (xorshift64).
+    /// Returns a generator of Marsaglia's (xorshift64).
     pub fn next(&mut self) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
@@ -33,7 +33,7 @@ pub fn produce(fd: c_int, total: usize, seed: u64) {
     }
 }
 
-/// produce_at_once is produce by one call, or as few as a socket without blocking takes.
+/// Produces by one call, or as few as a socket without blocking takes.
 pub fn produce_at_once(fd: c_int, total: usize, seed: u64) {
     let mut octets = Sequence(seed);
     let block: Vec<u8> = (0..total).map(|_| octets.next() as u8).collect();
@@ -46,7 +46,7 @@ pub fn produce_at_once(fd: c_int, total: usize, seed: u64) {
     }
 }
 
-/// consume returns the number of octets up to the first wrong one.
+/// Returns the number of octets up to the first wrong one.
 pub fn consume(fd: c_int, total: usize, seed: u64) -> usize {
     let (mut octets, mut lengths) = (Sequence(seed), Sequence(seed + 2));
     let mut buffer = vec![0u8; 150_000];

@@ -11,7 +11,7 @@ extern "C" {
     fn _Fork() -> c_int;
 }
 
-/// Make is a call that returns in both processes, as fork(2) does.
+/// A call that returns in both processes, as fork(2) does.
 type Make = unsafe fn() -> c_int;
 
 fn clone3(flags: u64) -> c_int {
@@ -34,7 +34,7 @@ const COPIES: &[(&str, Make)] = &[
     ("clone unseen", || unsafe { enter(libc::SYS_clone, [SIGCHLD as usize, 0, 0]) as c_int }),
 ];
 
-/// child_by runs `f` in a child that `make` makes.
+/// Runs `f` in a child that `make` makes.
 fn child_by(make: Make, f: impl FnOnce()) -> c_int {
     std::io::stdout().flush().expect("flush");
     // SAFETY: the child runs only `f`, and ends.
@@ -49,7 +49,7 @@ fn child_by(make: Make, f: impl FnOnce()) -> c_int {
     }
 }
 
-/// exchange has both ends of a connection send and receive, from its own process for each.
+/// Makes both ends of a connection send and receive, from its own process for each.
 fn exchange(p: Pair, what: &str) {
     for (from, to) in [(p.connector, p.acceptor), (p.acceptor, p.connector)] {
         let sent = outcome(send(from, b"a message", MSG_NOSIGNAL));
@@ -57,7 +57,7 @@ fn exchange(p: Pair, what: &str) {
     }
 }
 
-/// pipe_at is a pipe whose end to read has the lowest free number.
+/// Returns a pipe whose end to read has the lowest free number.
 fn pipe_at() -> [c_int; 2] {
     let mut ends = [0; 2];
     // SAFETY: room for two numbers.
@@ -65,7 +65,7 @@ fn pipe_at() -> [c_int; 2] {
     ends
 }
 
-/// through_pipe writes to a pipe and reads from it, by calls that the library has for connections, too.
+/// Writes to a pipe and reads from it, by calls that the library has for connections, too.
 fn through_pipe([reads, writes]: [c_int; 2]) -> String {
     let mut buffer = [0u8; 8];
     // SAFETY: the buffers live as long as the calls.
@@ -151,7 +151,7 @@ pub fn grandchildren() {
     }
 }
 
-/// on_stack runs `f` in a child by clone(3), which returns at once, or when the child has ended.
+/// Runs `f` in a child by clone(3), which returns at once, or when the child has ended.
 fn on_stack<F: Fn()>(flags: c_int, f: &F) -> c_int {
     extern "C" fn run<F: Fn()>(f: *mut c_void) -> c_int {
         // SAFETY: on_stack has it, and waits for the end of a child that shares the memory.
@@ -218,7 +218,7 @@ extern "C" {
     fn vfork() -> i32;
 }
 
-/// vfork_to_close is vfork(2), whose child closes a descriptor and ends.
+/// Calls vfork(2), whose child closes a descriptor and ends.
 ///
 /// # Safety
 /// It has no preconditions. The child returns from vfork(2) on the stack of its parent, so that no compiler may see it.
@@ -278,7 +278,7 @@ pub fn shared_memory_beside() {
     q.close();
 }
 
-/// limit_descriptors allows as many descriptors as `limit`; those that are open stay.
+/// Allows as many descriptors as `limit`; those that are open stay.
 fn limit_descriptors(limit: u64) {
     let value = libc::rlimit { rlim_cur: limit, rlim_max: limit };
     // SAFETY: the structure is this function's.
@@ -304,7 +304,7 @@ pub fn without_descriptors() {
     }
 }
 
-/// serve waits for what it receives and sends, with a time limit at last.
+/// Waits for what it receives and sends, with a time limit at last.
 fn serve(fd: c_int) {
     for _ in 0..4 {
         let request = recv(fd, 20, 0);
@@ -321,7 +321,7 @@ fn serve(fd: c_int) {
     note("end", recv(fd, 20, 0));
 }
 
-/// request is the other end of serve. It returns what it saw, since both write to one place.
+/// Returns the other end of serve. It returns what it saw, since both write to one place.
 fn request(fd: c_int) -> String {
     let mut seen = String::new();
     for _ in 0..4 {

@@ -141,7 +141,7 @@ fn numbers_in(folder: &str) -> String {
     sorted(entries.filter_map(|entry| entry.expect("entry").file_name().to_str()?.parse().ok()))
 }
 
-/// numbers_by_call reads the list as CPython's children do, with room for few entries at a time.
+/// Reads the list as CPython's children do, with room for few entries at a time.
 fn numbers_by_call() -> String {
     let folder = std::fs::File::open("/proc/self/fd").expect("open");
     let mut numbers = Vec::new();
@@ -163,7 +163,7 @@ fn numbers_by_call() -> String {
     sorted(numbers.into_iter())
 }
 
-/// numbers_of_files lists a folder whose names are numbers that the library uses itself.
+/// Lists a folder whose names are numbers that the library uses itself.
 fn numbers_of_files() -> String {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: the structure is this function's.
@@ -178,7 +178,7 @@ fn numbers_of_files() -> String {
     found
 }
 
-/// numbers_open are those that fcntl(2) knows.
+/// Returns those that fcntl(2) knows.
 fn numbers_open() -> String {
     // SAFETY: fcntl of a number.
     sorted((0..2000).filter(|&fd| unsafe { libc::fcntl(fd, libc::F_GETFD) } >= 0))
@@ -248,7 +248,7 @@ pub fn pass_descriptor(socket: c_int, fd: c_int) -> String {
     pass(fd, |message| outcome(unsafe { libc::sendmsg(socket, message, 0) }))
 }
 
-/// pass_in_list is pass_descriptor by sendmmsg(2), whose first message carries nothing.
+/// Passes a descriptor by sendmmsg(2), whose first message carries nothing.
 pub fn pass_in_list(socket: c_int, fd: c_int) -> String {
     pass(fd, |carrier| {
         // SAFETY: zero is a valid message without octets.

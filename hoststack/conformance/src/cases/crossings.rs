@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 const SOON: c_int = 5000;
 
-/// unread_before_ring makes a connection that has moved to rings, while the connector has not read what came before.
+/// Makes a connection that has moved to rings, while the connector has not read what came before.
 pub fn unread_before_ring() -> Pair {
     let p = fresh();
     send(p.acceptor, b"by the kernel, ", 0);
@@ -22,7 +22,7 @@ pub fn unread_before_ring() -> Pair {
     p
 }
 
-/// arrived waits until the kernel has delivered what was sent, also an end.
+/// Waits until the kernel has delivered what was sent, also an end.
 fn arrived() {
     std::thread::sleep(Duration::from_millis(50));
 }
@@ -53,8 +53,8 @@ pub fn kernel_then_ring() {
     p.close();
 }
 
-/// A thread waits for more than the kernel is going to deliver, and the ring has enough behind that. Another thread takes
-/// the octets of the kernel.
+/// A thread waits for more than the kernel is going to deliver, and the ring has enough behind that. Another thread
+/// takes the octets of the kernel.
 pub fn thread_behind_missing_octets() {
     let p = fresh();
     let cork = |on: c_int| set_option_of(p.acceptor, libc::IPPROTO_TCP, libc::TCP_CORK, on);

@@ -8,12 +8,12 @@ use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsRawFd, IntoRawFd};
 use std::time::Duration;
 
-/// rings is the number of ends on rings; without the library what the case wants.
+/// Returns the number of ends on rings; without the library what the case wants.
 fn rings(wanted: u64) -> u64 {
     counters().map_or(wanted, |[attached, ..]| attached)
 }
 
-/// rings_of checks the size of the memory of the open connections, with its header of a page.
+/// Checks the size of the memory of the open connections, with its header of a page.
 fn rings_of(octets: usize) {
     if counters().is_none() {
         return;
@@ -69,8 +69,8 @@ pub fn earned_by_octets() {
     assert!(by_rings > 3 * LARGE as u64, "{by_rings} octets by rings of {}", 6 * LARGE);
 }
 
-/// One send to a peer that begins to receive later: the first attempts find no answer. The time in which sends are divided
-/// may be over on a busy machine, so one of several connections is enough.
+/// One send to a peer that begins to receive later: the first attempts find no answer. The time in which sends are
+/// divided may be over on a busy machine, so one of several connections is enough.
 pub fn earned_by_a_send_that_waits() {
     for upload in [false, true] {
         let is_on_rings = (0..10).any(|_| {
@@ -179,8 +179,8 @@ pub fn earned_by_late_acceptors() {
     p.close();
 }
 
-/// Two threads that receive, of which one always waits in the kernel: there is no moment for rings unless the calls that
-/// follow are no calls of the kernel.
+/// Two threads that receive, of which one always waits in the kernel: there is no moment for rings unless the calls
+/// that follow are no calls of the kernel.
 pub fn earned_by_two_readers() {
     const TIMES: usize = 300;
     let p = fresh();

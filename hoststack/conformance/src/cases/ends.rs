@@ -17,7 +17,7 @@ pub fn count_sigpipes() {
     unsafe { libc::signal(libc::SIGPIPE, on_sigpipe as *const () as usize) };
 }
 
-/// sigpipes is how many have come.
+/// Returns how many have come.
 pub fn sigpipes() -> usize {
     SIGPIPES.load(Ordering::Relaxed)
 }

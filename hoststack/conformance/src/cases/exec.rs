@@ -16,16 +16,17 @@ extern "C" {
 
 type List = *const *const c_char;
 
-/// The program has more arguments than registers have room for. It says that it runs, and answers each line with its arguments and the line.
+/// The program has more arguments than registers have room for. It says that it runs, and answers each line with its
+/// arguments and the line.
 const SCRIPT: &CStr = c"echo ready; while read -r line; do echo \"$line: $* $MARK\"; done";
 const WORDS: [&CStr; 12] = [c"sh", c"-c", SCRIPT, c"sh", c"a1", c"a2", c"a3", c"a4", c"a5", c"a6", c"a7", c"end"];
 const ENVIRONMENT: [&CStr; 2] = [c"MARK=of execle", c"PATH=/usr/bin:/bin"];
 const SHELL: &CStr = c"/bin/sh";
 
-/// Start is a call that does not return if it succeeds.
+/// A call that does not return if it succeeds.
 type Start = unsafe fn(List) -> c_int;
 
-/// variadic calls a function with the list as arguments.
+/// Calls a function with the list as arguments.
 macro_rules! variadic {
     ($name:ident($path:expr, $list:ident $(, $more:expr)*)) => {{
         let w = |i: usize| *$list.add(i);
@@ -86,7 +87,7 @@ pub fn executed_functions() {
     }
 }
 
-/// converse has three lines answered, and ends the connection.
+/// Makes three lines answered, and ends the connection.
 fn converse(fd: c_int) -> String {
     // With octets in the ring, exec would be refused.
     let mut answers = vec![recv(fd, 20, 0).trim_end().to_owned()];

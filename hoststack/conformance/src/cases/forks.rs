@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-//! Servers that fork: the process that has a connection alone may get rings for it, and a third one keeps it on the kernel.
+//! Servers that fork: the process that has a connection alone may get rings for it, and a third one keeps it on the
+//! kernel.
 
 use super::bulk::{consume, produce};
 use super::switch::Page;
@@ -12,7 +13,7 @@ use std::time::Duration;
 
 const ROUNDS: usize = 40;
 
-/// serve answers requests until the end of the connection.
+/// Answers requests until the end of the connection.
 fn serve(fd: c_int) {
     loop {
         let request = recv(fd, 20, 0);
@@ -178,7 +179,7 @@ pub fn silent_clients() {
     note("connections", 12);
 }
 
-/// by_raw_connect is a connection whose connector the library does not know.
+/// Returns a connection whose connector the library does not know.
 fn by_raw_connect(listener: &TcpListener) -> Pair {
     // SAFETY: zero is a valid sockaddr_in, which lives as long as the call.
     let connector = unsafe {

@@ -17,7 +17,7 @@ fn shut_down(fd: c_int, how: c_int) {
     note("shutdown", outcome(unsafe { libc::shutdown(fd, how) } as isize));
 }
 
-/// fill sends until no more goes.
+/// Sends until no more goes.
 fn fill(fd: c_int) {
     while send(fd, &[b'f'; 50_000], MSG_DONTWAIT | MSG_NOSIGNAL) > 0 {}
 }
@@ -126,7 +126,8 @@ pub fn no_edge_of_room() {
     p.close();
 }
 
-/// What follows shutdown(2) is an error also if rings come later, and an error of the socket is there until it is taken.
+/// What follows shutdown(2) is an error also if rings come later, and an error of the socket is there until it is
+/// taken.
 pub fn after_shutdown() {
     let p = fresh();
     shut_down(p.connector, libc::SHUT_WR);

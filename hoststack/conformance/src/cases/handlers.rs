@@ -27,7 +27,7 @@ fn handle(signal: c_int, handler: Handler, flags: c_int) {
     }
 }
 
-/// under_signals runs `f` again and again while this thread gets SIGUSR1 as often as it can.
+/// Runs `f` again and again while this thread gets SIGUSR1 as often as it can.
 fn under_signals(handler: Handler, mut f: impl FnMut()) {
     handle(libc::SIGUSR1, handler, libc::SA_RESTART);
     RUNS.store(0, SeqCst);
@@ -111,7 +111,7 @@ pub fn sends_in_handler() {
 /// What handlers have received: numbers, of four octets each.
 static TAKEN: Mutex<Vec<u32>> = Mutex::new(Vec::new());
 
-/// take receives some numbers, which have to follow each other.
+/// Receives some numbers, which have to follow each other.
 fn take(fd: c_int, most: usize) -> Vec<u32> {
     let mut buffer = [0u8; 256];
     // SAFETY: the buffer has more octets.
@@ -135,7 +135,8 @@ extern "C" fn take_some(_: c_int, _: *mut siginfo_t, _: *mut c_void) {
     unsafe { *libc::__errno_location() = before };
 }
 
-/// What a handler receives, and what the interrupted call does, is the stream: nothing is missing, and nothing comes twice.
+/// What a handler receives, and what the interrupted call does, is the stream: nothing is missing, and nothing comes
+/// twice.
 pub fn receives_in_handler() {
     let p = pair();
     CONNECTION.store(p.acceptor, SeqCst);
@@ -205,7 +206,7 @@ pub fn waits_in_handler() {
     close(e);
 }
 
-/// escapable calls `f`, and returns when it returns, or when `escape` is called inside of it: siglongjmp(3), for Rust.
+/// Calls `f`, and returns when it returns, or when `escape` is called inside of it: siglongjmp(3), for Rust.
 #[unsafe(naked)]
 #[cfg(target_arch = "x86_64")]
 extern "C" fn escapable(f: extern "C" fn(), stack: *mut usize) {
@@ -365,7 +366,7 @@ pub fn handlers_as_set() {
     p.close();
 }
 
-/// stopped_in runs `f` in a child that shares both ends, stops it at some moments, and goes on here meanwhile.
+/// Runs `f` in a child that shares both ends, stops it at some moments, and goes on here meanwhile.
 fn stopped_in(f: impl Fn(Pair), each: impl Fn(Pair) -> bool) {
     let p = pair();
     let child = in_child(|| {
@@ -421,7 +422,7 @@ pub fn stopped_in_a_call() {
     );
 }
 
-/// drained is what a connection has.
+/// Returns what a connection has.
 fn drained(fd: c_int) -> String {
     let mut all = String::new();
     loop {

@@ -42,8 +42,8 @@ pub fn overwritten_header() {
 /// The place of the flag by which the acceptor asks to be woken for octets.
 const WISH: usize = 264;
 
-/// The wake-up for octets that an edge has reported comes after them. It has taken the wish to be woken, which has to be
-/// made again. Here it is taken by the case itself, since that is a matter of nanoseconds.
+/// The wake-up for octets that an edge has reported comes after them. It has taken the wish to be woken, which has to
+/// be made again. Here it is taken by the case itself, since that is a matter of nanoseconds.
 pub fn wake_up_after_its_octets() {
     let (p, e) = (pair(), epoll());
     add(e, p.acceptor, libc::EPOLLIN | libc::EPOLLET, 1);
@@ -63,7 +63,7 @@ pub fn wake_up_after_its_octets() {
     p.close();
 }
 
-/// wake_all makes all events of this process readable.
+/// Makes all events of this process readable.
 fn wake_all() {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: the structure is this function's.
@@ -80,7 +80,7 @@ fn wake_all() {
     }
 }
 
-/// mappings are the addresses of rings in this process.
+/// Returns the addresses of rings in this process.
 pub fn mappings() -> Vec<usize> {
     let maps = std::fs::read_to_string("/proc/self/maps").expect("maps");
     let rings = maps.lines().filter(|line| line.contains("memfd:beeline-ring"));

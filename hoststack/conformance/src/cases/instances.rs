@@ -46,8 +46,8 @@ pub fn nested() {
     close(outer);
 }
 
-/// A connection on rings beside one on the kernel: what a program sends by both is reported in its order, if it does not wait
-/// for an answer of the first.
+/// A connection on rings beside one on the kernel: what a program sends by both is reported in its order, if it does
+/// not wait for an answer of the first.
 pub fn two_connections() {
     let (p, q, other, e) = (pair(), fresh(), fresh(), epoll());
     add(e, p.acceptor, EPOLLIN, 1);
@@ -77,7 +77,7 @@ pub fn two_connections() {
     close(e);
 }
 
-/// order waits for events, and returns their data in the order of the report.
+/// Waits for events, and returns their data in the order of the report.
 fn order(e: c_int, most: c_int) -> String {
     let mut events = [libc::epoll_event { events: 0, u64: 0 }; 8];
     // SAFETY: the list has at least `most` places.
@@ -103,7 +103,7 @@ pub fn moved_between_instances() {
     close(f);
 }
 
-/// asleep is a thread that waits for an instance, for some time before this returns.
+/// Returns a thread that waits for an instance, for some time before this returns.
 fn asleep(e: c_int) -> std::thread::JoinHandle<String> {
     let thread = std::thread::spawn(move || {
         let begun = std::time::Instant::now();
@@ -225,8 +225,8 @@ pub fn closed_beside_its_connection() {
     close(e);
 }
 
-/// The last descriptor of an instance is closed while a thread waits for it. The wait goes on, and has nothing to do with
-/// the instance that is made next.
+/// The last descriptor of an instance is closed while a thread waits for it. The wait goes on, and has nothing to do
+/// with the instance that is made next.
 pub fn closed_while_waited() {
     let (p, q) = (pair(), pair());
     let e = epoll();

@@ -84,7 +84,7 @@ extern "C" fn wait_for_ever(fd: *mut c_void) -> *mut c_void {
     }
 }
 
-/// cancel starts a thread and cancels it after some time.
+/// Starts a thread and cancels it after some time.
 fn cancel(thread: extern "C" fn(*mut c_void) -> *mut c_void, fd: c_int, after: Duration) -> &'static str {
     let (mut id, mut result): (libc::pthread_t, *mut c_void) = (0, std::ptr::null_mut());
     // SAFETY: the thread has a number, and its frames own nothing.

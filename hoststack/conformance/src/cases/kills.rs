@@ -20,11 +20,11 @@ const KINDS: [(&str, bool, bool); 4] = [
     ("unread on both sides", true, true),
 ];
 
-/// Peer is the only process that has the connector of a pair.
+/// The only process that has the connector of a pair.
 struct Peer(c_int);
 
 impl Peer {
-    /// start returns when the peer has sent what it sends.
+    /// Returns when the peer has sent what it sends.
     fn start(p: Pair, unread_here: bool) -> Self {
         let (mut ready, mut done) = std::io::pipe().expect("pipe");
         let peer = Self(in_child(|| {
@@ -41,7 +41,7 @@ impl Peer {
         peer
     }
 
-    /// kill returns when the kernel has delivered the end of the connection.
+    /// Returns when the kernel has delivered the end of the connection.
     fn kill(&self) {
         // SAFETY: kill of this process's child.
         unsafe { libc::kill(self.0, libc::SIGKILL) };
@@ -50,7 +50,7 @@ impl Peer {
     }
 }
 
-/// each_kind kills peers, and then has `f` look at the acceptor.
+/// Kills peers, and then has `f` look at the acceptor.
 fn each_kind(f: impl Fn(c_int)) {
     count_sigpipes();
     for (what, there, here) in KINDS {

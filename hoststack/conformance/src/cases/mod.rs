@@ -36,7 +36,7 @@ pub struct Case {
     pub expects: Expects,
 }
 
-/// Expects is what the library does in a case.
+/// What the library does in a case.
 #[derive(PartialEq, Eq, Clone, Copy)]
 pub enum Expects {
     /// Connections are on rings.

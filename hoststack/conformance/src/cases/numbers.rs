@@ -10,7 +10,7 @@ use libc::{c_int, sockaddr_in, MSG_DONTWAIT, MSG_NOSIGNAL, POLLIN, POLLRDHUP};
 use std::net::TcpListener;
 use std::os::fd::{AsRawFd, IntoRawFd};
 
-/// Server is a listener, and its address as connect(2) takes it.
+/// A listener, and its address as connect(2) takes it.
 struct Server {
     listener: TcpListener,
     address: sockaddr_in,
@@ -42,7 +42,7 @@ impl Server {
         fd
     }
 
-    /// pair is a connection that the library has seen, and that is on rings.
+    /// Returns a connection that the library has seen, and that is on rings.
     fn pair(&self) -> Pair {
         let connector = socket();
         assert_eq!(self.connect(connector), "0");
@@ -51,7 +51,7 @@ impl Server {
         made
     }
 
-    /// pair_unseen is a connection of which the library knows nothing.
+    /// Returns a connection of which the library knows nothing.
     fn pair_unseen(&self) -> Pair {
         // SAFETY: system calls with an address that lives as long as they.
         unsafe {
@@ -76,19 +76,19 @@ fn disconnect(fd: c_int) -> String {
     outcome(unsafe { libc::connect(fd, &NOBODY, 16) } as isize)
 }
 
-/// disconnect_unseen is disconnect by a system call that the library does not see.
+/// Disconnects by a system call that the library does not see.
 fn disconnect_unseen(fd: c_int) {
     // SAFETY: as above.
     assert_eq!(unsafe { enter(libc::SYS_connect, [fd as usize, std::ptr::from_ref(&NOBODY) as usize, 16]) }, 0);
 }
 
-/// replace_unseen is dup2(2) by a system call that the library does not see.
+/// Calls dup2(2) by a system call that the library does not see.
 fn replace_unseen(from: c_int, to: c_int) {
     // SAFETY: numbers.
     assert_eq!(unsafe { enter(libc::SYS_dup3, [from as usize, to as usize, libc::O_CLOEXEC as usize]) }, to as i64);
 }
 
-/// converse has both ends of a connection send and receive.
+/// Makes both ends of a connection send and receive.
 fn converse(p: Pair) {
     for _ in 0..8 {
         for (from, to) in [(p.connector, p.acceptor), (p.acceptor, p.connector)] {
@@ -284,7 +284,7 @@ pub fn number_used_again() {
     }
 }
 
-/// pair_high_up is a connection of which neither end takes a low number.
+/// Returns a connection of which neither end takes a low number.
 fn pair_high_up(server: &Server) -> Pair {
     let connector = move_up(socket());
     server.connect(connector);
@@ -354,7 +354,7 @@ pub fn number_passed() {
     }
 }
 
-/// copy_by_pidfd is pidfd_getfd(2) of this process, with `low` as the lowest free number.
+/// Calls pidfd_getfd(2) for this process, with `low` as the lowest free number.
 fn copy_by_pidfd(fd: c_int, low: c_int) -> c_int {
     // SAFETY: system calls with numbers.
     unsafe {
@@ -394,7 +394,7 @@ pub fn closed_by_io_uring() {
     close(old.acceptor);
 }
 
-/// close_by_ring submits IORING_OP_CLOSE by system calls that the library does not see, and returns its result.
+/// Submits IORING_OP_CLOSE by system calls that the library does not see, and returns its result.
 fn close_by_ring(fd: c_int) -> String {
     const PARAMETERS: usize = 120; // of struct io_uring_params
     const IORING_OP_CLOSE: u8 = 19;
@@ -425,7 +425,7 @@ fn close_by_ring(fd: c_int) -> String {
     }
 }
 
-/// enter_io_uring submits one entry and waits for its end. The library has no part in io_uring_enter(2).
+/// Submits one entry and waits for its end. The library has no part in io_uring_enter(2).
 unsafe fn enter_io_uring(ring: c_int) {
     const IORING_ENTER_GETEVENTS: c_int = 1;
     // SAFETY: a system call with numbers.

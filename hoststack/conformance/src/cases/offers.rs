@@ -15,7 +15,7 @@ use std::ptr::{from_mut, from_ref};
 const CAPACITY: u32 = 65536;
 const SEALS: c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
 
-/// Offer is what is sent to a mailbox.
+/// What is sent to a mailbox.
 pub struct Offer {
     size: usize,
     seals: c_int,
@@ -28,7 +28,7 @@ pub struct Offer {
 }
 
 impl Offer {
-    /// right is an offer as the library makes it.
+    /// Returns an offer as the library makes it.
     pub fn right(p: Pair) -> Self {
         let (server, client) = ends(p.acceptor);
         let mut text = Vec::new();
@@ -57,7 +57,7 @@ impl Offer {
         fd
     }
 
-    /// replace closes a descriptor and offers another one in its place.
+    /// Closes a descriptor and offers another one in its place.
     fn replace(&mut self, i: usize, by: c_int) {
         close(self.descriptors[i]);
         self.descriptors[i] = by;
@@ -111,7 +111,7 @@ pub fn wrong_offers() {
     p.close();
 }
 
-/// wrong_offer uses a connection before and after an offer, and closes it.
+/// Uses a connection before and after an offer, and closes it.
 fn wrong_offer(change: Change) -> String {
     let p = fresh();
     let before = ask(p);
@@ -123,7 +123,7 @@ fn wrong_offer(change: Change) -> String {
     format!("{before}, {after}")
 }
 
-/// ask sends requests, whose answers are not the library's.
+/// Sends requests, whose answers are not the library's.
 pub fn ask(p: Pair) -> String {
     let mut answers = String::new();
     for _ in 0..8 {
@@ -140,7 +140,7 @@ pub fn ask(p: Pair) -> String {
     answers
 }
 
-/// deliver sends an offer to the connector's mailbox. Without the library there is none.
+/// Sends an offer to the connector's mailbox. Without the library there is none.
 pub fn deliver(p: Pair, mut offer: Offer) {
     if offer.descriptors.first() == Some(&-1) {
         offer.descriptors[0] = offer.memory();
@@ -164,7 +164,7 @@ fn mailbox(connector: c_int) -> c_int {
     }
 }
 
-/// mailbox_address is the name that belongs to a connector's socket.
+/// Returns the name that belongs to a connector's socket.
 pub fn mailbox_address(connector: c_int) -> (libc::sockaddr_un, socklen_t) {
     let (mut cookie, mut length) = (0u64, 8 as socklen_t);
     // SAFETY: SO_COOKIE stores eight octets.
@@ -220,7 +220,7 @@ fn event_with(flags: c_int) -> c_int {
     unsafe { libc::eventfd(0, flags | libc::EFD_CLOEXEC) }
 }
 
-/// pipe returns the end for reading. That for writing is closed.
+/// Returns the end for reading. That for writing is closed.
 fn pipe() -> c_int {
     let mut ends = [0; 2];
     // SAFETY: pipe2 stores two descriptors.
@@ -234,7 +234,7 @@ fn open(path: &std::ffi::CStr) -> c_int {
     unsafe { libc::open(path.as_ptr(), libc::O_RDWR | libc::O_CLOEXEC) }
 }
 
-/// ends are the server's and the client's address of a connection, by the acceptor's socket.
+/// Returns the server's and the client's address of a connection, by the acceptor's socket.
 fn ends(acceptor: c_int) -> (SocketAddr, SocketAddr) {
     // SAFETY: the descriptor is given back below.
     let stream = unsafe { TcpStream::from_raw_fd(acceptor) };

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-//! Connections that go to another program with octets that were not read: the peer sends them by the kernel's connection.
-//! Where it cannot, the call is refused in time, and the octets stay.
+//! Connections that go to another program with octets that were not read: the peer sends them by the kernel's
+//! connection. Where it cannot, the call is refused in time, and the octets stay.
 
 use super::bulk::Sequence;
 use super::copies::{pass_descriptor, receive_descriptor};
@@ -105,7 +105,7 @@ fn spawn(fd: c_int) -> String {
     format!("exit {}", status.expect("sh").code().unwrap_or(-1))
 }
 
-/// execute is in a process without the other end, which alone can send what was not read.
+/// Runs in a process without the other end, which alone can send what was not read.
 fn execute(p: Pair) -> String {
     let script = std::ffi::CString::new(SCRIPT).unwrap();
     end_of(in_child(|| {
@@ -143,7 +143,7 @@ pub fn streams_unread() {
     close(p.connector);
 }
 
-/// refused passes a connection that cannot be passed on rings. It takes no longer than it may.
+/// Passes a connection that cannot be passed on rings. It takes no longer than it may.
 fn refused(fd: c_int) {
     let (here, there) = UnixStream::pair().unwrap();
     let begun = Instant::now();
@@ -156,7 +156,7 @@ fn refused(fd: c_int) {
     }
 }
 
-/// in_peer runs `f` in a child that has the connector alone.
+/// Runs `f` in a child that has the connector alone.
 fn in_peer(p: Pair, f: impl FnOnce()) -> c_int {
     let child = in_child(|| {
         close(p.acceptor);
@@ -238,7 +238,7 @@ pub fn peer_without_room() {
     p.close();
 }
 
-/// recall is of what the connector sends on the only connection on rings of this process.
+/// Returns the recall of what the connector sends on the only connection on rings of this process.
 fn recall() -> Option<&'static Recall> {
     let at = *mappings().first()?;
     // SAFETY: the rings' mapping begins with a header, and stays as long as the case.
@@ -251,7 +251,7 @@ fn write_raw(fd: c_int, octets: &[u8]) {
     assert_eq!(n as usize, octets.len());
 }
 
-/// peer_in_part is a peer that is stopped when it has sent a part, as if it had been so within the library's call.
+/// Returns a peer that is stopped when it has sent a part, as if it had been so within the library's call.
 fn peer_in_part(p: Pair, octets: &'static [u8], part: usize, rest: impl FnOnce(&Recall, u64)) -> c_int {
     in_peer(p, || {
         assert_eq!(send(p.connector, octets, 0), octets.len() as isize);

@@ -9,7 +9,7 @@ use std::mem::offset_of;
 
 const NOBODY: libc::uid_t = 65534;
 
-/// as_nobody runs `f` in a thread of another user than the one who runs the cases: for the kernel, users belong to threads.
+/// Runs `f` in a thread of another user than the one who runs the cases: for the kernel, users belong to threads.
 /// The library keeps connections on the kernel that a child has, too.
 fn as_nobody(f: impl FnOnce() + Send + 'static) -> std::thread::JoinHandle<()> {
     std::thread::spawn(|| {
@@ -77,19 +77,19 @@ pub fn mailbox_of_another_user() {
     p.close();
 }
 
-/// forbid has a system call fail with EPERM from now on, always or with a first argument.
+/// Makes a system call fail with EPERM from now on, always or with a first argument.
 fn forbid(call: c_long, argument: Option<c_int>) {
     let conditions: Vec<Condition> = argument.map(|value| Condition::Equals(0, value)).into_iter().collect();
     fail(call, &conditions, libc::EPERM);
 }
 
-/// Condition of an argument of a system call, which is named by its place.
+/// A condition of an argument of a system call, which is named by its place.
 pub enum Condition {
     Equals(usize, c_int),
     AtLeast(usize, c_int),
 }
 
-/// fail has a system call of this thread, and of those that it makes, fail from now on if all conditions hold.
+/// Makes a system call of this thread, and of those that it makes, fail from now on if all conditions hold.
 pub fn fail(call: c_long, conditions: &[Condition], error: c_int) {
     let load = |offset: usize| statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, offset as u32);
     let answer = |value: u32| statement(libc::BPF_RET | libc::BPF_K, value);
@@ -143,7 +143,7 @@ pub fn without_unix_sockets() {
     converse();
 }
 
-/// converse uses a connection in several ways, with waits.
+/// Uses a connection in several ways, with waits.
 fn converse() {
     let p = pair();
     let e = epoll();

@@ -17,7 +17,7 @@ const REFUSED_MEMORY: usize = 144;
 /// The library's own descriptors are in the upper half of those that a process may have.
 const HIDDEN: c_int = 300;
 
-/// no_watches has the kernel refuse to add descriptors of the library to an epoll instance, as it does when
+/// Makes the kernel refuse to add descriptors of the library to an epoll instance, as it does when
 /// fs.epoll.max_user_watches is reached.
 fn no_watches() {
     fail(
@@ -31,7 +31,7 @@ fn no_copies() {
     fail(libc::SYS_fcntl, &[Condition::Equals(1, libc::F_DUPFD_CLOEXEC)], libc::EMFILE);
 }
 
-/// sent_later sends after this thread has begun to wait.
+/// Sends after this thread has begun to wait.
 fn sent_later(p: Pair) -> std::thread::JoinHandle<()> {
     std::thread::spawn(move || {
         std::thread::sleep(Duration::from_millis(50));
@@ -39,7 +39,7 @@ fn sent_later(p: Pair) -> std::thread::JoinHandle<()> {
     })
 }
 
-/// woken runs `f` while octets are sent, and checks that it does not wait for a time limit.
+/// Runs `f` while octets are sent, and checks that it does not wait for a time limit.
 fn woken(p: Pair, f: impl FnOnce() -> String) {
     let sends = sent_later(p);
     let begun = Instant::now();
@@ -50,7 +50,7 @@ fn woken(p: Pair, f: impl FnOnce() -> String) {
     note("recv", recv(p.acceptor, 20, libc::MSG_DONTWAIT));
 }
 
-/// counted checks that the library has counted what it left to the kernel.
+/// Checks that the library has counted what it left to the kernel.
 fn counted(page: &Page, f: impl FnOnce()) {
     page.grows(REFUSED_MEMORY, |n| n > 0, f);
 }

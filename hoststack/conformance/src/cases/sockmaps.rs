@@ -18,7 +18,7 @@ const F_INGRESS: i32 = 1;
 const MSG_REDIRECT_MAP: i32 = 60;
 const LOCAL_PORT: i16 = 64;
 
-/// bpf is bpf(2) with the beginning of its attributes.
+/// Calls bpf(2) with the beginning of its attributes.
 fn bpf(command: c_long, attributes: &[u64]) -> c_int {
     let mut all = [0u64; 16];
     all[..attributes.len()].copy_from_slice(attributes);
@@ -36,19 +36,19 @@ fn address<T>(of: &T) -> u64 {
     std::ptr::from_ref(of) as u64
 }
 
-/// instruction of BPF, as the kernel has it.
+/// Returns an instruction of BPF, as the kernel has it.
 const fn instruction(code: u8, to: u8, from: u8, offset: i16, value: i32) -> u64 {
     code as u64 | (to as u64) << 8 | (from as u64) << 12 | (offset as u16 as u64) << 16 | (value as u32 as u64) << 32
 }
 
-/// Sockmap of both ends of a connection.
+/// A sockmap of both ends of a connection.
 struct Sockmap {
     map: c_int,
     program: c_int,
 }
 
 impl Sockmap {
-    /// join adds both ends. With `skips` what they send goes to the queue of the other one, past TCP.
+    /// Adds both ends. With `skips` what they send goes to the queue of the other one, past TCP.
     fn join(p: Pair, skips: bool) -> Self {
         let map = bpf(MAP_CREATE, &[MAP_TYPE_SOCKMAP | 4 << 32, pair_of(4, 2)]);
         let program = if skips { Self::redirect(map, p) } else { -1 };
@@ -98,7 +98,7 @@ fn port(fd: c_int) -> c_int {
     u16::from_be(address.sin_port).into()
 }
 
-/// by_edges receives after each edge until a read gets less than it asked for, as nginx does, and returns how much came.
+/// Receives after each edge until a read gets less than it asked for, as nginx does, and returns how much came.
 fn by_edges(e: c_int, fd: c_int, total: usize, fill: u8) -> usize {
     let (mut seen, mut buffer) = (0, vec![0u8; 1 << 17]);
     while seen < total && wait(e, 8, 3000) == "1 [1=IN]" {

@@ -9,7 +9,7 @@ use libc::{c_int, c_uint, SPLICE_F_NONBLOCK};
 use std::ptr::null_mut;
 use std::time::{Duration, Instant};
 
-/// connections are one on rings, one that may get them, and one that stays on the kernel.
+/// Returns connections: one on rings, one that may get them, and one that stays on the kernel.
 fn connections() -> [Pair; 3] {
     let settled = fresh();
     for fd in [settled.connector, settled.acceptor] {
@@ -30,7 +30,7 @@ fn pipe() -> [c_int; 2] {
     ends
 }
 
-/// slots makes a pipe that has so many octets, each in a slot of its own. A pipe has 16 slots.
+/// Makes a pipe that has so many octets, each in a slot of its own. A pipe has 16 slots.
 fn slots(count: usize) -> [c_int; 2] {
     let ends = pipe();
     // Pages that nobody changes: the pipe has them, not copies.
@@ -43,7 +43,7 @@ fn slots(count: usize) -> [c_int; 2] {
     ends
 }
 
-/// taken reads a pipe until it is empty.
+/// Reads a pipe until it is empty.
 fn taken(fd: c_int) -> usize {
     set_nonblocking(fd, true);
     let (mut all, mut buffer) = (0, [0u8; 4096]);
@@ -58,7 +58,7 @@ fn taken(fd: c_int) -> usize {
     all
 }
 
-/// later runs `f` after a while, when this thread sleeps.
+/// Runs `f` after a while, when this thread sleeps.
 fn later(f: impl FnOnce() + Send + 'static) -> std::thread::JoinHandle<()> {
     std::thread::spawn(move || {
         std::thread::sleep(Duration::from_millis(100));

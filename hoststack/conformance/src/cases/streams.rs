@@ -111,7 +111,7 @@ pub fn printed() {
     p.close();
 }
 
-/// octets_of are all that have arrived, in pieces that can be shown whole.
+/// Returns all that have arrived, in pieces that can be shown whole.
 fn octets_of(p: &crate::sys::Pair) -> String {
     let pieces = [recv(p.acceptor, 36, 0), recv(p.acceptor, 36, libc::MSG_DONTWAIT)];
     pieces.join("|")

@@ -11,11 +11,11 @@ const SWITCH: usize = 20;
 const ATTACHED: usize = 64;
 const RETURNED: usize = 104;
 
-/// Page of this process; None without the library.
+/// The page of this process; None without the library.
 pub struct Page(Option<usize>);
 
 impl Page {
-    /// find is called when there was a session.
+    /// Finds the page, once there was a session.
     pub fn find() -> Self {
         let maps = std::fs::read_to_string("/proc/self/maps").expect("maps");
         let line = maps.lines().find(|line| line.contains("memfd:beeline-hoststack"));
@@ -24,7 +24,7 @@ impl Page {
         Self(at)
     }
 
-    /// switch does what the agent does.
+    /// Switches as the agent does.
     pub fn switch(&self, value: u32) {
         if let Some(at) = self.0 {
             // SAFETY: the page is mapped for writing, and never unmapped.
@@ -32,7 +32,7 @@ impl Page {
         }
     }
 
-    /// grows checks by how much `f` changes a counter.
+    /// Checks by how much `f` changes a counter.
     pub fn grows(&self, counter: usize, mut by: impl FnMut(u64) -> bool, f: impl FnOnce()) {
         // SAFETY: as above.
         let read = || self.0.map(|at| unsafe { ((at + counter) as *const u64).read_volatile() });
@@ -96,7 +96,7 @@ pub fn switched_at_an_edge() {
     }
 }
 
-/// by_edges receives once for each edge.
+/// Receives once for each edge.
 fn by_edges(e: c_int, fd: c_int, total: usize, edge: bool) -> usize {
     let (mut seen, mut edge, mut buffer) = (0, edge, [0u8; 4096]);
     while seen < total && (edge || wait(e, 8, 2000) == "1 [1=IN]") {
@@ -134,7 +134,7 @@ pub fn switched_while_full() {
     p.close();
 }
 
-/// drain receives until it has at least so many octets.
+/// Receives until it has at least so many octets.
 fn drain(fd: c_int, least: usize) -> usize {
     let (mut seen, mut buffer) = (0, [0u8; 1000]);
     while seen < least {

@@ -10,7 +10,7 @@ pub fn close_unseen(fd: c_int) {
     assert_eq!(unsafe { enter(libc::SYS_close, [fd as usize, 0, 0]) }, 0);
 }
 
-/// move_up_unseen is move_up of a number that the library may still take for a connection.
+/// Like `move_up`, for a number that the library may still take for a connection.
 pub fn move_up_unseen(fd: c_int) -> c_int {
     // SAFETY: numbers.
     let made = unsafe { enter(libc::SYS_fcntl, [fd as usize, libc::F_DUPFD_CLOEXEC as usize, 200]) } as c_int;
@@ -18,7 +18,7 @@ pub fn move_up_unseen(fd: c_int) -> c_int {
     made
 }
 
-/// move_up gives a low number back.
+/// Gives a low number back.
 pub fn move_up(fd: c_int) -> c_int {
     // SAFETY: numbers.
     let made = unsafe { libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, 200) };
@@ -31,14 +31,14 @@ pub fn unix_socket() -> c_int {
     unsafe { libc::socket(libc::AF_UNIX, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0) }
 }
 
-/// unix_high_up is a Unix socket of which the library has seen no number.
+/// Returns a Unix socket of which the library has seen no number.
 pub fn unix_high_up() -> c_int {
     let kind = (libc::SOCK_STREAM | libc::SOCK_CLOEXEC) as usize;
     // SAFETY: no preconditions.
     move_up_unseen(unsafe { enter(libc::SYS_socket, [libc::AF_UNIX as usize, kind, 0]) as c_int })
 }
 
-/// UnixServer listens at a name that the kernel has chosen.
+/// Listens at a name that the kernel has chosen.
 pub struct UnixServer {
     listener: c_int,
     address: libc::sockaddr_un,
@@ -62,7 +62,7 @@ impl UnixServer {
         Self { listener, address, length }
     }
 
-    /// connect is a call that the library does not see.
+    /// Returns a call that the library does not see.
     pub fn connect(&self, fd: c_int) {
         let place = std::ptr::from_ref(&self.address) as usize;
         // SAFETY: the address lives as long as the call.

@@ -29,7 +29,7 @@ extern "C" fn on_signal(_: c_int) {
     SIGNALS.fetch_add(1, Ordering::Relaxed);
 }
 
-/// wait_with_signals receives in a thread that gets SIGUSR1 until its handler has run three times, and only
+/// Receives in a thread that gets SIGUSR1 until its handler has run three times, and only
 /// then octets.
 fn wait_with_signals(flags: c_int) {
     let p = pair();
@@ -97,8 +97,8 @@ pub fn threads_on_one_socket() {
     p.close();
 }
 
-/// A thread that waits on a connection of the kernel sees what comes after the connection has moved to rings. Whether it
-/// moves while another thread waits is a race that a third of the connections lose, so there are several.
+/// A thread that waits on a connection of the kernel sees what comes after the connection has moved to rings. Whether
+/// it moves while another thread waits is a race that a third of the connections lose, so there are several.
 pub fn wakes_from_other_thread() {
     let received: isize = (0..20).map(|_| received_by_other_thread()).sum();
     note("received", received);

@@ -100,7 +100,7 @@ fn nonblocking(world: &mut World, [a, b, c]: [u32; 3]) -> String {
     format!("nonblocking({}, {on}): {}", World::name(i, slot), flags & libc::O_NONBLOCK != 0)
 }
 
-/// dup copies a descriptor into a slot of copies, onto the number of the former one if there is one.
+/// Copies a descriptor into a slot of copies, onto the number of the former one if there is one.
 fn dup(world: &mut World, [a, b, c]: [u32; 3]) -> String {
     let Some((i, slot)) = world.slot(a) else { return "dup: nothing is open".into() };
     let place = 4 + b as usize % (SLOTS - 4);

@@ -6,7 +6,7 @@ use super::world::*;
 use crate::sys::*;
 use libc::{c_int, EPOLLET, EPOLLIN, EPOLLONESHOT, EPOLLOUT, EPOLLRDHUP, POLLIN, POLLOUT, POLLRDHUP};
 
-/// timeout is mostly 0, which does not wait.
+/// Returns a time limit, mostly 0, which does not wait.
 fn timeout(number: u32) -> c_int {
     if number.is_multiple_of(4) {
         PATIENCE
@@ -62,7 +62,7 @@ pub fn select(world: &mut World, [a, b, _]: [u32; 3]) -> String {
     format!("select({asked:?}): {} [{}] [{}]", outcome(n as isize), left(read), left(write))
 }
 
-/// interest is what an epoll instance is asked for.
+/// Returns what an epoll instance is asked for.
 fn interest(number: u32) -> c_int {
     let ready = [EPOLLIN, EPOLLIN | EPOLLOUT, EPOLLOUT, EPOLLIN | EPOLLRDHUP, EPOLLIN | EPOLLOUT | EPOLLRDHUP];
     let how = [0, 0, EPOLLET, EPOLLET, EPOLLONESHOT];
@@ -81,7 +81,7 @@ fn described(events: c_int) -> String {
 /// An instance that a child shares with its parent is an exception (docs/develop/hoststack.md).
 const NOT_HERE: &str = "epoll: not in a child";
 
-/// change is epoll_ctl(2). The data of an entry are its slot.
+/// Calls epoll_ctl(2). The data of an entry are its slot.
 fn change(world: &mut World, operation: c_int, [a, b, c]: [u32; 3]) -> String {
     let Some((i, slot)) = world.slot(a) else { return "epoll_ctl: nothing is open".into() };
     if world.is_child {

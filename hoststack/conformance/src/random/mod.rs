@@ -3,8 +3,8 @@
 //! Random programs of socket calls, each run on the kernel and on rings: their results have to be equal.
 //!
 //! The kernel's own results may depend on time, as when a busy CPU delivers a segment later. So a program whose results
-//! differ is run again: it fails if rings have a result that the kernel never has. Then steps are left out as long as it
-//! still fails, and what is left is printed.
+//! differ is run again: it fails if rings have a result that the kernel never has. Then steps are left out as long as
+//! it still fails, and what is left is printed.
 
 mod calls;
 mod events;
@@ -39,7 +39,7 @@ const AT_ONCE: usize = 4;
 /// So many failing programs are shown.
 const SHOWN: u64 = 10;
 
-/// run_here runs a program in this process, and writes a line for each step.
+/// Runs a program in this process, and writes a line for each step.
 pub fn run_here(text: &str) {
     let program: Program = text.parse().expect("a program");
     let mut world = World::new();
@@ -58,14 +58,14 @@ pub fn run_here(text: &str) {
     }
 }
 
-/// Bound says when to stop.
+/// Says when to stop.
 #[derive(Clone, Copy)]
 pub enum Bound {
     Programs(u64),
     Time(Duration),
 }
 
-/// run compares programs from a seed on. It returns how many passed, how many failed, and how many were on rings.
+/// Compares programs from a seed on. It returns how many passed, how many failed, and how many were on rings.
 pub fn run(library: &str, seed: u64, bound: Bound) -> (u64, u64, u64) {
     let begun = Instant::now();
     let (next, failed, on_rings, done) = (AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0));
@@ -94,7 +94,7 @@ pub fn run(library: &str, seed: u64, bound: Bound) -> (u64, u64, u64) {
     (done.into_inner() - failed, failed, on_rings.into_inner())
 }
 
-/// compare reports whether the program was on rings, and a difference that is not the kernel's own.
+/// Returns whether the program was on rings, and a difference that is not the kernel's own.
 fn compare(program: &Program, library: &str) -> (bool, Option<String>) {
     let kernel = results(program, None);
     let rings = results(program, Some(library));
@@ -111,7 +111,7 @@ fn compare(program: &Program, library: &str) -> (bool, Option<String>) {
     (used, Some(crate::difference(nearest, &rings.lines) + "\n"))
 }
 
-/// common is the number of lines at the start that two results share.
+/// Returns the number of lines at the start that two results share.
 fn common(a: &str, b: &str) -> usize {
     a.lines().zip(b.lines()).take_while(|(x, y)| x == y).count()
 }

@@ -10,7 +10,7 @@ use std::time::Duration;
 /// A call that another thread ends waits for as many milliseconds at most.
 const LONGEST: c_int = 1500;
 
-/// woken waits in a call until another thread has acted on the other end.
+/// Waits in a call until another thread has acted on the other end.
 pub fn woken(world: &mut World, [a, b, c]: [u32; 3]) -> String {
     let Some((i, slot)) = world.slot(a) else { return "woken: nothing is open".into() };
     let name = World::name(i, slot);
@@ -53,7 +53,7 @@ fn act_on(peer: Slot, act: u32, octets: &[u8]) -> String {
     }
 }
 
-/// wait_by waits for something to receive. What is there before is no reason to return too early.
+/// Waits for something to receive. What is there before is no reason to return too early.
 fn wait_by(world: &World, slot: Slot, how: u32) -> String {
     let mut octets = [0u8; 100];
     let flags = if how.is_multiple_of(5) { libc::MSG_WAITALL } else { 0 };
@@ -76,20 +76,20 @@ fn wait_by(world: &World, slot: Slot, how: u32) -> String {
     }
 }
 
-/// fork has the next steps run in a child, while this process waits.
+/// Makes the next steps run in a child, while this process waits.
 pub fn fork(world: &mut World, [a, b, _]: [u32; 3]) -> String {
     world.child = Some((1 + a as usize % 5, b % 2 == 1));
     format!("fork, {}", if b % 2 == 1 { "killed" } else { "exits" })
 }
 
-/// give has the next steps run in a child, which alone has one end of a connection then.
+/// Makes the next steps run in a child, which alone has one end of a connection then.
 pub fn give(world: &mut World, numbers: [u32; 3]) -> String {
     let Some((i, slot)) = world.slot(numbers[2]) else { return "give: nothing is open".into() };
     world.given = Some((slot.connection, slot.end));
     format!("give({}), {}", World::name(i, slot), fork(world, numbers))
 }
 
-/// children runs `steps` in a child, if a step has asked for one, and returns how many.
+/// Runs `steps` in a child, if a step has asked for one, and returns how many.
 pub fn children(world: &mut World, run: impl Fn(&mut World, usize)) -> usize {
     let Some((count, is_killed)) = world.child.take() else { return 0 };
     let given = world.given.take();

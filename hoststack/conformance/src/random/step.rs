@@ -6,11 +6,11 @@ use super::calls::CALLS;
 use std::fmt;
 use std::str::FromStr;
 
-/// Draw is xorshift64 of Marsaglia.
+/// Xorshift64 of Marsaglia.
 pub struct Draw(u64);
 
 impl Draw {
-    /// new mixes the seed (splitmix64), so that seeds next to each other give different sequences.
+    /// Mixes the seed (splitmix64), so that seeds next to each other give different sequences.
     pub fn new(seed: u64) -> Self {
         let mut z = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -30,7 +30,7 @@ impl Draw {
     }
 }
 
-/// Step is a call of a program.
+/// A call of a program.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Step {
     pub call: usize,
@@ -60,7 +60,7 @@ impl FromStr for Step {
     }
 }
 
-/// Program is the text of a program: a step in each line.
+/// The text of a program: a step in each line.
 #[derive(Clone)]
 pub struct Program(pub Vec<Step>);
 
@@ -79,7 +79,7 @@ impl FromStr for Program {
 }
 
 impl Program {
-    /// draw is the program of a seed. Most begin on rings, the others on a new connection.
+    /// Returns the program of a seed. Most begin on rings, the others on a new connection.
     pub fn draw(seed: u64) -> Self {
         let mut draw = Draw::new(seed);
         let warm = if draw.below(4) > 0 { 1 } else { 0 };
@@ -93,7 +93,7 @@ impl Program {
     }
 }
 
-/// pick takes a call as often as its weight says.
+/// Takes a call as often as its weight says.
 fn pick(draw: &mut Draw) -> usize {
     let mut rest = draw.below(CALLS.iter().map(|call| call.weight).sum());
     for (i, call) in CALLS.iter().enumerate() {

@@ -7,19 +7,19 @@ use crate::sys::*;
 use libc::{c_int, MSG_DONTWAIT, MSG_NOSIGNAL, MSG_PEEK, MSG_TRUNC, MSG_WAITALL};
 use std::sync::atomic::Ordering;
 
-/// length is small, middling or large.
+/// Returns a length: small, middling or large.
 fn length(number: u32) -> usize {
     let most = [4, 200, 4000][number as usize % 3];
     (number / 3) as usize % (most + 1)
 }
 
-/// halves are two parts of a buffer.
+/// Returns two parts of a buffer.
 fn halves(octets: &mut [u8]) -> Vec<libc::iovec> {
     let (first, second) = octets.split_at_mut(octets.len() / 2);
     parts(&mut [first, second])
 }
 
-/// send_any sends by one of the calls that do.
+/// Sends by one of the calls that do.
 pub fn send_any(world: &mut World, [a, b, c]: [u32; 3]) -> String {
     let Some((i, slot)) = world.slot(a) else { return "send: nothing is open".into() };
     let count = length(b);
@@ -43,7 +43,7 @@ pub fn send_any(world: &mut World, [a, b, c]: [u32; 3]) -> String {
     format!("{name}({}, {count}{waits}): {}", World::name(i, slot), world.sent(slot, n))
 }
 
-/// sendmmsg sends one message as a list, and returns its length.
+/// Sends one message as a list, and returns its length.
 unsafe fn sendmmsg(fd: c_int, message: &mut libc::msghdr, flags: c_int) -> isize {
     let mut one = libc::mmsghdr { msg_hdr: *message, msg_len: 0 };
     // SAFETY: one message, of the caller.
@@ -53,7 +53,7 @@ unsafe fn sendmmsg(fd: c_int, message: &mut libc::msghdr, flags: c_int) -> isize
     }
 }
 
-/// FLAGS are combinations for calls that receive.
+/// Combinations for calls that receive.
 const FLAGS: [(c_int, &str); 8] = [
     (0, ""),
     (0, ""),
@@ -65,7 +65,7 @@ const FLAGS: [(c_int, &str); 8] = [
     (MSG_TRUNC, ", TRUNC"),
 ];
 
-/// recv_any receives by one of the calls that do.
+/// Receives by one of the calls that do.
 pub fn recv_any(world: &mut World, [a, b, c]: [u32; 3]) -> String {
     let Some((i, slot)) = world.slot(a) else { return "recv: nothing is open".into() };
     let count = length(b);
@@ -90,7 +90,7 @@ pub fn recv_any(world: &mut World, [a, b, c]: [u32; 3]) -> String {
     format!("{name}({}, {count}{flag_names}): {result}", World::name(i, slot))
 }
 
-/// recvmmsg receives one message as a list, and returns its length.
+/// Receives one message as a list, and returns its length.
 unsafe fn recvmmsg(fd: c_int, message: &mut libc::msghdr, flags: c_int) -> isize {
     let mut one = libc::mmsghdr { msg_hdr: *message, msg_len: 0 };
     // SAFETY: one message, of the caller, and no time limit.
@@ -100,7 +100,7 @@ unsafe fn recvmmsg(fd: c_int, message: &mut libc::msghdr, flags: c_int) -> isize
     }
 }
 
-/// recvfrom asks for the sender's address, which a stream does not have.
+/// Asks for the sender's address, which a stream does not have.
 fn recvfrom(fd: c_int, octets: &mut [u8], flags: c_int) -> isize {
     // SAFETY: zero is a valid address.
     let mut address: libc::sockaddr_in = unsafe { std::mem::zeroed() };
@@ -122,7 +122,7 @@ pub fn sendfile(world: &mut World, [a, b, c]: [u32; 3]) -> String {
     format!("sendfile({}, {}, {count}): {} {offset}", World::name(i, slot), c % 100_100, world.sent(slot, n))
 }
 
-/// splice_in sends what it puts into the pipe before.
+/// Sends what it puts into the pipe before.
 pub fn splice_in(world: &mut World, [a, b, c]: [u32; 3]) -> String {
     let Some((i, slot)) = world.slot(a) else { return "splice_in: nothing is open".into() };
     let count = length(b).max(1);
@@ -141,7 +141,7 @@ pub fn splice_in(world: &mut World, [a, b, c]: [u32; 3]) -> String {
     format!("splice(pipe, {}, {count}): {result}, {} left", World::name(i, slot), left.max(0))
 }
 
-/// splice_out receives until the number of octets has come or no more are there. How many one call moves depends on the
+/// Receives until the number of octets has come or no more are there. How many one call moves depends on the
 /// kernel's buffers.
 pub fn splice_out(world: &mut World, [a, b, c]: [u32; 3]) -> String {
     let Some((i, slot)) = world.slot(a) else { return "splice_out: nothing is open".into() };
@@ -166,7 +166,7 @@ pub fn splice_out(world: &mut World, [a, b, c]: [u32; 3]) -> String {
     format!("splice({}, pipe, {wanted}): {result}, {end}", World::name(i, slot))
 }
 
-/// fill sends until no more goes, and receives all at the other end.
+/// Sends until no more goes, and receives all at the other end.
 pub fn fill(world: &mut World, [a, ..]: [u32; 3]) -> String {
     let Some((i, slot)) = world.slot(a) else { return "fill: nothing is open".into() };
     let name = World::name(i, slot);
@@ -191,7 +191,7 @@ pub fn fill(world: &mut World, [a, ..]: [u32; 3]) -> String {
     format!("fill({name}): {end}, poll {full}; {drained}, poll {}", poll(slot.fd, libc::POLLOUT, 1000))
 }
 
-/// drain receives what is under way.
+/// Receives what is under way.
 fn drain(world: &World, peer: Slot) -> String {
     let total = world.receiving(peer);
     let mut buffer = vec![0u8; 100_000];

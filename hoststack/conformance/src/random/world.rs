@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-//! What the calls of a random program act on: two connections with both ends in this process, copies of their descriptors,
-//! two epoll instances, a pipe and a file.
+//! What the calls of a random program act on: two connections with both ends in this process, copies of their
+//! descriptors, two epoll instances, a pipe and a file.
 
 use crate::sys::{self, *};
 use libc::c_int;
@@ -80,7 +80,7 @@ impl World {
         }
     }
 
-    /// open replaces a connection, of which nothing is left then.
+    /// Replaces a connection, of which nothing is left then.
     pub fn open(&mut self, connection: usize, warm: bool) {
         for slot in self.slots.iter_mut().filter(|slot| slot.is_some_and(|s| s.connection == connection)) {
             close(slot.take().expect("is open").fd);
@@ -95,19 +95,19 @@ impl World {
         }
     }
 
-    /// slot is an open one, the next if that of the number is closed.
+    /// Returns an open one, the next if that of the number is closed.
     pub fn slot(&self, number: u32) -> Option<(usize, Slot)> {
         let places = (0..SLOTS).map(|i| (number as usize + i) % SLOTS);
         places.filter_map(|i| Some((i, self.slots[i]?))).next()
     }
 
-    /// peer is an open descriptor of the other end.
+    /// Returns an open descriptor of the other end.
     pub fn peer(&self, of: Slot) -> Option<(usize, Slot)> {
         let is_peer = |slot: &Slot| slot.connection == of.connection && slot.end != of.end;
         (0..SLOTS).find_map(|i| Some((i, self.slots[i].filter(is_peer)?)))
     }
 
-    /// name of a slot: the end, and which copy.
+    /// Returns the name of a slot: the end, and which copy.
     pub fn name(i: usize, slot: Slot) -> String {
         let end = ["c", "a"][slot.end];
         let copy = if i < 4 { String::new() } else { format!("'{}", i - 3) };
@@ -122,7 +122,7 @@ impl World {
         &self.totals[slot.connection][1 - slot.end]
     }
 
-    /// octets are the next ones of this direction; None if too many are under way.
+    /// Returns the next ones of this direction; None if too many are under way.
     pub fn octets(&self, slot: Slot, count: usize) -> Option<Vec<u8>> {
         let total = self.sending(slot);
         let sent = total.sent.load(Ordering::Relaxed);
@@ -130,14 +130,14 @@ impl World {
         (under_way + count as u64 <= UNDER_WAY).then(|| content(sent, count))
     }
 
-    /// sent counts and describes the result of a send.
+    /// Counts and describes the result of a send.
     pub fn sent(&self, slot: Slot, n: isize) -> String {
         let text = outcome(n);
         self.sending(slot).sent.fetch_add(n.max(0) as u64, Ordering::Relaxed);
         text
     }
 
-    /// received counts and describes the result of a receive.
+    /// Counts and describes the result of a receive.
     pub fn received(&self, slot: Slot, n: isize, buffer: &[u8], taken: bool) -> String {
         let text = received(n, buffer);
         if taken {
@@ -147,12 +147,12 @@ impl World {
     }
 }
 
-/// content is what stands at a place of a direction.
+/// Returns what stands at a place of a direction.
 fn content(at: u64, count: usize) -> Vec<u8> {
     (at..at + count as u64).map(|i| (i.wrapping_mul(0x9e37_79b9) >> 13) as u8).collect()
 }
 
-/// received describes octets by a sum of them (FNV-1a).
+/// Describes octets by a sum of them (FNV-1a).
 pub fn received(n: isize, buffer: &[u8]) -> String {
     if n <= 0 {
         return outcome(n);
@@ -161,7 +161,7 @@ pub fn received(n: isize, buffer: &[u8]) -> String {
     format!("{n} {:08x}", buffer[..n as usize].iter().fold(0x811c_9dc5, step))
 }
 
-/// limit sets how long calls on a socket wait.
+/// Sets how long calls on a socket wait.
 pub fn limit(fd: c_int, milliseconds: c_int) {
     let time = libc::timeval { tv_sec: (milliseconds / 1000).into(), tv_usec: i64::from(milliseconds % 1000) * 1000 };
     sys::set_option(fd, libc::SO_RCVTIMEO, time);

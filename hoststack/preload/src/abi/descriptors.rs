@@ -120,7 +120,7 @@ exported! {
     }
 }
 
-/// replace runs a call that makes `to` a copy of `from`, and closes what `to` was. The C library reads and writes standard
+/// Runs a call that makes `to` a copy of `from`, and closes what `to` was. The C library reads and writes standard
 /// input, output and error without the functions of this library, so a connection leaves its rings for them if it can.
 fn replace(from: c_int, to: c_int, call: impl FnOnce() -> c_int) -> c_int {
     let vfork = fork::in_vfork_child();

@@ -112,7 +112,7 @@ exported! {
     }
 }
 
-/// duration is a time limit of a program, which the kernel would take.
+/// Returns a time limit of a program, which the kernel would take.
 pub fn duration(timeout: Option<&timespec>) -> Outcome<Option<Duration>> {
     match timeout {
         None => Ok(None),
@@ -142,7 +142,7 @@ unsafe fn wait_events(
     })
 }
 
-/// first_wait is for an instance that had no session when the wait began, but may have some when it ends.
+/// Waits for an instance that had no session when the wait began, but may have some when it ends.
 fn first_wait(fd: c_int, out: &mut [epoll_event], limit: Option<Duration>, mask: *const sigset_t) -> Outcome {
     let n = epoll::kernel_wait(fd, out, limit, mask)?;
     let Some(instance) = table::held_epoll(fd) else { return Ok(n) };

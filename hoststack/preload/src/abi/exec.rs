@@ -123,7 +123,7 @@ extern "C" {
     static environ: List;
 }
 
-/// listed defines a function whose arguments are a list that ends with a null pointer. Rust cannot define functions with a
+/// Defines a function whose arguments are a list that ends with a null pointer. Rust cannot define functions with a
 /// variable argument list, so those in registers are stored below those on the stack, and `$to` gets their address.
 macro_rules! listed {
     ($($name:ident => $to:ident;)*) => {$(
@@ -200,13 +200,13 @@ unsafe extern "C" fn list_execlp(path: Text, arguments: List) -> c_int {
     unsafe { execvpe(path, arguments, environ) }
 }
 
-/// may_execute has connections leave their rings that stay open over exec; false if one of them cannot.
+/// Makes connections leave their rings that stay open over exec; false if one of them cannot.
 fn may_execute() -> bool {
     let stuck = table::descriptors().find(|&fd| inherits(fd) && !leaves(fd));
     stuck.inspect(|&fd| complain(fd)).is_none()
 }
 
-/// inherits reports whether another program would get a descriptor that is, or may be, a session.
+/// Returns whether another program would get a descriptor that is, or may be, a session.
 fn inherits(fd: c_int) -> bool {
     if !fork::in_vfork_child() && table::session(fd).is_none() {
         return false;
@@ -216,8 +216,8 @@ fn inherits(fd: c_int) -> bool {
     flags >= 0 && flags & libc::FD_CLOEXEC == 0
 }
 
-/// leaves is leave_rings for this process. In a child of vfork(2) the table is the parent's, but descriptors are
-/// the child's own.
+/// Has a connection leave its rings, as leave_rings. In a child of vfork(2) the table is the parent's, but descriptors
+/// are the child's own.
 fn leaves(fd: c_int) -> bool {
     if fork::in_vfork_child() {
         descriptors::stay(fd);
@@ -231,7 +231,7 @@ fn refused<T>(result: T) -> T {
     result
 }
 
-/// complain says once why another program cannot run.
+/// Says once why another program cannot run.
 fn complain(fd: c_int) {
     static SAID: AtomicBool = AtomicBool::new(false);
     if !SAID.swap(true, Ordering::Relaxed) {

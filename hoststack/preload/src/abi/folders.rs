@@ -9,7 +9,7 @@ use core::ffi::CStr;
 use core::mem::offset_of;
 use libc::{c_int, c_void, dirent, size_t, ssize_t, DIR};
 
-/// PREFIX and a number is the name of a descriptor.
+/// The prefix and a number are the name of a descriptor.
 const PREFIX: &[u8] = b"/proc/self/fd/";
 
 exported! {
@@ -44,7 +44,7 @@ exported! {
     }
 }
 
-/// next is the next entry that is not hidden.
+/// Returns the next entry that is not hidden.
 ///
 /// # Safety
 /// `read` returns an entry of the open folder, or null.
@@ -58,7 +58,7 @@ unsafe fn next(folder: *mut DIR, mut read: impl FnMut() -> *mut dirent) -> *mut 
     }
 }
 
-/// next_in is `next` for calls that store the entry, or null at the end, and return an error.
+/// Like `next`, for calls that store the entry, or null at the end, and return an error.
 ///
 /// # Safety
 /// `read` stores an entry of the open folder in `result`, or null.
@@ -78,7 +78,7 @@ unsafe fn next_in(folder: *mut DIR, result: *mut *mut dirent, read: impl Fn() ->
     error
 }
 
-/// without_hidden removes hidden entries from a list of getdents64(2), and returns the octets that are left.
+/// Removes hidden entries from a list of getdents64(2), and returns the octets that are left.
 ///
 /// # Safety
 /// The kernel has stored `count` octets of whole entries.
@@ -100,7 +100,7 @@ unsafe fn without_hidden(fd: c_int, entries: *mut u8, mut count: usize) -> usize
     count
 }
 
-/// hides reports whether a name in a folder is a descriptor of this library in a list of this process' own.
+/// Returns whether a name in a folder is a descriptor of this library in a list of this process' own.
 ///
 /// # Safety
 /// The name ends with a zero octet.
@@ -111,7 +111,7 @@ unsafe fn hides(folder: c_int, name: *const u8) -> bool {
     number.and_then(|name| name.parse().ok()).is_some_and(fd::is_hidden) && lists_descriptors(folder)
 }
 
-/// lists_descriptors reports whether a folder is /proc/PID/fd or /proc/PID/fdinfo of this process, or of a thread of it.
+/// Returns whether a folder is /proc/PID/fd or /proc/PID/fdinfo of this process, or of a thread of it.
 /// It allocates nothing, since children of vfork(2) read such folders, too.
 fn lists_descriptors(folder: c_int) -> bool {
     let mut link = [0u8; PREFIX.len() + 12];
@@ -126,7 +126,8 @@ fn lists_descriptors(folder: c_int) -> bool {
     n > 0 && is_list_of(own, &path[..n as usize])
 }
 
-/// is_list_of is for a path of procfs: .../PID/fd, .../PID/fdinfo, or the same of .../PID/task/TID.
+/// Returns whether a path of procfs lists the descriptors of process `own`: .../PID/fd, .../PID/fdinfo, or the same of
+/// .../PID/task/TID.
 fn is_list_of(own: c_int, path: &[u8]) -> bool {
     let mut parts = path.rsplit(|&octet| octet == b'/');
     let mut digits = [0u8; 12];
@@ -139,7 +140,7 @@ fn is_list_of(own: c_int, path: &[u8]) -> bool {
     process == own || (parts.next() == Some(b"task") && parts.next() == own)
 }
 
-/// decimal writes a number and returns how many digits it has.
+/// Writes a number and returns how many digits it has.
 fn decimal(number: c_int, place: &mut [u8]) -> usize {
     let digits = number.max(1).ilog10() as usize + 1;
     let mut rest = number;

@@ -24,7 +24,7 @@ fn answer_int(result: Outcome) -> c_int {
     answer(result) as c_int
 }
 
-/// exported defines functions under the C library's names.
+/// Defines functions under the C library's names.
 macro_rules! exported {
     ($($(#[$note:meta])* fn $name:ident($($arg:ident: $type:ty),* $(,)?) -> $ret:ty $body:block)*) => {$(
         $(#[$note])*
@@ -38,7 +38,7 @@ macro_rules! exported {
     )*};
 }
 
-/// checked ends the program as the C library does when a buffer is too small for a call.
+/// Ends the program as the C library does when a buffer is too small for a call.
 fn checked(count: size_t, size: size_t) -> size_t {
     if count > size {
         real::abort();

@@ -33,7 +33,7 @@ exported! {
     }
 }
 
-/// print formats into memory, and writes that to a session.
+/// Formats into memory, and writes that to a session.
 ///
 /// # Safety
 /// As for vdprintf.
@@ -71,7 +71,7 @@ unsafe fn write_all(fd: c_int, text: *const c_void, length: usize) -> bool {
     true
 }
 
-/// with_list defines a function with a variable argument list, which Rust cannot: it stores the registers that have
+/// Defines a function with a variable argument list, which Rust cannot: it stores the registers that have
 /// arguments and calls `$to`, whose last argument is a va_list of those behind the first `$named`.
 macro_rules! with_list {
     ($($name:ident, $named:literal, $x86:literal, $arm:literal => $to:ident;)*) => {$(

@@ -14,7 +14,7 @@ use libc::{c_int, c_long, c_uint, c_ulong, sigset_t};
 #[repr(C)]
 struct Mask(*const sigset_t, usize);
 
-/// syscall takes six arguments, whether or not the program has passed as many: the calling conventions of x86-64 and
+/// Takes six arguments, whether or not the program has passed as many: the calling conventions of x86-64 and
 /// aarch64 allow to read those that are missing, and the kernel ignores them.
 ///
 /// # Safety
@@ -78,7 +78,7 @@ pub unsafe extern "C" fn syscall(number: c_long, a: usize, b: usize, c: usize, d
     }
 }
 
-/// unless_session asks the kernel, unless it is one of the calls that differ for a session, and for one.
+/// Asks the kernel, unless it is one of the calls that differ for a session, and for one.
 ///
 /// # Safety
 /// As for the system call of this number.

@@ -152,7 +152,7 @@ exported! {
     }
 }
 
-/// parts_of are the buffers of a message; an error if it has more than the kernel takes, or no list.
+/// Returns the buffers of a message; an error if it has more than the kernel takes, or no list.
 ///
 /// # Safety
 /// The message is the program's, for this call.
@@ -165,7 +165,7 @@ unsafe fn parts_of(message: &msghdr) -> Outcome<Parts> {
     }
 }
 
-/// pending_error takes the error of a socket, if it has one.
+/// Takes the error of a socket, if it has one.
 fn pending_error(fd: c_int) -> Option<Errno> {
     let mut error: c_int = 0;
     let mut length = size_of::<c_int>() as socklen_t;
@@ -308,7 +308,7 @@ exported! {
     }
 }
 
-/// spliced is splice(2) if one end is a session that has rings, or may get some.
+/// Calls splice(2) if one end is a session that has rings, or may get some.
 fn spliced(from: c_int, to: c_int, count: size_t, flags: c_uint) -> Outcome {
     let (source, target) = (table::session(from), table::session(to));
     let end = |session: &Option<Held>, fd| match session {
@@ -318,7 +318,7 @@ fn spliced(from: c_int, to: c_int, count: size_t, flags: c_uint) -> Outcome {
     splice::splice(end(&source, from), end(&target, to), count, flags)
 }
 
-/// any_passes_session is passes_session for each of `count` messages.
+/// Returns whether one of `count` messages.
 ///
 /// # Safety
 /// `messages` leads to `count` messages.
@@ -327,13 +327,13 @@ unsafe fn any_passes_session(messages: *const mmsghdr, count: c_uint) -> bool {
     (0..count as usize).any(|i| passes_session(unsafe { &(*messages.add(i)).msg_hdr }))
 }
 
-/// passes_session reports whether a message carries the descriptor of a session that cannot leave its rings: the
+/// Returns whether a message carries the descriptor of a session that cannot leave its rings: the
 /// receiver would get a socket without what is in them.
 fn passes_session(message: &msghdr) -> bool {
     any_right(message, |fd| !descriptors::leave_rings(fd))
 }
 
-/// received takes the numbers of the descriptors that a message has brought.
+/// Takes the numbers of the descriptors that a message has brought.
 fn received(message: &msghdr) {
     any_right(message, |fd| {
         reuse::made(fd);
@@ -341,7 +341,7 @@ fn received(message: &msghdr) {
     });
 }
 
-/// any_right reports whether `f` holds for a descriptor of a message (SCM_RIGHTS). The others behind it are left out.
+/// Returns whether `f` holds for a descriptor of a message (SCM_RIGHTS). The others behind it are left out.
 fn any_right(message: &msghdr, f: impl Fn(c_int) -> bool) -> bool {
     if message.msg_control.is_null() || message.msg_controllen == 0 {
         return false;

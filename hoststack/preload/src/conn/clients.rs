@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-//! Clients that have not answered: an acceptor that has asked some of their connections in vain stops asking the others.
+//! Clients that have not answered: an acceptor that has asked some of their connections in vain stops asking the
+//! others.
 //!
-//! The kernel does not tell which process has a socket. It tells its user and control group, which is a container's or a
-//! service's. So some connections are asked all the same, and one that answers has all be asked again. The memory is
+//! The kernel does not tell which process has a socket. It tells its user and control group, which is a container's or
+//! a service's. So some connections are asked all the same, and one that answers has all be asked again. The memory is
 //! shared with children, because a server may have one for each connection.
 
 use crate::conn::config;
@@ -33,7 +34,7 @@ struct Client {
 
 static MEMORY: AtomicPtr<Client> = AtomicPtr::new(null_mut());
 
-/// make has this process, and its children, have the memory.
+/// Makes this process, and its children, have the memory.
 pub fn make() {
     if !MEMORY.load(Relaxed).is_null() {
         return;
@@ -49,7 +50,7 @@ fn client(key: u64) -> Option<&'static Client> {
     unsafe { MEMORY.load(Relaxed).as_ref().map(|first| &*core::ptr::from_ref(first).add(key as usize % CLIENTS)) }
 }
 
-/// is_silent reports whether a client has not answered up to now.
+/// Returns whether a client has not answered up to now.
 pub fn is_silent(key: u64) -> bool {
     let Some(client) = client(key).filter(|client| client.key.load(Relaxed) == key) else { return false };
     config::get().after.is_none()
@@ -57,13 +58,13 @@ pub fn is_silent(key: u64) -> bool {
         && clock::ticks().saturating_sub(client.failed_at.load(Relaxed)) <= FORGOTTEN
 }
 
-/// is_worth reports whether a connection of a client is asked: all of them, or some if it is silent.
+/// Returns whether a connection of a client is asked: all of them, or some if it is silent.
 pub fn is_worth(key: u64) -> bool {
     let is_one_of_some = |client: &Client| client.left_out.fetch_add(1, Relaxed) % EACH == EACH - 1;
     !is_silent(key) || client(key).is_none_or(is_one_of_some)
 }
 
-/// failed notes a connection that has not answered.
+/// Notes a connection that has not answered.
 pub fn failed(key: u64) {
     let Some(client) = client(key) else { return };
     if client.key.swap(key, Relaxed) != key {
@@ -74,7 +75,7 @@ pub fn failed(key: u64) {
     client.failed_at.store(clock::ticks(), Relaxed);
 }
 
-/// answered notes one that has.
+/// Notes one that has.
 pub fn answered(key: u64) {
     if let Some(client) = client(key).filter(|client| client.key.load(Relaxed) == key) {
         client.failures.store(0, Relaxed);

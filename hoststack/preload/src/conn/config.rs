@@ -34,7 +34,7 @@ pub struct Config {
     exclude: Vec<Rule>,
 }
 
-/// Rule is a set of servers.
+/// A set of servers.
 #[derive(Debug, PartialEq)]
 struct Rule {
     network: IpAddr,
@@ -44,7 +44,7 @@ struct Rule {
 
 static CONFIG: AtomicPtr<Config> = AtomicPtr::new(null_mut());
 
-/// get reads the environment at the first call. A value that cannot be read is reported on standard error,
+/// Reads the environment at the first call. A value that cannot be read is reported on standard error,
 /// and leaves everything to the kernel: a typing error must not change who may reach whom.
 pub fn get() -> &'static Config {
     let known = CONFIG.load(Ordering::Acquire);
@@ -62,7 +62,7 @@ pub fn get() -> &'static Config {
     read
 }
 
-/// variable is a variable of the program's environment.
+/// Returns a variable of the program's environment.
 fn variable(name: &str) -> Option<String> {
     let name = format!("{name}\0");
     // SAFETY: the name ends with a zero octet.
@@ -103,7 +103,7 @@ impl Config {
         Ok(config)
     }
 
-    /// admits reports whether connections to this server may use rings.
+    /// Returns whether connections to this server may use rings.
     pub fn admits(&self, server: SocketAddr) -> bool {
         let address = server.ip().to_canonical();
         let matches = |rules: &[Rule]| rules.iter().any(|r| r.contains(address, server.port()));
@@ -122,7 +122,7 @@ fn rules(name: &str, text: Option<String>) -> Result<Vec<Rule>, String> {
 }
 
 impl Rule {
-    /// parse reads `10.0.0.0/8`, `127.0.0.1:15001`, `[::1]:80-89` or `[fd00::]/8`.
+    /// Reads `10.0.0.0/8`, `127.0.0.1:15001`, `[::1]:80-89` or `[fd00::]/8`.
     fn parse(text: &str) -> Option<Self> {
         let (network, rest) = match text.strip_prefix('[') {
             Some(inner) => inner.split_once(']')?,

@@ -3,9 +3,9 @@
 //! When a connection asks for rings. They cost more than a short connection can save, so it earns them by octets, or by
 //! operations and age.
 //!
-//! Without rings a call goes to the kernel as the program made it, and is only counted. Rings must not come while a thread
-//! is in such a call, since it would not notice them: `inside` counts these threads, and a session is attached only when
-//! there is none.
+//! Without rings a call goes to the kernel as the program made it, and is only counted. Rings must not come while a
+//! thread is in such a call, since it would not notice them: `inside` counts these threads, and a session is attached
+//! only when there is none.
 
 use crate::conn::offer::{self, Alone};
 use crate::conn::session::{Held, Session};
@@ -23,16 +23,18 @@ const SMALL: u64 = (1 << 20) + (4 << 10);
 const LOOK: u64 = 512 << 10;
 
 /// Octets of each ring: few for messages, so that those of many connections are in the cache of a CPU, and more for a
-/// connection that has moved many: a reply of 1 MiB by a small ring has both ends wait for each other at each half of it.
+/// connection that has moved many: a reply of 1 MiB by a small ring has both ends wait for each other at each half of
+/// it.
 const RING: u32 = 64 << 10;
 const LARGE_RING: u32 = 256 << 10;
 
-/// What is sent in one piece while an offer is awaited. Smaller pieces leave CUBIC and BBR with a smaller window for the
-/// whole connection: with 64 KiB replies of 1 MiB took a sixth longer.
+/// What is sent in one piece while an offer is awaited. Smaller pieces leave CUBIC and BBR with a smaller window for
+/// the whole connection: with 64 KiB replies of 1 MiB took a sixth longer.
 const STEP: u64 = 512 << 10;
 
-/// Milliseconds and octets after which sends are not divided any more although the session asks: its peer has not answered.
-/// A peer that receives has earned rings, too, before so many octets. With twice as many, CUBIC is slower in a third of runs.
+/// Milliseconds and octets after which sends are not divided any more although the session asks: its peer has not
+/// answered. A peer that receives has earned rings, too, before so many octets. With twice as many, CUBIC is slower in
+/// a third of runs.
 const DIVIDES: u64 = 100;
 const DIVIDED: u64 = 2 << 20;
 
@@ -51,8 +53,8 @@ pub struct Merits {
     asks: AtomicBool,
     /// It has given up.
     settled: AtomicBool,
-    /// Of an acceptor: whether it asks the client was decided; it does not, unless the client answers another connection;
-    /// the client has been counted as one that does not answer.
+    /// Of an acceptor: whether it asks the client was decided; it does not, unless the client answers another
+    /// connection; the client has been counted as one that does not answer.
     pub judged: AtomicBool,
     pub left_out: AtomicBool,
     pub silent: AtomicBool,
@@ -84,7 +86,7 @@ impl Merits {
         }
     }
 
-    /// begin is for a new connection.
+    /// Begins with a new connection.
     pub fn begin(&self) {
         self.open.store(true, Ordering::Relaxed);
         self.asks.store(false, Ordering::Relaxed);
@@ -97,12 +99,12 @@ impl Merits {
         self.connected();
     }
 
-    /// connected is for a connection that has just begun, and whose session is older.
+    /// Notes that the connection of an older session has just begun.
     pub fn connected(&self) {
         self.begun.store(clock::ticks(), Ordering::Relaxed);
     }
 
-    /// after_fork: the thread that forked is in no call.
+    /// Resets the count in a child of fork: the thread that forked is in no call.
     pub fn after_fork(&self) {
         self.inside.store(0, Ordering::Relaxed);
     }
@@ -115,18 +117,18 @@ impl Merits {
         self.settled.load(Ordering::Relaxed)
     }
 
-    /// settle leaves a connection without rings to the kernel for good.
+    /// Leaves a connection without rings to the kernel for good.
     pub fn settle(&self) {
         self.settled.store(true, Ordering::Relaxed);
     }
 
-    /// shut has no call of the kernel begin; false if some have begun and not ended.
+    /// Makes no call of the kernel begin; false if some have begun and not ended.
     pub fn shut(&self) -> bool {
         self.open.store(false, Ordering::SeqCst);
         self.inside.load(Ordering::SeqCst) == 0
     }
 
-    /// reopen takes shut back.
+    /// Takes shut back.
     pub fn reopen(&self) {
         self.open.store(true, Ordering::SeqCst);
     }
@@ -135,7 +137,7 @@ impl Merits {
         self.open.load(Ordering::Relaxed)
     }
 
-    /// ask notes that the session has earned rings.
+    /// Notes that the session has earned rings.
     fn ask(&self) {
         let now = clock::ticks();
         self.asked.store(now, Ordering::Relaxed);
@@ -144,12 +146,12 @@ impl Merits {
         self.asks.store(true, Ordering::Relaxed);
     }
 
-    /// waited is how long the session has asked, in milliseconds.
+    /// Returns how long the session has asked, in milliseconds.
     pub fn waited(&self) -> u64 {
         clock::ticks().saturating_sub(self.asked.load(Ordering::Relaxed))
     }
 
-    /// is_due reports whether so many milliseconds have passed since it has done so last.
+    /// Returns whether so many milliseconds have passed since it has done so last.
     pub fn is_due(&self, gap: u64) -> bool {
         let now = clock::ticks();
         let is_due = now.saturating_sub(self.tried.load(Ordering::Relaxed)) >= gap;
@@ -159,26 +161,26 @@ impl Merits {
         is_due
     }
 
-    /// age is in milliseconds.
+    /// Returns the age in milliseconds.
     pub fn age(&self) -> u64 {
         clock::ticks().saturating_sub(self.begun.load(Ordering::Relaxed))
     }
 }
 
-/// octets that the connection has moved and that rings would have carried as well.
+/// Returns the octets that the connection has moved and that rings would have carried as well.
 fn octets(session: &Session) -> u64 {
     let side = session.side();
     let all = side.receive.kernel.load(Ordering::Relaxed) + side.send.kernel.load(Ordering::Relaxed);
     all.saturating_sub(session.merits.uncopied.load(Ordering::Relaxed))
 }
 
-/// ring is the number of octets of each ring that a session gets.
+/// Returns the number of octets of each ring that a session gets.
 pub fn ring(session: &Session) -> u32 {
     let earned = if octets(session) >= LOOK { LARGE_RING } else { RING };
     config::get().ring.unwrap_or(earned)
 }
 
-/// earns reports whether a session asks for rings from now on. So many octets are known to follow.
+/// Returns whether a session asks for rings from now on. So many octets are known to follow.
 pub fn earns(session: &Session, fd: c_int, operations: u32, ahead: usize) -> bool {
     if !has_earned(session, fd, operations, ahead) || !is_stream(session, fd) {
         return false;
@@ -197,7 +199,7 @@ fn has_earned(session: &Session, fd: c_int, operations: u32, ahead: usize) -> bo
         || moved >= LOOK && moved + ahead.max(socket::queued(fd)) as u64 > SMALL
 }
 
-/// is_stream reports whether a session is one of TCP. It settles others.
+/// Returns whether a session is one of TCP. It settles others.
 fn is_stream(session: &Session, fd: c_int) -> bool {
     let known = session.merits.asks() || socket::option(fd, libc::SO_PROTOCOL) == Some(libc::IPPROTO_TCP);
     if !known {
@@ -206,7 +208,7 @@ fn is_stream(session: &Session, fd: c_int) -> bool {
     known
 }
 
-/// portion is how many of the octets that are left are sent in one piece, so that a large send can go on by rings.
+/// Returns how many of the octets that are left are sent in one piece, so that a large send can go on by rings.
 pub fn portion(session: &Session, fd: c_int, left: usize) -> usize {
     if session.is_attached() || session.merits.is_settled() || config::get().after.is_some() {
         return left;
@@ -223,7 +225,7 @@ pub fn portion(session: &Session, fd: c_int, left: usize) -> usize {
     left.min(most as usize)
 }
 
-/// Direct is a call of the kernel on a session without rings.
+/// A call of the kernel on a session without rings.
 pub struct Direct(&'static Session);
 
 impl Drop for Direct {
@@ -232,7 +234,7 @@ impl Drop for Direct {
     }
 }
 
-/// direct is for a call that the kernel answers alone; None if the session has rings, or may get some meanwhile.
+/// Begins a call that the kernel answers alone; None if the session has rings, or may get some meanwhile.
 pub fn direct(session: &'static Session, fd: c_int) -> Option<Direct> {
     if !session.merits.open.load(Ordering::Relaxed) {
         return None;
@@ -250,20 +252,20 @@ fn enter(session: &'static Session) -> Option<Direct> {
     merits.open.load(Ordering::SeqCst).then_some(direct)
 }
 
-/// direct_send is direct for a send of so many octets, unless it is to be divided.
+/// Begins a send of so many octets, unless it is to be divided.
 pub fn direct_send(session: &'static Session, fd: c_int, octets: usize) -> Option<Direct> {
     let direct = direct(session, fd)?;
     (portion(session, fd, octets) == octets).then_some(direct)
 }
 
-/// direct_wait is direct for a poll.
+/// Begins a poll.
 pub fn direct_wait(session: &'static Session) -> Option<Direct> {
     let merits = &session.merits;
     let is_short = merits.is_settled() || merits.operations.load(Ordering::Relaxed) < POLLS;
     is_short.then(|| enter(session)).flatten()
 }
 
-/// uncopied counts what a call of the kernel has moved that rings would copy.
+/// Counts what a call of the kernel has moved that rings would copy.
 pub fn uncopied(alone: Alone, fd: c_int, n: ssize_t, wanted: usize, direction: &Way) {
     let session = alone.0;
     if n < wanted as ssize_t {
@@ -276,14 +278,14 @@ pub fn uncopied(alone: Alone, fd: c_int, n: ssize_t, wanted: usize, direction: &
     offer::after(session, fd);
 }
 
-/// Ends of a splice(2) that get no rings meanwhile.
+/// The ends of a splice(2) that get no rings meanwhile.
 pub struct Ends {
     from: Option<(Alone, c_int)>,
     to: Option<(Alone, c_int)>,
 }
 
 impl Ends {
-    /// unattached is None if one of the ends has rings.
+    /// Returns None if one of the ends has rings.
     pub fn unattached(from: (c_int, Option<&Held>), to: (c_int, Option<&Held>)) -> Option<Self> {
         let end = |(fd, session): (c_int, Option<&Held>)| match session {
             Some(session) => offer::unattached(session.forever()).map(|alone| Some((alone, fd))),
@@ -292,7 +294,7 @@ impl Ends {
         Some(Self { from: end(from)?, to: end(to)? })
     }
 
-    /// moved counts what the kernel has moved of so many octets, and returns that.
+    /// Counts what the kernel has moved of so many octets, and returns that.
     pub fn moved(self, n: ssize_t, wanted: usize) -> ssize_t {
         if let Some((alone, fd)) = self.from {
             let way = &alone.0.side().receive;
@@ -307,7 +309,7 @@ impl Ends {
 }
 
 impl Direct {
-    /// received counts what a call has received, and returns that.
+    /// Counts what a call has received, and returns that.
     pub fn received(self, fd: c_int, n: ssize_t, flags: c_int) -> ssize_t {
         let way = &self.0.side().receive;
         if n > 0 {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-//! A peer that has ended without closing, because it was killed or its program has ended. The kernel would have reset the
-//! connection if it had known that the peer has not read all of the ring. So this end behaves as after a reset.
+//! A peer that has ended without closing, because it was killed or its program has ended. The kernel would have reset
+//! the connection if it had known that the peer has not read all of the ring. So this end behaves as after a reset.
 
 use crate::conn::session::Session;
 use crate::conn::side::Way;
@@ -37,7 +37,7 @@ fn tcp_info(fd: c_int) -> TcpInfo {
     info
 }
 
-/// notice looks whether the peer has ended with octets of this end unread, and resets the connection once. It reports
+/// Looks whether the peer has ended with octets of this end unread, and resets the connection once. It reports
 /// whether it has. Whoever sees the end of the kernel's connection calls it.
 ///
 /// What came into the ring after the end would have been answered by a RST, too, but after a FIN: that is EPIPE.
@@ -49,8 +49,8 @@ pub fn notice(session: &Session, fd: c_int) -> bool {
         return false;
     }
     let info = tcp_info(fd);
-    // A shutdown of this end's own reading looks like the end of the peer, but for the state. An error that the kernel has
-    // to report is its own RST.
+    // A shutdown of this end's own reading looks like the end of the peer, but for the state. An error that the kernel
+    // has to report is its own RST.
     let has_error = || real::poll_one(fd, 0) & libc::POLLERR != 0;
     if !ENDED.contains(&info.state) || has_error() || side.reset.swap(1, Relaxed) != 0 {
         return false;
@@ -66,21 +66,21 @@ pub fn notice(session: &Session, fd: c_int) -> bool {
     true
 }
 
-/// suspect has the next send ask the kernel, if these events of the socket mean that the peer has ended.
+/// Makes the next send ask the kernel, if these events of the socket mean that the peer has ended.
 pub fn suspect(session: &Session, fd: c_int, events: i16) {
     if means_end(session, fd, events) {
         session.suspect.store(true, Relaxed);
     }
 }
 
-/// means_end reports whether events of the socket mean that the peer has ended. After shutdown(2) of receiving the kernel
+/// Returns whether events of the socket mean that the peer has ended. After shutdown(2) of receiving the kernel
 /// reports POLLRDHUP in any case, so the state of the connection says it.
 pub fn means_end(session: &Session, fd: c_int, events: i16) -> bool {
     let by_peer = || session.side().shut.load(Relaxed) == 0 || ENDED.contains(&tcp_info(fd).state);
     events & (libc::POLLHUP | libc::POLLERR) != 0 || events & libc::POLLRDHUP != 0 && by_peer()
 }
 
-/// is_silent reports whether the kernel is to be asked for the peer before a send, since it has not read any of `used`
+/// Returns whether the kernel is to be asked for the peer before a send, since it has not read any of `used`
 /// octets up to now. A peer that reads is not asked for.
 pub fn is_silent(way: &Way, head: u64, used: u64) -> bool {
     if used == 0 || way.head.load(Relaxed) != head {
@@ -95,20 +95,20 @@ pub fn is_silent(way: &Way, head: u64, used: u64) -> bool {
     silent
 }
 
-/// begin_waiting notes that octets have come into an empty ring.
+/// Notes that octets have come into an empty ring.
 pub fn begin_waiting(way: &Way) {
     let now = ticks();
     way.oldest.store(now, Relaxed);
     way.asked.store(now, Relaxed);
 }
 
-/// is_reset notes that the kernel itself has reset the connection, so that there is no second error.
+/// Notes that the kernel itself has reset the connection, so that there is no second error.
 pub fn is_reset(session: &Session) {
     session.side().reset.store(1, Relaxed);
     let _ = session.side().error.compare_exchange(ECONNRESET.0, 0, Relaxed, Relaxed);
 }
 
-/// keep has the next call return an error that the kernel has reported, and forgotten.
+/// Makes the next call return an error that the kernel has reported, and forgotten.
 pub fn keep(session: &Session, error: Errno) {
     // The others are those of a call, not of the connection.
     if !matches!(error, EAGAIN | EFAULT | EINTR | ENOMEM | EPIPE) {
@@ -116,7 +116,7 @@ pub fn keep(session: &Session, error: Errno) {
     }
 }
 
-/// kept takes an error that was kept, as SO_ERROR does.
+/// Takes an error that was kept, as SO_ERROR does.
 pub fn kept(session: &Session) -> Option<Errno> {
     let error = &session.side().error;
     // Most calls find nothing, and need not write.
@@ -126,7 +126,7 @@ pub fn kept(session: &Session) -> Option<Errno> {
     }
 }
 
-/// kept_for_receive leaves the error of a RST after a FIN: the FIN is what a receive returns.
+/// Leaves the error of a RST after a FIN: the FIN is what a receive returns.
 pub fn kept_for_receive(session: &Session) -> Option<Errno> {
     match Errno(session.side().error.load(Relaxed)) {
         EPIPE => None,
@@ -134,12 +134,12 @@ pub fn kept_for_receive(session: &Session) -> Option<Errno> {
     }
 }
 
-/// kept_for_send leaves it to the kernel, which sends the signal: the connection is shut down.
+/// Leaves it to the kernel, which sends the signal: the connection is shut down.
 pub fn kept_for_send(session: &Session) -> Option<Errno> {
     kept(session).filter(|&error| error != EPIPE)
 }
 
-/// has_error is what makes POLLERR.
+/// Returns whether there is an error, for POLLERR.
 pub fn has_error(session: &Session) -> bool {
     session.side().error.load(Relaxed) != 0
 }

@@ -2,9 +2,9 @@
 
 //! Whether a descriptor still has the connection that its session was made for.
 //!
-//! A socket may be connected again, and a number may be closed and used again by a system call that the library does not
-//! see. The library learns of it without a further system call in send and receive: by a number that the kernel has just
-//! returned, by connect(2), and by an answer of the kernel that a ring does not expect.
+//! A socket may be connected again, and a number may be closed and used again by a system call that the library does
+//! not see. The library learns of it without a further system call in send and receive: by a number that the kernel has
+//! just returned, by connect(2), and by an answer of the kernel that a ring does not expect.
 
 use crate::conn::session::{Identity, Session};
 use crate::conn::{offer, watch};
@@ -18,7 +18,7 @@ use libc::c_int;
 /// The cookie of a session for which it was not asked. No socket has it.
 pub const UNKNOWN: u64 = 0;
 
-/// has_ends reports whether a descriptor is a connection between these addresses, at the server's end. The kernel does not
+/// Returns whether a descriptor is a connection between these addresses, at the server's end. The kernel does not
 /// know the client any more when both ends have closed, or one has reset the connection.
 pub fn has_ends(fd: c_int, server: SocketAddr, client: SocketAddr) -> bool {
     let is_clients = match address(fd, libc::getpeername) {
@@ -28,8 +28,8 @@ pub fn has_ends(fd: c_int, server: SocketAddr, client: SocketAddr) -> bool {
     is_clients && address(fd, libc::getsockname) == Some(server)
 }
 
-/// cookie_of is that of a session. An acceptor's is not asked for before it is needed, which is never for short connections:
-/// until then the addresses tell whether `fd` is its connection.
+/// Returns the cookie of a session. An acceptor's is not asked for before it is needed, which is never for short
+/// connections: until then the addresses tell whether `fd` is its connection.
 pub fn cookie_of(session: &Session, fd: c_int) -> Option<u64> {
     let known = session.cookie.load(Ordering::Relaxed);
     if known != UNKNOWN {
@@ -41,12 +41,12 @@ pub fn cookie_of(session: &Session, fd: c_int) -> Option<u64> {
     Some(found)
 }
 
-/// is_socket_of reports whether a descriptor is the socket of a session.
+/// Returns whether a descriptor is the socket of a session.
 pub fn is_socket_of(session: &Session, fd: c_int) -> bool {
     errno::preserve(|| cookie_of(session, fd).is_some_and(|known| cookie(fd) == Some(known)))
 }
 
-/// reconnected is what becomes of a session whose socket connect(2) has taken from its connection. Without rings, it begins
+/// Resets a session whose socket connect(2) has taken from its connection. Without rings, it begins
 /// as a new one. A connection that has had rings is on the kernel from then on.
 pub fn reconnected(session: &'static Session) {
     let begins = offer::exclusively(session, || {

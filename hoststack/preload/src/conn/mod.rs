@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-//! Connections: their state in this process and in those that share it, how they get rings, and what they send and receive.
+//! Connections: their state in this process and in those that share it, how they get rings, and what they send and
+//! receive.
 
 pub mod clients;
 pub mod config;

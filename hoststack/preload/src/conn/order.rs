@@ -3,8 +3,8 @@
 //! The order of what a thread sends by different connections without waiting for answers.
 //!
 //! The kernel reports connections in the order in which octets came. A peer that looks at its rings before it asks the
-//! kernel does not know that order. So a ring says whether its octets follow others that went by a connection of the kernel,
-//! and the peer's epoll_wait(2) reports them behind what the kernel has.
+//! kernel does not know that order. So a ring says whether its octets follow others that went by a connection of the
+//! kernel, and the peer's epoll_wait(2) reports them behind what the kernel has.
 
 use crate::conn::session::Session;
 use core::ptr::{from_ref, null_mut};
@@ -17,13 +17,13 @@ struct Unanswered(AtomicPtr<Session>);
 /// By threads. Two that share a place may find an order that there is not.
 static UNANSWERED: [Unanswered; 16] = [const { Unanswered(AtomicPtr::new(null_mut())) }; 16];
 
-/// of_thread returns this thread's place. Stacks of threads are far from each other.
+/// Returns this thread's place. Stacks of threads are far from each other.
 fn of_thread() -> &'static AtomicPtr<Session> {
     let on_stack = 0u8;
     &UNANSWERED[(from_ref(&on_stack).addr() >> 20) % UNANSWERED.len()].0
 }
 
-/// sent notes that the kernel's connection of a session has taken octets.
+/// Notes that the kernel's connection of a session has taken octets.
 pub fn sent(session: &Session) {
     let place = of_thread();
     if !core::ptr::eq(place.load(Relaxed), session) {
@@ -31,13 +31,13 @@ pub fn sent(session: &Session) {
     }
 }
 
-/// is_behind reports whether what a session sends now follows octets of another session that the kernel may have yet.
+/// Returns whether what a session sends now follows octets of another session that the kernel may have yet.
 pub fn is_behind(session: &Session) -> bool {
     let last = of_thread().load(Relaxed);
     !last.is_null() && !core::ptr::eq(last, session)
 }
 
-/// answered notes that something was received by a session, or that it is no more.
+/// Notes that something was received by a session, or that it is no more.
 pub fn answered(session: &Session) {
     let place = of_thread();
     if core::ptr::eq(place.load(Relaxed), session) {

@@ -42,7 +42,7 @@ impl Owners {
         self.ended.store(0, SeqCst);
     }
 
-    /// add counts a descriptor of this process.
+    /// Counts a descriptor of this process.
     pub fn add(&self) {
         if self.ended.load(SeqCst) != 0 {
             self.ended.store(0, SeqCst);
@@ -53,7 +53,7 @@ impl Owners {
         }
     }
 
-    /// add_child counts a descriptor of the child that fork is about to make. In the child, adopt has it be the
+    /// Counts a descriptor of the child that fork is about to make. In the child, adopt has it be the
     /// child's.
     pub fn add_child(&self) {
         self.others.fetch_add(1, SeqCst);
@@ -70,25 +70,25 @@ impl Owners {
         }
     }
 
-    /// drop_child is the end of a child that was not made.
+    /// Takes add_child back: the child was not made.
     pub fn drop_child(&self) {
         self.drop_other();
     }
 
-    /// remove counts one descriptor of this process less. It reports that no process has any more, to one caller
+    /// Counts one descriptor of this process less. It reports that no process has any more, to one caller
     /// only.
     pub fn remove(&self) -> bool {
         let _ = self.change(|count| count.checked_sub(1)) || self.drop_other();
         self.end()
     }
 
-    /// is_alone reports whether no other process has descriptors.
+    /// Returns whether no other process has descriptors.
     pub fn is_alone(&self) -> bool {
         let of_none = |place| owner(place) == process() || vacant(place);
         self.others.load(SeqCst) == 0 && self.places.iter().all(|p| of_none(p.load(SeqCst)))
     }
 
-    /// end reports whether no process has descriptors, to one caller only.
+    /// Returns whether no process has descriptors, to one caller only.
     pub fn end(&self) -> bool {
         self.are_gone() && self.ended.swap(1, SeqCst) == 0
     }
@@ -97,14 +97,14 @@ impl Owners {
         self.others.load(SeqCst) == 0 && self.places.iter().all(|p| vacant(p.load(SeqCst)))
     }
 
-    /// change replaces the count of this process; false if it has none.
+    /// Replaces the count of this process; false if it has none.
     fn change(&self, next: impl Fn(u32) -> Option<u32>) -> bool {
         let own = |value| (owner(value) == process()).then(|| next(value as u32)).flatten();
         let update = |value| own(value).map(|count| place(process(), count));
         self.places.iter().any(|p| p.fetch_update(SeqCst, SeqCst, update).is_ok())
     }
 
-    /// begin gives this process a place with one descriptor; false if there is none.
+    /// Gives this process a place with one descriptor; false if there is none.
     fn begin(&self) -> bool {
         let update = |value| vacant(value).then(|| place(process(), 1));
         self.places.iter().any(|p| p.fetch_update(SeqCst, SeqCst, update).is_ok())
@@ -115,7 +115,7 @@ impl Owners {
     }
 }
 
-/// vacant reports whether a place has no process, or one that has ended.
+/// Returns whether a place has no process, or one that has ended.
 fn vacant(place: u64) -> bool {
     place == 0 || has_ended(owner(place))
 }
@@ -126,14 +126,14 @@ mod tests {
     use crate::sys::lock::own_process;
     use crate::sys::mmap::Mmap;
 
-    /// shared is memory that children of this process share.
+    /// Returns memory that children of this process share.
     fn shared() -> &'static Owners {
         let made = Mmap::shared(size_of::<Owners>()).unwrap().into_raw();
         // SAFETY: a new mapping, zeroed, is a valid Owners.
         unsafe { &*made.cast::<Owners>() }
     }
 
-    /// in_child forks as the library does, and waits for the end of the child.
+    /// Forks as the library does, and waits for the end of the child.
     fn in_child(owners: &Owners, descriptors: u32, f: impl FnOnce()) {
         (0..descriptors).for_each(|_| owners.add_child());
         // SAFETY: the child does nothing but f.

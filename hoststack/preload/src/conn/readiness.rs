@@ -11,7 +11,7 @@ use core::sync::atomic::Ordering;
 use libc::c_int;
 
 impl Session {
-    /// is_readable reports whether the ring has something for a reader: octets, or an index that cannot be. While
+    /// Returns whether the ring has something for a reader: octets, or an index that cannot be. While
     /// octets from before the ring are missing it is the kernel that knows.
     pub fn is_readable(&self, rings: &Rings) -> bool {
         let way = &self.side().receive;
@@ -28,7 +28,7 @@ impl Session {
         available.map_or(true, |(n, _)| n > 0)
     }
 
-    /// recalled is the number of octets in the ring that come by the kernel's connection instead; None if the peer is
+    /// Returns the number of octets in the ring that come by the kernel's connection instead; None if the peer is
     /// about to send some.
     pub fn recalled(&self, rings: &Rings) -> Option<u64> {
         let side = self.side();
@@ -42,24 +42,25 @@ impl Session {
         }
     }
 
-    /// found_full notes that somebody has found less room than was asked for: room is an edge from now on.
+    /// Notes that somebody has found less room than was asked for: room is an edge from now on.
     pub fn found_full(&self) {
         self.side().room_waits.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// await_room has the peer wake this end when the ring has room.
+    /// Makes the peer wake this end when the ring has room.
     pub fn await_room(&self, rings: &Rings) {
         self.found_full();
         rings.send().producer_waits();
     }
 
-    /// learn_low_mark asks the kernel for SO_RCVLOWAT, which it bounds, and an accepted socket has from its listener.
+    /// Asks the kernel for SO_RCVLOWAT, which it bounds, and an accepted socket has from its listener.
     pub fn learn_low_mark(&self, fd: c_int) {
         let value = socket::option(fd, libc::SO_RCVLOWAT).unwrap_or(1);
         self.side().low_mark.store(value as u32, Ordering::Relaxed);
     }
 
-    /// reports_readable is is_readable for programs that ask for readiness: from SO_RCVLOWAT on. A ring that is half full is readable, since it may never have as many.
+    /// Like `is_readable`, for programs that ask for readiness: from SO_RCVLOWAT on. A ring that is half full is
+    /// readable, since it may never have as many.
     pub fn reports_readable(&self, fd: c_int, rings: &Rings) -> bool {
         let low_mark = u64::from(self.side().low_mark.load(Ordering::Relaxed));
         if low_mark <= 1 {
@@ -80,7 +81,7 @@ impl Session {
         missing + n + after >= low_mark.min(rings.capacity / 2)
     }
 
-    /// has_behind_kernel reports whether the ring has octets that follow some which the kernel has yet to deliver.
+    /// Returns whether the ring has octets that follow some which the kernel has yet to deliver.
     pub fn has_behind_kernel(&self, rings: &Rings) -> bool {
         let way = &self.side().receive;
         let waits = way.phase() == Phase::Before
@@ -89,7 +90,7 @@ impl Session {
         waits && available().is_ok_and(|(n, _)| n > 0)
     }
 
-    /// is_writable reports whether a writer of the ring gets anywhere. While the kernel's connection carries the
+    /// Returns whether a writer of the ring gets anywhere. While the kernel's connection carries the
     /// stream it is the kernel that knows.
     pub fn is_writable(&self, rings: &Rings) -> bool {
         let way = &self.side().send;
@@ -103,7 +104,7 @@ impl Session {
     }
 }
 
-/// enough is the room at which a sleeping writer is woken, so that it is not woken for each octet.
+/// Returns the room at which a sleeping writer is woken, so that it is not woken for each octet.
 pub fn enough(capacity: u64) -> u64 {
     capacity / 4
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-//! Octets of a ring that come by the kernel's connection after all: before its socket goes to another program, which does
-//! not see the ring. Only the peer can send them, and only while its program is in a call of this library.
+//! Octets of a ring that come by the kernel's connection after all: before its socket goes to another program, which
+//! does not see the ring. Only the peer can send them, and only while its program is in a call of this library.
 
 use crate::conn::ends::keep;
 use crate::conn::session::Session;
@@ -24,7 +24,7 @@ const LIMIT: Duration = Duration::from_millis(90);
 /// The wait between two looks at its answer grows up to this.
 const PAUSE: Duration = Duration::from_millis(4);
 
-/// leave has a connection continue on the kernel, with everything that its ring has. False if the peer does not send
+/// Makes a connection continue on the kernel, with everything that its ring has. False if the peer does not send
 /// that: it stays in the ring. `answer_all` answers for all connections of this process: the peer may be this thread.
 pub fn leave(session: &'static Session, fd: c_int, rings: &Rings, answer_all: fn()) -> bool {
     let (side, way) = (session.side(), &session.side().receive);
@@ -56,7 +56,7 @@ fn is_empty(session: &Session, rings: &Rings) -> bool {
     matches!(rings.receive().available(index, rings.capacity), Ok((0, _)))
 }
 
-/// is_given waits for the peer's answer.
+/// Waits for the peer's answer.
 fn is_given(session: &'static Session, fd: c_int, rings: &Rings, answer_all: fn()) -> bool {
     let Some(recall) = rings.peer_recall() else { return false };
     session.wake_peer();
@@ -77,7 +77,7 @@ fn is_given(session: &'static Session, fd: c_int, rings: &Rings, answer_all: fn(
     }
 }
 
-/// conclude reports whether everything comes by the kernel's connection.
+/// Returns whether everything comes by the kernel's connection.
 fn conclude(session: &Session, rings: &Rings, index: u64) -> bool {
     let (side, all) = (session.side(), rings.receive().mark());
     let own = side.receive.index.load(Ordering::Relaxed);
@@ -85,7 +85,7 @@ fn conclude(session: &Session, rings: &Rings, index: u64) -> bool {
     index >= all
 }
 
-/// poll waits, and reports whether the peer can send no more.
+/// Waits, and returns whether the peer can send no more.
 fn poll(fd: c_int, time: Duration) -> bool {
     let mut one = libc::pollfd { fd, events: POLLRDHUP, revents: 0 };
     let time = clock::to_timespec(time);
@@ -94,7 +94,7 @@ fn poll(fd: c_int, time: Duration) -> bool {
     one.revents & (POLLRDHUP | POLLHUP | POLLERR) != 0
 }
 
-/// answer sends what the peer has recalled, if it has.
+/// Sends what the peer has recalled, if it has.
 pub fn answer(session: &'static Session, fd: c_int) {
     let Some(rings) = session.rings().filter(|rings| rings.own_recall().is_some_and(Recall::is_asked)) else { return };
     errno::preserve(|| {
@@ -104,7 +104,7 @@ pub fn answer(session: &'static Session, fd: c_int) {
     });
 }
 
-/// give is answer for a thread that holds the lock of what this end sends. Nothing follows by the ring.
+/// Like `answer`, for a thread that holds the lock of what this end sends. Nothing follows by the ring.
 pub fn give(session: &Session, fd: c_int, rings: &Rings) {
     let way = &session.side().send;
     let Some(recall) = rings.own_recall().filter(|recall| recall.take()) else { return };
@@ -134,7 +134,7 @@ fn send(fd: c_int, rings: &Rings, from: u64, to: u64) -> Outcome {
     errno::outcome(unsafe { uncancelled::sendmsg(fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL) })
 }
 
-/// receive takes octets of the ring from the kernel's connection that the peer has sent there, after a recall that did not
+/// Takes octets of the ring from the kernel's connection that the peer has sent there, after a recall that did not
 /// end in time; None if the next are in the ring.
 pub fn receive(
     session: &'static Session,

@@ -32,7 +32,7 @@ enum Part {
     Crossing(usize),
 }
 
-/// try_once is one attempt. It may also return STUCK, after `pauses`, and OTHER_FILE.
+/// Tries once. It may also return STUCK, after `pauses`, and OTHER_FILE.
 pub fn try_once(session: &'static Session, fd: c_int, sink: &impl Sink, pauses: u32) -> Outcome {
     let way = &session.side().receive;
     let before = way.phase();
@@ -68,7 +68,7 @@ fn note_reset(session: &Session, error: Errno) {
     }
 }
 
-/// report_again has the kernel report what it has after the ring, also the end: a program that got less than it asked
+/// Makes the kernel report what it has after the ring, also the end: a program that got less than it asked
 /// for waits for the next edge, and that edge may be past.
 fn report_again(session: &'static Session, fd: c_int) {
     // A receive would take the error of the socket, which poll(2) reports, too.
@@ -77,7 +77,7 @@ fn report_again(session: &'static Session, fd: c_int) {
     }
 }
 
-/// receive goes from one carrier to the next within one call: a program may take less than it asked for as the sign
+/// Goes from one carrier to the next within one call: a program may take less than it asked for as the sign
 /// that there is no more.
 fn receive(session: &'static Session, fd: c_int, sink: &impl Sink) -> Outcome {
     let way = &session.side().receive;
@@ -120,10 +120,10 @@ fn receive(session: &'static Session, fd: c_int, sink: &impl Sink) -> Outcome {
     }
 }
 
-/// before_ring receives octets that the peer sent before it moved to the ring.
+/// Receives octets that the peer sent before it moved to the ring.
 ///
-/// What the kernel has may include octets that the peer sent after it left the ring again. So they are counted first: if
-/// the peer has not begun after that, they are all from before. Only a peek counts them: FIONREAD need not count all
+/// What the kernel has may include octets that the peer sent after it left the ring again. So they are counted first:
+/// if the peer has not begun after that, they are all from before. Only a peek counts them: FIONREAD need not count all
 /// octets of a socket in a sockmap.
 fn before_ring(session: &'static Session, fd: c_int, rings: &Rings, sink: &impl Sink) -> Result<Part, Violation> {
     let mut missing = missing_before_ring(session, rings)?;
@@ -159,14 +159,14 @@ fn before_ring(session: &'static Session, fd: c_int, rings: &Rings, sink: &impl 
     }
 }
 
-/// missing_before_ring is the number of octets that the kernel has to deliver before the ring; None if the peer
+/// Returns the number of octets that the kernel has to deliver before the ring; None if the peer
 /// has not moved to it.
 fn missing_before_ring(session: &Session, rings: &Rings) -> Result<Option<u64>, Violation> {
     let received = session.side().receive.kernel.load(Ordering::Relaxed);
     rings.receive().start().map(|start| start.checked_sub(received).ok_or(Violation)).transpose()
 }
 
-/// peek asks the kernel's connection for an octet without taking it: 0 is its end.
+/// Asks the kernel's connection for an octet without taking it: 0 is its end.
 pub fn peek(fd: c_int) -> Outcome {
     let mut octet = 0u8;
     let place = core::ptr::from_mut(&mut octet).cast();
@@ -174,7 +174,7 @@ pub fn peek(fd: c_int) -> Outcome {
     errno::outcome(unsafe { uncancelled::recv(fd, place, 1, MSG_PEEK | MSG_DONTWAIT) })
 }
 
-/// by_kernel receives from the kernel's connection without waiting, and counts.
+/// Receives from the kernel's connection without waiting, and counts.
 fn by_kernel(session: &Session, fd: c_int, sink: &impl Sink) -> Outcome {
     let n = sink.by_kernel(fd)?;
     if !sink.keeps() && !sink.is_urgent() {
@@ -183,7 +183,7 @@ fn by_kernel(session: &Session, fd: c_int, sink: &impl Sink) -> Outcome {
     Ok(n)
 }
 
-/// after_ring is by_kernel for what follows the ring, or if there is none. As on the kernel octets come before an error.
+/// Like `by_kernel`, for what follows the ring, or if there is none. As on the kernel octets come before an error.
 fn after_ring(session: &Session, fd: c_int, sink: &impl Sink) -> Outcome {
     let result = by_kernel(session, fd, sink);
     match result {
@@ -216,7 +216,7 @@ fn by_ring(session: &'static Session, fd: c_int, rings: &Rings, sink: &impl Sink
     }
 }
 
-/// from_ring takes some of the octets that the ring has. The last ones of a closed ring are a crossing at once, not at
+/// Takes some of the octets that the ring has. The last ones of a closed ring are a crossing at once, not at
 /// the next call: until then nobody would ask the kernel.
 fn from_ring(
     session: &'static Session,
@@ -248,7 +248,7 @@ fn consume(session: &Session, rings: &Rings, head: u64, left: u64) {
     }
 }
 
-/// ask_kernel looks for the end of the connection while the ring is empty: None if the ring has become readable
+/// Looks for the end of the connection while the ring is empty: None if the ring has become readable
 /// meanwhile, since what the peer wrote before its end comes first.
 fn ask_kernel(session: &'static Session, fd: c_int, rings: &Rings) -> Option<Outcome> {
     let kept = kept_for_receive(session);
@@ -270,7 +270,7 @@ fn ask_kernel(session: &'static Session, fd: c_int, rings: &Rings) -> Option<Out
     }
 }
 
-/// peer_ended is the result of a receive after the kernel's FIN.
+/// Returns the result of a receive after the kernel's FIN.
 fn peer_ended(session: &Session, fd: c_int) -> Outcome {
     // What is sent from now on is for the kernel, which may answer with an error.
     ends::suspect(session, fd, libc::POLLRDHUP);

@@ -17,7 +17,7 @@ use beeline_ring::{Published, Violation};
 use core::sync::atomic::Ordering;
 use libc::c_int;
 
-/// attempt sends what goes at once.
+/// Sends what goes at once.
 pub fn attempt(session: &'static Session, fd: c_int, source: &impl Source) -> Outcome {
     let way = &session.side().send;
     let before = way.phase();
@@ -50,7 +50,7 @@ pub fn attempt(session: &'static Session, fd: c_int, source: &impl Source) -> Ou
     result
 }
 
-/// recover goes on after another process of this end was killed while it sent: it may have published octets and not
+/// Goes on after another process of this end was killed while it sent: it may have published octets and not
 /// counted them, nor woken the peer.
 fn recover(session: &Session) {
     let way = &session.side().send;
@@ -83,7 +83,7 @@ fn send_locked(session: &'static Session, fd: c_int, source: &impl Source) -> Ou
     }
 }
 
-/// may_begin reports whether the ring can carry what follows.
+/// Returns whether the ring can carry what follows.
 fn may_begin(session: &Session, rings: &Rings) -> bool {
     rings.header.is_active() && !rings.send().is_closed() && session.side().stays.load(Ordering::Relaxed) == 0
 }
@@ -105,12 +105,12 @@ fn kernel_send(session: &Session, fd: c_int, source: &impl Source) -> Outcome {
     Ok(n)
 }
 
-/// by_kernel counts octets that the kernel's connection has taken.
+/// Counts octets that the kernel's connection has taken.
 pub fn by_kernel(session: &Session, count: u64) {
     session.side().send.kernel.fetch_add(count, Ordering::Relaxed);
 }
 
-/// ring_send puts octets into the ring; None if it is closed, and the kernel's connection goes on.
+/// Puts octets into the ring; None if it is closed, and the kernel's connection goes on.
 fn ring_send(
     session: &'static Session,
     fd: c_int,
@@ -163,12 +163,12 @@ fn ring_send(
     Ok(Some(Ok(count)))
 }
 
-/// may_have_ended reports whether there is a reason to ask the kernel for the peer.
+/// Returns whether there is a reason to ask the kernel for the peer.
 fn may_have_ended(session: &Session, rings: &Rings) -> bool {
     session.suspect.load(Ordering::Relaxed) || rings.header.has_left(rings.peer())
 }
 
-/// ended asks the kernel whether the peer has closed or reset the connection. The stream then goes on there, and the
+/// Asks the kernel whether the peer has closed or reset the connection. The stream then goes on there, and the
 /// kernel answers as it would without rings.
 fn ended(session: &Session, fd: c_int) -> bool {
     let ended = ends::means_end(session, fd, real::poll_or_suspect(fd, libc::POLLRDHUP));

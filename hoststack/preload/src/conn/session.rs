@@ -80,7 +80,7 @@ static POOL: Lock<Vec<&'static Session>> = Lock::new(Vec::new());
 static ATTACHED: AtomicUsize = AtomicUsize::new(0);
 
 impl Session {
-    /// make takes a session from the pool. Whoever gets it holds it.
+    /// Takes a session from the pool. Whoever gets it holds it.
     pub fn make(identity: Identity, cookie: u64) -> &'static Session {
         let session = POOL.lock().pop().unwrap_or_else(|| Box::leak(Box::new(Self::empty())));
         session.hold();
@@ -130,7 +130,7 @@ impl Session {
         self.holders.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// let_go drops what hold took. The last one returns everything that the session has.
+    /// Drops what hold took. The last one returns everything that the session has.
     pub fn let_go(&'static self) {
         if self.holders.fetch_sub(1, Ordering::AcqRel) == 1 && self.live.swap(false, Ordering::AcqRel) {
             self.dispose();
@@ -155,13 +155,13 @@ impl Session {
         POOL.lock().push(self);
     }
 
-    /// identity of a session that someone holds.
+    /// Returns the identity of a session that someone holds.
     pub fn identity(&self) -> Identity {
         let known = *self.identity.lock();
         known.expect("a session that is held has an identity")
     }
 
-    /// identify stores which end of which connection this is.
+    /// Stores which end of which connection this is.
     pub fn identify(&self, identity: Identity) {
         self.accepted.store(identity.role == Role::Acceptor, Ordering::Relaxed);
         *self.identity.lock() = Some(identity);
@@ -179,7 +179,7 @@ impl Session {
         }
     }
 
-    /// rings of the session, if it is attached.
+    /// Returns the rings of the session, if it is attached.
     pub fn rings(&self) -> Option<Rings> {
         let memory = self.memory.load(Ordering::Acquire);
         if memory.is_null() {
@@ -191,7 +191,7 @@ impl Session {
         Some(Rings { header, memory, capacity, role: self.role() })
     }
 
-    /// blocks reports whether calls without flags wait, as far as is known.
+    /// Returns whether calls without flags wait, as far as is known.
     pub fn blocks(&self) -> bool {
         self.side().nonblocking.load(Ordering::Relaxed) == 0
     }
@@ -200,7 +200,7 @@ impl Session {
         !self.memory.load(Ordering::SeqCst).is_null()
     }
 
-    /// attach gives the session its rings and events. Threads that wait on the kernel's connection alone are woken.
+    /// Gives the session its rings and events. Threads that wait on the kernel's connection alone are woken.
     pub fn attach(&'static self, fd: c_int, memory: Memory, own_event: Option<Fd>, peer_event: Option<Fd>) {
         self.learn_low_mark(fd);
         self.own_event.put(own_event);
@@ -224,7 +224,7 @@ impl Session {
         }
     }
 
-    /// watched_only_by reports whether a watcher is, or becomes, the only one.
+    /// Returns whether a watcher is, or becomes, the only one.
     pub fn watched_only_by<T>(&self, watcher: &T) -> bool {
         let this = core::ptr::from_ref(watcher).cast_mut().cast();
         let claimed = self.watcher.compare_exchange(null_mut(), this, Ordering::AcqRel, Ordering::Acquire);
@@ -236,7 +236,7 @@ impl Session {
         let _ = self.watcher.compare_exchange(this, null_mut(), Ordering::AcqRel, Ordering::Relaxed);
     }
 
-    /// close_rings leaves what follows in both directions to the kernel.
+    /// Leaves what follows in both directions to the kernel.
     pub fn close_rings(&self) {
         if let Some(rings) = self.rings() {
             rings.send().close();
@@ -244,7 +244,7 @@ impl Session {
         }
     }
 
-    /// leave_rings is close_rings for a connection that goes on: whoever sleeps on either end learns of it.
+    /// Like `close_rings`, for a connection that goes on: whoever sleeps on either end learns of it.
     pub fn leave_rings(&self) {
         let Some(rings) = self.rings() else { return };
         if rings.send().is_closed() && rings.receive().is_closed() {
@@ -256,7 +256,7 @@ impl Session {
         self.wake_peer();
     }
 
-    /// fall_back leaves a connection to the kernel because an event for it cannot be had: no descriptor, no memory, or no
+    /// Leaves a connection to the kernel because an event for it cannot be had: no descriptor, no memory, or no
     /// watch is left. Without it a thread of this end would sleep for ever.
     pub fn fall_back(&self) {
         if self.side().stays.swap(1, Ordering::SeqCst) == 0 {
@@ -265,18 +265,18 @@ impl Session {
         self.leave_rings();
     }
 
-    /// close_mailbox ends the wait for an offer.
+    /// Ends the wait for an offer.
     pub fn close_mailbox(&self) {
         self.mailbox.put(None);
         self.visitor.put(None);
     }
 
-    /// news is what becomes readable when an offer comes; None if none is expected.
+    /// Returns what becomes readable when an offer comes; None if none is expected.
     pub fn news(&self) -> Option<c_int> {
         self.visitor.number().or_else(|| self.mailbox.number())
     }
 
-    /// reserve counts one more attached session of this process; false if it has as many as it may.
+    /// Counts one more attached session of this process; false if it has as many as it may.
     pub fn reserve() -> bool {
         let most = config::get().sessions;
         ATTACHED.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| (n < most).then_some(n + 1)).is_ok()
@@ -286,7 +286,7 @@ impl Session {
         ATTACHED.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// event is what a thread polls beside the socket: readable when something has changed. None if there is no room.
+    /// Returns what a thread polls beside the socket: readable when something has changed. None if there is no room.
     pub fn event(&self) -> Option<c_int> {
         if self.is_attached() {
             return self.own_event.number();
@@ -295,7 +295,7 @@ impl Session {
         self.early_event.number().or_else(make)
     }
 
-    /// wake makes this end's own waiters look again.
+    /// Makes this end's own waiters look again.
     pub fn wake(&self) {
         self.own_event.signal();
     }
@@ -305,7 +305,7 @@ impl Session {
     }
 }
 
-/// Held keeps a session while a call uses it.
+/// Keeps a session while a call uses it.
 pub struct Held(pub &'static Session);
 
 impl Deref for Held {
@@ -316,7 +316,7 @@ impl Deref for Held {
 }
 
 impl Held {
-    /// forever is the session itself: sessions are never freed.
+    /// Returns the session itself: sessions are never freed.
     pub fn forever(&self) -> &'static Session {
         self.0
     }

@@ -69,8 +69,8 @@ pub struct Way {
     pub kernel: AtomicU64,
     /// This end's own index of the ring.
     pub index: AtomicU64,
-    /// Of sending: the peer's index at the last send, when octets came into an empty ring, and when the kernel was asked
-    /// whether the peer is there.
+    /// Of sending: the peer's index at the last send, when octets came into an empty ring, and when the kernel was
+    /// asked whether the peer is there.
     pub head: AtomicU64,
     pub oldest: AtomicU64,
     pub asked: AtomicU64,
@@ -89,7 +89,7 @@ impl Way {
         self.phase.store(phase as u32, Ordering::Release);
     }
 
-    /// with_lock runs `f` while no other thread or process of this end does the same. `f` is told whether the
+    /// Runs `f` while no other thread or process of this end does the same. `f` is told whether the
     /// last one was killed while it did. None after `pauses`: the one that does it is stopped.
     pub fn with_lock<T>(&self, pauses: u32, f: impl FnOnce(bool) -> T) -> Option<T> {
         let _section = Section::enter();
@@ -102,7 +102,7 @@ impl Way {
         Some(result)
     }
 
-    /// leave has the kernel carry the direction, also if the one that has the lock is stopped: when it goes on it finds the
+    /// Makes the kernel carry the direction, also if the one that has the lock is stopped: when it goes on it finds the
     /// ring closed.
     pub fn leave(&self) {
         if self.with_lock(SHORT, |_| self.enter(Phase::After)).is_none() {
@@ -135,14 +135,14 @@ struct Search {
 impl Search {
     const NEW: Self = Self { next: 0, among: FEWEST };
 
-    /// keep takes the growth of a search back, if so many of its places are free now.
+    /// Takes the growth of a search back, if so many of its places are free now.
     fn keep(&mut self, among: usize, freed: usize) {
         if freed >= among / 4 {
             *self = Self { next: 0, among };
         }
     }
 
-    /// find takes the first place that `takes` does.
+    /// Takes the first place that `takes` does.
     fn find(&mut self, takes: impl Fn(usize) -> bool) -> Option<usize> {
         loop {
             let (first, among) = (self.next, self.among);
@@ -161,7 +161,7 @@ impl Search {
     }
 }
 
-/// make takes a free place for a socket of which this process has one descriptor; None if there is none. Places
+/// Takes a free place for a socket of which this process has one descriptor; None if there is none. Places
 /// whose processes have all ended are free, too, which costs system calls to find out.
 pub fn make() -> Option<&'static Side> {
     let arena = arena()?;
@@ -189,7 +189,7 @@ pub fn make() -> Option<&'static Side> {
     Some(side)
 }
 
-/// arena is this process's memory for sides, shared with its children.
+/// Returns this process's memory for sides, shared with its children.
 fn arena() -> Option<*mut Side> {
     let found = ARENA.load(Ordering::Acquire);
     if !found.is_null() {
@@ -198,14 +198,14 @@ fn arena() -> Option<*mut Side> {
     Some(Mmap::shared(PLACES * size_of::<Side>()).ok()?.publish(&ARENA))
 }
 
-/// after_fork lets the child make its own arena. Sides in the old one stay valid: it stays mapped.
+/// Lets the child make its own arena. Sides in the old one stay valid: it stays mapped.
 pub fn after_fork() {
     ARENA.store(null_mut(), Ordering::Release);
     *SEARCH.lock() = Search::NEW;
 }
 
 impl Side {
-    /// keep takes the place of a connection whose last known process has given it up, if nobody else has taken it.
+    /// Takes the place of a connection whose last known process has given it up, if nobody else has taken it.
     pub fn keep(&self, generation: u64) -> bool {
         self.owners.add();
         let _ = self.used.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed);
@@ -235,7 +235,7 @@ impl Side {
         self.reset.store(0, Ordering::Relaxed);
     }
 
-    /// note has the page list where both directions are now.
+    /// Makes the page list where both directions are now.
     pub fn note(&self) {
         let (sends, receives) = (self.send.phase() as u8, self.receive.phase() as u8);
         page::note(self.listed.load(Ordering::Relaxed), sends, receives);
@@ -245,7 +245,7 @@ impl Side {
         page::unlist(self.listed.swap(0, Ordering::Relaxed));
     }
 
-    /// free is called by whoever removed the last descriptor.
+    /// Frees the place. Whoever removed the last descriptor calls it.
     pub fn free(&self) {
         self.unlist();
         self.used.store(0, Ordering::Release);

@@ -8,32 +8,32 @@ use crate::sys::uncancelled;
 use libc::{c_int, MSG_DONTWAIT, MSG_OOB, MSG_PEEK, MSG_TRUNC, MSG_WAITALL};
 
 pub trait Sink {
-    /// after leaves out the first `n` octets.
+    /// Leaves out the first `n` octets.
     fn after(&self, n: usize) -> Self;
 
-    /// at_most leaves out all octets after the first `n`.
+    /// Leaves out all octets after the first `n`.
     fn at_most(&self, n: usize) -> Self;
 
-    /// length is the number of octets that the program asked for.
+    /// Returns the number of octets that the program asked for.
     fn length(&self) -> usize;
 
-    /// keeps reports whether the octets stay where they are (MSG_PEEK).
+    /// Returns whether the octets stay where they are (MSG_PEEK).
     fn keeps(&self) -> bool;
 
-    /// is_urgent reports whether urgent data is asked for, which only the kernel has.
+    /// Returns whether urgent data is asked for, which only the kernel has.
     fn is_urgent(&self) -> bool;
 
-    /// count is how many octets by_kernel would get now, or fewer; 0 is the end of the connection.
+    /// Returns how many octets by_kernel would get now, or fewer; 0 is the end of the connection.
     fn count(&self, fd: c_int) -> Outcome;
 
-    /// by_kernel receives from the kernel's connection without waiting.
+    /// Receives from the kernel's connection without waiting.
     fn by_kernel(&self, fd: c_int) -> Outcome;
 
-    /// by_ring copies octets of a ring, of which it has `available` from `index` on.
+    /// Copies octets of a ring, of which it has `available` from `index` on.
     fn by_ring(&self, octets: &Octets, index: u64, available: usize) -> Outcome;
 }
 
-/// Buffers are a program's, with the flags of its call.
+/// A program's, with the flags of its call.
 #[derive(Clone, Copy)]
 pub struct Buffers {
     pub parts: Parts,
@@ -68,7 +68,8 @@ impl Sink for Buffers {
         self.flags & MSG_OOB != 0
     }
 
-    /// MSG_TRUNC would count without a copy, but sockets of programs that use it may not join a sockmap (mesh/reader.h).
+    /// MSG_TRUNC would count without a copy, but sockets of programs that use it may not join a sockmap
+    /// (mesh/reader.h).
     fn count(&self, fd: c_int) -> Outcome {
         self.receive(fd, MSG_PEEK | MSG_DONTWAIT | self.flags & MSG_TRUNC)
     }

@@ -9,19 +9,19 @@ use crate::sys::uncancelled;
 use libc::{c_int, MSG_DONTWAIT, MSG_OOB};
 
 pub trait Source {
-    /// length is the number of octets that the program wants to send.
+    /// Returns the number of octets that the program wants to send.
     fn length(&self) -> usize;
 
-    /// is_urgent reports whether it is urgent data, which only the kernel sends.
+    /// Returns whether it is urgent data, which only the kernel sends.
     fn is_urgent(&self) -> bool;
 
-    /// by_kernel sends by the kernel's connection without waiting.
+    /// Sends by the kernel's connection without waiting.
     fn by_kernel(&self, fd: c_int) -> Outcome;
 
-    /// by_ring copies octets into a ring, which has `room` for more than none from `index` on.
+    /// Copies octets into a ring, which has `room` for more than none from `index` on.
     fn by_ring(&self, octets: &Octets, index: u64, room: usize) -> Outcome;
 
-    /// rescue sends what by_ring has copied, `count` octets, by the kernel's connection, because the ring was closed
+    /// Sends what by_ring has copied, `count` octets, by the kernel's connection, because the ring was closed
     /// meanwhile. None if the source still has them.
     fn rescue(&self, fd: c_int, octets: &Octets, index: u64, count: usize) -> Option<Outcome>;
 }

@@ -19,7 +19,7 @@ pub fn blocks(session: &Session, fd: c_int, flags: c_int) -> bool {
     flags & MSG_DONTWAIT == 0 && !is_nonblocking(session, fd)
 }
 
-/// is_nonblocking reports whether a session's socket has O_NONBLOCK.
+/// Returns whether a session's socket has O_NONBLOCK.
 fn is_nonblocking(session: &Session, fd: c_int) -> bool {
     let known = &session.side().nonblocking;
     if known.load(Ordering::Relaxed) == UNKNOWN {
@@ -30,7 +30,7 @@ fn is_nonblocking(session: &Session, fd: c_int) -> bool {
     known.load(Ordering::Relaxed) != 0
 }
 
-/// is_kernels reports whether a direction is the kernel's for good, so that the kernel's own call may wait.
+/// Returns whether a direction is the kernel's for good, so that the kernel's own call may wait.
 pub fn is_kernels(session: &Session, way: &Way) -> bool {
     let side = session.side();
     let never_attaches = || {
@@ -40,13 +40,13 @@ pub fn is_kernels(session: &Session, way: &Way) -> bool {
     way.phase() == Phase::After || never_attaches()
 }
 
-/// needs_events reports whether something else than the kernel's connection may have news.
+/// Returns whether something else than the kernel's connection may have news.
 pub fn needs_events(session: &Session) -> bool {
     let side = session.side();
     !is_kernels(session, &side.receive) || !is_kernels(session, &side.send)
 }
 
-/// leave_to_kernel is for a connection on which a thread has to wait and cannot: events need descriptors.
+/// Leaves a connection to the kernel on which a thread has to wait and cannot: events need descriptors.
 pub fn leave_to_kernel(session: &'static Session) {
     let side = session.side();
     session.fall_back();
@@ -73,14 +73,14 @@ pub fn octets(rings: &Rings, sending: bool) -> Octets {
     Octets { at: rings.octets(producer), capacity: rings.capacity }
 }
 
-/// break_off resets a connection whose peer does what it must not.
+/// Resets a connection whose peer does what it must not.
 pub fn break_off(session: &'static Session, fd: c_int, _: Violation) -> Errno {
     page::counters().violations.add(1);
     reset_at_close(fd);
     cut_off(session, fd)
 }
 
-/// cut_off ends a connection on both sides, as a RST does.
+/// Ends a connection on both sides, as a RST does.
 pub fn cut_off(session: &'static Session, fd: c_int) -> Errno {
     session.close_rings();
     session.side().receive.enter(Phase::After);
@@ -90,7 +90,7 @@ pub fn cut_off(session: &'static Session, fd: c_int) -> Errno {
     ECONNRESET
 }
 
-/// reset_at_close has the kernel answer with a RST when the socket is closed, as it does with unread data.
+/// Makes the kernel answer with a RST when the socket is closed, as it does with unread data.
 pub fn reset_at_close(fd: c_int) {
     let linger = libc::linger { l_onoff: 1, l_linger: 0 };
     let (value, length) = (core::ptr::from_ref(&linger).cast(), size_of::<libc::linger>());
@@ -98,7 +98,7 @@ pub fn reset_at_close(fd: c_int) {
     unsafe { real::setsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, value, length as libc::socklen_t) };
 }
 
-/// queued is the number of octets that a receive would get at once.
+/// Returns the number of octets that a receive would get at once.
 pub fn queued(session: &Session, fd: c_int) -> usize {
     let way = &session.side().receive;
     let by_ring = session.rings().filter(|_| way.phase() != Phase::After).map_or(0, |rings| {
@@ -108,7 +108,7 @@ pub fn queued(session: &Session, fd: c_int) -> usize {
     by_ring as usize + socket::queued(fd)
 }
 
-/// unread is the number of octets that the peer has not taken from the ring.
+/// Returns the number of octets that the peer has not taken from the ring.
 pub fn unread(session: &Session) -> usize {
     let way = &session.side().send;
     session.rings().map_or(0, |rings| {
@@ -117,7 +117,7 @@ pub fn unread(session: &Session) -> usize {
     })
 }
 
-/// shut_down is shutdown(2). What the ring has is received before the kernel's end of the connection.
+/// Does shutdown(2). What the ring has is received before the kernel's end of the connection.
 pub fn shut_down(session: &'static Session, fd: c_int, how: c_int) -> Outcome {
     let way = &session.side().send;
     let phase = way.phase();

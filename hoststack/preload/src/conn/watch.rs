@@ -25,8 +25,8 @@ pub trait Watcher: Sync {
     /// reports, and the program cannot change it any more. The kernel has to know it by a number that stays.
     fn orphan(&self, slot: usize, session: &Session, fd: c_int);
 
-    /// Is orphan for a number that is another file now: the kernel goes on to report the one that was added, which no
-    /// call can change any more.
+    /// Like `orphan`, for a number that is another file now: the kernel goes on to report the one that was added, which
+    /// no call can change any more.
     fn lost(&self, slot: usize, session: &Session, fd: c_int);
 
     /// Forgets a session whose last descriptor of this process is closed. The kernel forgets its socket only if
@@ -34,7 +34,7 @@ pub trait Watcher: Sync {
     fn closed(&self, slot: usize, session: &Session, open_elsewhere: bool);
 }
 
-/// resync_all is for a session that has left its rings in both directions at once.
+/// Like `resync`, for a session that has left its rings in both directions at once.
 pub fn resync_all(session: &'static Session) {
     resync(session, READ_BITS | WRITE_BITS);
 }
@@ -43,7 +43,7 @@ pub fn resync(session: &'static Session, bits: u32) {
     each_watch(session, |watcher, slot| watcher.moved(slot, session, bits, true));
 }
 
-/// look_again has epoll instances look whether a session is readable: as on the kernel that is another edge.
+/// Makes epoll instances look whether a session is readable: as on the kernel that is another edge.
 pub fn look_again(session: &'static Session) {
     if session.is_attached() {
         each_watch(session, |watcher, slot| watcher.attach(slot, session));

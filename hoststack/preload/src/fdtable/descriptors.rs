@@ -13,7 +13,7 @@ use core::net::SocketAddr;
 use core::sync::atomic::Ordering;
 use libc::{c_int, sockaddr, sockaddr_storage, socklen_t};
 
-/// accepted makes a session of a connection from `client` that accept(2) of `listener` returned, if it may use rings.
+/// Makes a session of a connection from `client` that accept(2) of `listener` returned, if it may use rings.
 pub fn accepted(fd: c_int, listener: c_int, client: &sockaddr_storage, nonblocking: bool) {
     reuse::made(fd);
     let Some(client) = socket::from_raw(client) else { return };
@@ -26,7 +26,7 @@ pub fn accepted(fd: c_int, listener: c_int, client: &sockaddr_storage, nonblocki
     });
 }
 
-/// bound_to is the address of a socket that listens, if all its connections have it as their own. If the number is another
+/// Returns the address of a socket that listens, if all its connections have it as their own. If the number is another
 /// socket by now, the addresses of the connection differ when it asks for rings, and it stays on the kernel.
 fn bound_to(listener: c_int) -> Option<SocketAddr> {
     table::listener(listener, || {
@@ -39,7 +39,7 @@ fn bound_to(listener: c_int) -> Option<SocketAddr> {
     })
 }
 
-/// connecting is called before connect(2): the session of an accepted connection has to be known by more than its addresses.
+/// Prepares connect(2): the session of an accepted connection has to be known by more than its addresses.
 pub fn connecting(fd: c_int) {
     if let Some(session) = table::session(fd) {
         errno::preserve(|| {
@@ -48,7 +48,7 @@ pub fn connecting(fd: c_int) {
     }
 }
 
-/// connected makes a session of a connection that connect(2) has begun. `begins` if it has not said yet that the connection
+/// Makes a session of a connection that connect(2) has begun. `begins` if it has not said yet that the connection
 /// is there.
 ///
 /// # Safety
@@ -77,7 +77,7 @@ pub unsafe fn connected(fd: c_int, address: *const sockaddr, length: socklen_t, 
     session.merits.connected();
 }
 
-/// anticipate makes a session of a socket that a program puts into an epoll instance before it connects.
+/// Makes a session of a socket that a program puts into an epoll instance before it connects.
 pub fn anticipate(fd: c_int) {
     if !config::get().enabled {
         return;
@@ -93,12 +93,12 @@ pub fn anticipate(fd: c_int) {
     });
 }
 
-/// enter_connector makes a session of a socket whose addresses are not known.
+/// Makes a session of a socket whose addresses are not known.
 fn enter_connector(fd: c_int) -> Option<Held> {
     enter(fd, Role::Connector, None, socket::cookie(fd)?)
 }
 
-/// enter makes a session. Whether it is one of TCP is asked when it has earned rings.
+/// Makes a session. Whether it is one of TCP is asked when it has earned rings.
 fn enter(fd: c_int, role: Role, ends: Option<(SocketAddr, SocketAddr)>, cookie: u64) -> Option<Held> {
     if fork::is_shared() || fork::in_vfork_child() {
         return None;
@@ -116,7 +116,7 @@ fn enter(fd: c_int, role: Role, ends: Option<(SocketAddr, SocketAddr)>, cookie: 
     table::session(fd)
 }
 
-/// copied enters a descriptor that dup(2) or fcntl(2) made of another.
+/// Enters a descriptor that dup(2) or fcntl(2) made of another.
 pub fn copied(from: c_int, to: c_int) {
     if to < 0 || from == to {
         return;
@@ -140,7 +140,7 @@ pub fn copied(from: c_int, to: c_int) {
     }
 }
 
-/// closing forgets what a descriptor was, before the kernel closes it.
+/// Forgets what a descriptor was, before the kernel closes it.
 pub fn closing(fd: c_int) {
     table::forget_listener(fd);
     let nothing = table::session(fd).is_none() && table::epoll(fd).is_none();
@@ -157,7 +157,7 @@ pub fn closing(fd: c_int) {
     });
 }
 
-/// leave is the end of one descriptor of a session.
+/// Ends one descriptor of a session.
 fn leave(session: &'static Session, fd: c_int) {
     let side = session.side();
     let rings = session.rings();
@@ -181,7 +181,7 @@ fn leave(session: &'static Session, fd: c_int) {
     }
 }
 
-/// stay keeps a connection on the kernel. False if it has left the kernel already.
+/// Keeps a connection on the kernel. False if it has left the kernel already.
 pub fn stay(fd: c_int) -> bool {
     let Some(session) = table::session(fd) else { return true };
     if session.is_attached() {
@@ -191,7 +191,7 @@ pub fn stay(fd: c_int) -> bool {
     !session.is_attached()
 }
 
-/// leave_rings has a connection continue on the kernel. False if the ring has octets that were not read, and that the
+/// Makes a connection continue on the kernel. False if the ring has octets that were not read, and that the
 /// peer does not send again: whoever has the descriptor alone would miss them.
 pub fn leave_rings(fd: c_int) -> bool {
     if stay(fd) {
@@ -202,7 +202,7 @@ pub fn leave_rings(fd: c_int) -> bool {
     recall::leave(session.forever(), fd, &rings, answer_all)
 }
 
-/// answer_all sends what peers have recalled from connections of this process.
+/// Sends what peers have recalled from connections of this process.
 fn answer_all() {
     for fd in table::descriptors() {
         if let Some(session) = table::session(fd) {
@@ -211,20 +211,20 @@ fn answer_all() {
     }
 }
 
-/// before_fork counts the child's descriptors: connections that have no rings yet stay on the kernel until one process
+/// Counts the child's descriptors: connections that have no rings yet stay on the kernel until one process
 /// alone has them.
 pub fn before_fork() {
     table::descriptors().filter_map(table::session).for_each(|session| session.side().owners.add_child());
 }
 
-/// fork_failed is before_fork for a child that was not made.
+/// Takes before_fork back: the child was not made.
 pub fn fork_failed() {
     table::descriptors().filter_map(table::session).for_each(|session| session.side().owners.drop_child());
 }
 
-/// after_fork counts the descriptors as the child's own, and closes its copies of mailboxes, so that they end with
-/// the parent's. The only watcher of a session, if it has one, is the parent's. The parent has `counted` them, unless it
-/// did not see that it made a child. If they are `borrowed`, they need not be those of the table.
+/// Counts the descriptors as the child's own, and closes its copies of mailboxes, so that they end with the parent's.
+/// The only watcher of a session, if it has one, is the parent's. The parent has `counted` them, unless it did not see
+/// that it made a child. If they are `borrowed`, they need not be those of the table.
 pub fn after_fork(counted: bool, borrowed: bool) {
     for fd in table::descriptors() {
         if let Some(epoll) = table::epoll(fd) {
@@ -251,8 +251,8 @@ pub fn after_fork(counted: bool, borrowed: bool) {
     }
 }
 
-/// adopt_uncounted is for a child that its parent has not seen. If the parent has given up the connection since, and its
-/// place is another's, the stream cannot go on.
+/// Counts a descriptor of a child that its parent has not seen. If the parent has given up the connection since, and
+/// its place is another's, the stream cannot go on.
 fn adopt_uncounted(session: &Session, fd: c_int) {
     let side = session.side();
     if side.generation.load(Ordering::Acquire) == session.generation.load(Ordering::Relaxed)
@@ -271,7 +271,7 @@ fn adopt_uncounted(session: &Session, fd: c_int) {
     drop(table::take_session(fd));
 }
 
-/// leave_all has all connections continue on the kernel. What is in their rings is received first.
+/// Makes all connections continue on the kernel. What is in their rings is received first.
 pub fn leave_all() {
     for session in table::descriptors().filter_map(table::session) {
         session.side().stays.store(1, Ordering::SeqCst);

@@ -24,7 +24,7 @@ static SHARED: AtomicBool = AtomicBool::new(false);
 
 const PAGE: usize = 65536; // the largest page of aarch64
 
-/// start runs before the program's main function.
+/// Runs before the program's main function.
 pub fn start() {
     lock::own_process();
     let Ok(made) = Mmap::private(PAGE) else { return };
@@ -40,7 +40,7 @@ fn mark() -> &'static AtomicU32 {
     unsafe { &*MARK.load(Ordering::Relaxed) }
 }
 
-/// notice has a copy of the memory become a process of its own. Each call that looks at the table begins with it.
+/// Makes a copy of the memory become a process of its own. Each call that looks at the table begins with it.
 #[inline]
 pub fn notice() {
     if mark().load(Ordering::Relaxed) == 0 {
@@ -48,24 +48,24 @@ pub fn notice() {
     }
 }
 
-/// before runs in the parent, before it makes a copy.
+/// Runs in the parent, before it makes a copy.
 pub extern "C" fn before() {
     descriptors::before_fork();
     COUNTED.store(true, Ordering::Relaxed);
 }
 
-/// in_parent runs in the parent when it has made a copy.
+/// Runs in the parent when it has made a copy.
 pub extern "C" fn in_parent() {
     COUNTED.store(false, Ordering::Relaxed);
 }
 
-/// failed is in_parent when there is no copy.
+/// Like `in_parent`, if there is no copy.
 fn failed() {
     in_parent();
     descriptors::fork_failed();
 }
 
-/// in_child runs in a copy, once.
+/// Runs in a copy, once.
 #[cold]
 pub extern "C" fn in_child() {
     // SAFETY: getpid and getppid have no preconditions.
@@ -82,7 +82,7 @@ pub extern "C" fn in_child() {
     descriptors::after_fork(COUNTED.swap(false, Ordering::Relaxed), borrowed);
 }
 
-/// make runs a system call like clone(2), which returns in both processes.
+/// Runs a system call like clone(2), which returns in both processes.
 pub fn make(flags: u64, call: impl FnOnce() -> isize) -> isize {
     if flags & libc::CLONE_VM as u64 != 0 {
         shares(flags);
@@ -98,7 +98,7 @@ pub fn make(flags: u64, call: impl FnOnce() -> isize) -> isize {
     result
 }
 
-/// shares is called before the memory is shared with a child. One for which its parent does not wait may have other
+/// Has to be called before the memory is shared with a child. One for which its parent does not wait may have other
 /// descriptors by the same numbers at the same time. One with thread-local storage of its own could not be told apart.
 pub fn shares(flags: u64) {
     let has = |flag: c_int| flags & flag as u64 != 0;
@@ -112,7 +112,7 @@ pub fn shares(flags: u64) {
     }
 }
 
-/// before_vfork is called before vfork(2), and returns the C library's.
+/// Prepares vfork(2), and returns the C library's.
 extern "C" fn before_vfork() -> usize {
     signals::set_twin(true);
     real::vfork()
@@ -140,12 +140,12 @@ macro_rules! vfork {
 vfork!(vfork);
 vfork!(__vfork);
 
-/// is_shared reports whether the memory has another process that is no thread of this one.
+/// Returns whether the memory has another process that is no thread of this one.
 pub fn is_shared() -> bool {
     SHARED.load(Ordering::Relaxed)
 }
 
-/// in_vfork_child reports whether this is another process in the same memory: it must not change tables. Only a thread that
+/// Returns whether this is another process in the same memory: it must not change tables. Only a thread that
 /// has made one has to ask the kernel.
 pub fn in_vfork_child() -> bool {
     notice();

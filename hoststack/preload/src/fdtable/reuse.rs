@@ -10,14 +10,14 @@ use crate::sys::socket;
 use core::sync::atomic::Ordering;
 use libc::c_int;
 
-/// same_socket is a descriptor of the table whose session is the socket `fd`.
+/// Returns a descriptor of the table whose session is the socket `fd`.
 pub fn same_socket(fd: c_int) -> Option<c_int> {
     let cookie = socket::cookie(fd)?;
     let is_same = |other| table::session(other).is_some_and(|session| cookie_of(&session, other) == Some(cookie));
     table::descriptors().filter(|&other| other != fd).find(|&other| is_same(other))
 }
 
-/// made is called with a number that the kernel has just returned: what is known of it is of a file that was closed by a
+/// Takes a number that the kernel has just returned: what is known of it is of a file that was closed by a
 /// call that the library did not see.
 pub fn made(fd: c_int) {
     table::forget_listener(fd);
@@ -26,7 +26,7 @@ pub fn made(fd: c_int) {
     }
 }
 
-/// verify forgets a session whose descriptor is another file now.
+/// Forgets a session whose descriptor is another file now.
 pub fn verify(fd: c_int) {
     let is_other = table::session(fd).is_some_and(|session| !is_socket_of(&session, fd));
     if is_other && !fork::in_vfork_child() {
@@ -34,7 +34,7 @@ pub fn verify(fd: c_int) {
     }
 }
 
-/// forget is the end of a descriptor that was closed unseen. The number may be another file, which is left alone.
+/// Ends a descriptor that was closed unseen. The number may be another file, which is left alone.
 fn forget(fd: c_int) {
     if let Some(session) = table::take_session(fd) {
         abandon(session.forever(), fd);
@@ -53,8 +53,8 @@ fn abandon(session: &'static Session, fd: c_int) {
         true => epoll.closed(slot, session, false),
         false => epoll.lost(slot, session, fd),
     });
-    // Without this hint the peer takes a FIN before its octets were read for that of a killed process, whose kernel would
-    // have sent a RST.
+    // Without this hint the peer takes a FIN before its octets were read for that of a killed process, whose kernel
+    // would have sent a RST.
     if let Some(rings) = session.rings().filter(|rings| !session.is_readable(rings)) {
         rings.header.leave(rings.role);
     }

@@ -29,7 +29,7 @@ type Listener = Option<SocketAddr>;
 
 static TABLE: [AtomicPtr<[Entry; CHUNK]>; CHUNKS] = [const { AtomicPtr::new(null_mut()) }; CHUNKS];
 
-/// known is the entry of a descriptor, if one of its neighbours was ever used.
+/// Returns the entry of a descriptor, if one of its neighbours was ever used.
 fn known(fd: c_int) -> Option<&'static Entry> {
     super::fork::notice();
     let fd = usize::try_from(fd).ok()?;
@@ -38,7 +38,7 @@ fn known(fd: c_int) -> Option<&'static Entry> {
     unsafe { chunk.as_ref() }.map(|chunk| &chunk[fd % CHUNK])
 }
 
-/// entry makes the entry of a descriptor; None beyond the first million.
+/// Makes the entry of a descriptor; None beyond the first million.
 fn entry(fd: c_int) -> Option<&'static Entry> {
     if let Some(found) = known(fd) {
         return Some(found);
@@ -57,7 +57,7 @@ fn entry(fd: c_int) -> Option<&'static Entry> {
     known(fd)
 }
 
-/// Table is the only table, for floors that do not know it.
+/// The only table, for floors that do not know it.
 pub struct Table;
 
 impl Lookup for Table {
@@ -70,7 +70,7 @@ impl Lookup for Table {
     }
 }
 
-/// session is the session of a descriptor.
+/// Returns the session of a descriptor.
 pub fn session(fd: c_int) -> Option<Held> {
     let entry = known(fd)?;
     loop {
@@ -85,7 +85,7 @@ pub fn session(fd: c_int) -> Option<Held> {
     }
 }
 
-/// set_session enters a session, which the entry then holds. False if the number is too high.
+/// Enters a session, which the entry then holds. False if the number is too high.
 pub fn set_session(fd: c_int, session: &'static Session) -> bool {
     let Some(entry) = entry(fd) else { return false };
     session.hold();
@@ -97,7 +97,7 @@ pub fn set_session(fd: c_int, session: &'static Session) -> bool {
     true
 }
 
-/// take_session removes the session of a descriptor. The caller gets what the entry held.
+/// Removes the session of a descriptor. The caller gets what the entry held.
 pub fn take_session(fd: c_int) -> Option<Held> {
     let found = known(fd)?.session.swap(null_mut(), Ordering::AcqRel);
     // SAFETY: sessions are never freed.
@@ -109,7 +109,7 @@ pub fn epoll(fd: c_int) -> Option<&'static Epoll> {
     unsafe { known(fd)?.epoll.load(Ordering::Acquire).as_ref() }
 }
 
-/// epoll_or_new is the record of an epoll instance, made at its first use with a session.
+/// Returns the record of an epoll instance, made at its first use with a session.
 pub fn epoll_or_new(fd: c_int) -> Option<&'static Epoll> {
     let place = &entry(fd)?.epoll;
     // SAFETY: epoll instances are never freed.
@@ -128,7 +128,7 @@ pub fn epoll_or_new(fd: c_int) -> Option<&'static Epoll> {
     }
 }
 
-/// HeldEpoll keeps an instance while a call waits for it.
+/// Keeps an instance while a call waits for it.
 pub struct HeldEpoll(&'static Epoll);
 
 impl core::ops::Deref for HeldEpoll {
@@ -144,7 +144,7 @@ impl Drop for HeldEpoll {
     }
 }
 
-/// held_epoll is epoll for a call that waits.
+/// Like `epoll`, for a call that waits.
 pub fn held_epoll(fd: c_int) -> Option<HeldEpoll> {
     loop {
         let found = epoll(fd)?;
@@ -168,12 +168,12 @@ pub fn take_epoll(fd: c_int) -> Option<&'static Epoll> {
     unsafe { found.as_ref() }
 }
 
-/// descriptor_of is a number of an epoll instance.
+/// Returns a number of an epoll instance.
 pub fn descriptor_of(epoll: &Epoll) -> Option<c_int> {
     descriptors().find(|&fd| self::epoll(fd).is_some_and(|known| core::ptr::eq(known, epoll)))
 }
 
-/// listener is what `ask` has told of a socket that listens, since forget_listener.
+/// Returns what `ask` has found of a socket that listens, since forget_listener.
 pub fn listener(fd: c_int, ask: impl FnOnce() -> Listener) -> Listener {
     let place = &entry(fd)?.listener;
     // SAFETY: what is stored is never freed. A process has few of them.
@@ -185,19 +185,19 @@ pub fn listener(fd: c_int, ask: impl FnOnce() -> Listener) -> Listener {
     found
 }
 
-/// forget_listener is for a number that is another file from now on.
+/// Forgets what is known of a number that is another file from now on.
 pub fn forget_listener(fd: c_int) {
     if let Some(entry) = known(fd).filter(|entry| !entry.listener.load(Ordering::Relaxed).is_null()) {
         entry.listener.store(null_mut(), Ordering::Relaxed);
     }
 }
 
-/// note has `descriptors` include a number.
+/// Makes `descriptors` include a number.
 pub fn note(fd: c_int) {
     entry(fd);
 }
 
-/// descriptors are the numbers whose chunk was ever used.
+/// Returns the numbers whose chunk was ever used.
 pub fn descriptors() -> impl Iterator<Item = c_int> {
     let used = (0..CHUNKS).filter(|&i| !TABLE[i].load(Ordering::Acquire).is_null());
     used.flat_map(|i| (i * CHUNK) as c_int..((i + 1) * CHUNK) as c_int)

@@ -16,7 +16,7 @@ use crate::sys::{real, socket, uncancelled};
 use core::sync::atomic::Ordering;
 use libc::{c_int, MSG_DONTWAIT, MSG_PEEK, MSG_WAITALL};
 
-/// Receiver is a session that receives.
+/// A session that receives.
 #[derive(Clone, Copy)]
 pub struct Receiver {
     pub session: &'static Session,
@@ -26,7 +26,7 @@ pub struct Receiver {
 }
 
 impl Receiver {
-    /// receive is recv(2) on a session.
+    /// Does recv(2) on a session.
     pub fn receive(self, parts: Parts, flags: c_int) -> Outcome {
         let Self { session, fd, .. } = self;
         uncancelled::test();
@@ -37,7 +37,7 @@ impl Receiver {
         self.take(parts, flags)
     }
 
-    /// peek receives octets that stay where they are. It waits for as many as a receive that takes them.
+    /// Receives octets that stay where they are. It waits for as many as a receive that takes them.
     fn peek(self, sink: Buffers) -> Outcome {
         let Self { session, fd, .. } = self;
         let (parts, flags) = (sink.parts, sink.flags);
@@ -109,7 +109,7 @@ impl Receiver {
         }
     }
 
-    /// attempt is try_once for who does not wait: a descriptor that is another file now is the kernel's at the next call.
+    /// Like `try_once`, for who does not wait: a descriptor that is another file now is the kernel's at the next call.
     pub fn attempt(self, sink: &impl Sink) -> Outcome {
         match receive::try_once(self.session, self.fd, sink, SHORT) {
             Err(STUCK) => Err(EAGAIN),
@@ -121,7 +121,7 @@ impl Receiver {
         }
     }
 
-    /// ended_by_kernel is what a receive returns after the kernel's own call has met the end.
+    /// Returns the result of a receive after the kernel's own call has met the end.
     fn ended_by_kernel(self, sink: &Buffers, result: Outcome) -> Outcome {
         match result {
             Ok(_) => self.attempt(sink),
@@ -129,7 +129,7 @@ impl Receiver {
         }
     }
 
-    /// last_receive is for a wait that ended with an error. Octets that are fewer than SO_RCVLOWAT did not end it.
+    /// Receives after a wait that ended with an error. Octets that are fewer than SO_RCVLOWAT did not end it.
     fn last_receive(self, sink: &Buffers, error: Errno) -> Outcome {
         match socket::option(self.fd, libc::SO_RCVLOWAT) {
             Some(2..) => self.attempt(sink).map_err(|_| error),
@@ -138,7 +138,7 @@ impl Receiver {
     }
 }
 
-/// least is how many octets a receive waits for: all, or SO_RCVLOWAT.
+/// Returns how many octets a receive waits for: all, or SO_RCVLOWAT.
 fn least(session: &Session, wanted: usize, flags: c_int) -> usize {
     match flags & MSG_WAITALL {
         0 => wanted.min(session.side().low_mark.load(Ordering::Relaxed) as usize),
@@ -154,7 +154,7 @@ pub fn some(done: usize, error: Errno) -> Outcome {
     }
 }
 
-/// send is send(2) on a session. A blocking one returns when all octets are sent.
+/// Does send(2) on a session. A blocking one returns when all octets are sent.
 pub fn send(session: &'static Session, fd: c_int, parts: Parts, flags: c_int) -> Outcome {
     uncancelled::test();
     offer::before(session, fd);

@@ -19,13 +19,13 @@ use libc::{POLLERR, POLLHUP, POLLIN, POLLOUT, POLLRDHUP, POLLRDNORM, POLLWRBAND,
 const READ_BITS: i16 = POLLIN | POLLRDNORM;
 const WRITE_BITS: i16 = POLLOUT | POLLWRNORM | POLLWRBAND;
 
-/// Lookup is the table of descriptors.
+/// The table of descriptors.
 pub trait Lookup {
     fn session(&self, fd: c_int) -> Option<Held>;
     fn epoll(&self, fd: c_int) -> Option<&'static Epoll>;
 }
 
-/// poll is ppoll(2).
+/// Does ppoll(2).
 pub fn poll(table: &impl Lookup, fds: &mut [pollfd], limit: Option<Duration>, mask: *const sigset_t) -> Outcome {
     fds.iter().filter_map(|one| table.epoll(one.fd)).for_each(|epoll| epoll.watch());
     // Nothing is allocated without sessions: an allocator may call poll(2) while it has its own lock.
@@ -46,7 +46,7 @@ pub fn poll(table: &impl Lookup, fds: &mut [pollfd], limit: Option<Duration>, ma
     }
 }
 
-/// once asks rings and kernel. It returns 0 if it has to be called again, or the time is over.
+/// Asks rings and kernel. It returns 0 if it has to be called again, or the time is over.
 fn once(fds: &mut [pollfd], sessions: &[Option<Held>], deadline: Deadline, mask: *const sigset_t) -> Outcome {
     let mut all: Vec<pollfd> =
         fds.iter().zip(sessions).map(|(one, session)| for_kernel(one, session.as_deref())).collect();
@@ -86,7 +86,7 @@ fn leave_to_kernel(sessions: &[Option<Held>]) {
     sessions.iter().flatten().for_each(|session| stream::leave_to_kernel(session.forever()));
 }
 
-/// for_kernel asks for the peer's end instead of writability while it is the ring that knows, and once also for nothing.
+/// Asks for the peer's end instead of writability while it is the ring that knows, and once also for nothing.
 fn for_kernel(one: &pollfd, session: Option<&Session>) -> pollfd {
     let in_ring = |s: &Session| s.side().send.phase() == Phase::Ring;
     let instead = session.filter(|s| in_ring(s)).is_some_and(|s| {
@@ -140,7 +140,7 @@ fn merge(fds: &mut [pollfd], sessions: &[Option<Held>], polled: &[pollfd]) -> us
     n
 }
 
-/// by_kernel is what the kernel knows of a session, after a look at why the peer has ended, if it has.
+/// Returns what the kernel knows of a session, after a look at why the peer has ended, if it has.
 fn by_kernel(session: &Session, polled: &pollfd) -> i16 {
     let mut known = polled.revents;
     ends::suspect(session, polled.fd, known);
@@ -160,7 +160,7 @@ fn kernel_poll(fds: &mut [pollfd], limit: Option<Duration>, mask: *const sigset_
     errno::outcome(unsafe { real::ppoll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, limit, mask) } as isize)
 }
 
-/// Sets are the three of select(2); each may be missing.
+/// The three of select(2); each may be missing.
 pub struct Sets {
     pub read: *mut fd_set,
     pub write: *mut fd_set,
@@ -172,20 +172,20 @@ impl Sets {
         [(self.read, POLLIN), (self.write, POLLOUT), (self.except, libc::POLLPRI)]
     }
 
-    /// has reports whether a set is there and has the descriptor.
+    /// Returns whether a set is there and has the descriptor.
     fn has(set: *mut fd_set, fd: c_int) -> bool {
         // SAFETY: the program's set, and a number below FD_SETSIZE.
         !set.is_null() && unsafe { libc::FD_ISSET(fd, set) }
     }
 
-    /// have_sessions reports whether the program asks for a session, or for an epoll instance that has some.
+    /// Returns whether the program asks for a session, or for an epoll instance that has some.
     pub fn have_sessions(&self, table: &impl Lookup, count: c_int) -> bool {
         let known = |fd: c_int| table.session(fd).is_some() || table.epoll(fd).is_some();
         (0..count.min(libc::FD_SETSIZE as c_int))
             .any(|fd| known(fd) && self.each().iter().any(|&(set, _)| Self::has(set, fd)))
     }
 
-    /// select is pselect(2) by poll.
+    /// Does pselect(2) by poll.
     pub fn select(&self, table: &impl Lookup, count: c_int, limit: Option<Duration>, mask: *const sigset_t) -> Outcome {
         let mut fds: Vec<pollfd> = (0..count.min(libc::FD_SETSIZE as c_int)).filter_map(|fd| self.wanted(fd)).collect();
         poll(table, &mut fds, limit, mask)?;
@@ -201,7 +201,7 @@ impl Sets {
         (events != 0).then_some(pollfd { fd, events, revents: 0 })
     }
 
-    /// answer leaves a descriptor in the sets that it is ready for, and counts them. The groups are the kernel's
+    /// Leaves a descriptor in the sets that it is ready for, and counts them. The groups are the kernel's
     /// (POLLIN_SET and the like of fs/select.c).
     fn answer(&self, one: &pollfd) -> usize {
         let groups = [READ_BITS | POLLHUP | POLLERR, WRITE_BITS | POLLERR, libc::POLLPRI];

@@ -2,10 +2,10 @@
 
 //! splice(2) with a session at one end and a pipe at the other.
 //!
-//! A connection that stays on the kernel for good is spliced by the kernel. What others have, and a ring, is copied to the
-//! pipe, and what a pipe has into the ring, by calls that never wait for the pipe, whatever flags its descriptor has: how much a pipe has room for cannot
-//! be computed, since a short write takes a slot of it. As on the kernel SPLICE_F_NONBLOCK is for the pipe alone, and
-//! O_NONBLOCK of the socket for the socket.
+//! A connection that stays on the kernel for good is spliced by the kernel. What others have, and a ring, is copied to
+//! the pipe, and what a pipe has into the ring, by calls that never wait for the pipe, whatever flags its descriptor
+//! has: how much a pipe has room for cannot be computed, since a short write takes a slot of it. As on the kernel
+//! SPLICE_F_NONBLOCK is for the pipe alone, and O_NONBLOCK of the socket for the socket.
 
 use crate::conn::receive::peek;
 use crate::conn::session::Session;
@@ -33,13 +33,13 @@ const PIPE_BYTES: usize = 65536;
 /// Of linux/fs.h.
 const RWF_NOWAIT: usize = 8;
 
-/// End of a splice: a session, or a descriptor that has none.
+/// An end of a splice: a session, or a descriptor that has none.
 pub enum End {
     Session(Receiver),
     Other(c_int),
 }
 
-/// splice is splice(2) if one end is a session.
+/// Does splice(2) if one end is a session.
 pub fn splice(from: End, to: End, count: usize, flags: u32) -> Outcome {
     const KNOWN: u32 = libc::SPLICE_F_MOVE | SPLICE_F_NONBLOCK | libc::SPLICE_F_MORE | libc::SPLICE_F_GIFT;
     if count == 0 {
@@ -55,7 +55,7 @@ pub fn splice(from: End, to: End, count: usize, flags: u32) -> Outcome {
     }
 }
 
-/// is_pipe reports whether a descriptor is one end of a pipe.
+/// Returns whether a descriptor is one end of a pipe.
 fn is_pipe(fd: c_int) -> Outcome<bool> {
     // SAFETY: zero is a valid stat.
     let mut about: libc::stat = unsafe { core::mem::zeroed() };
@@ -64,7 +64,7 @@ fn is_pipe(fd: c_int) -> Outcome<bool> {
     Ok(about.st_mode & libc::S_IFMT == libc::S_IFIFO)
 }
 
-/// Pipe is the other end of a splice.
+/// The other end of a splice.
 struct Pipe {
     fd: c_int,
     count: usize,
@@ -95,26 +95,26 @@ impl Pipe {
         self.flags & SPLICE_F_NONBLOCK == 0 && self.mode & libc::O_NONBLOCK == 0
     }
 
-    /// block notes that the pipe is what an attempt has to wait for.
+    /// Notes that the pipe is what an attempt has to wait for.
     fn block(&self) -> Outcome {
         self.blocked.set(true);
         Err(EAGAIN)
     }
 
-    /// by_kernel is splice(2) of the kernel, which does not wait for the pipe.
+    /// Calls splice(2) of the kernel, which does not wait for the pipe.
     fn by_kernel(&self, from: c_int, to: c_int) -> Outcome {
         let flags = self.flags | SPLICE_F_NONBLOCK;
         // SAFETY: descriptors without offsets.
         errno::outcome(unsafe { uncancelled::splice(from, null_mut(), to, null_mut(), self.count, flags) })
     }
 
-    /// has reports whether the pipe has one of `events`, which are POLLIN or POLLOUT, or an end.
+    /// Returns whether the pipe has one of `events`, which are POLLIN or POLLOUT, or an end.
     fn has(&self, events: i16) -> bool {
         real::poll_one(self.fd, events) != 0
     }
 }
 
-/// IntoPipe is a pipe that a receive fills.
+/// A pipe that a receive fills.
 struct IntoPipe<'a>(&'a Pipe, usize);
 
 impl Sink for IntoPipe<'_> {
@@ -166,7 +166,7 @@ impl Sink for IntoPipe<'_> {
 }
 
 impl IntoPipe<'_> {
-    /// splice is the kernel's. A blocking socket has octets, so it does not wait.
+    /// Has the kernel splice. A blocking socket has octets, so it does not wait.
     fn splice(&self, fd: c_int) -> Outcome {
         let pipe = Pipe { count: self.1, blocked: Cell::new(false), ..*self.0 };
         for _ in 0..2 {
@@ -180,7 +180,7 @@ impl IntoPipe<'_> {
         Err(EAGAIN)
     }
 
-    /// copy takes from the socket what the pipe has taken.
+    /// Takes from the socket what the pipe has taken.
     fn copy(&self, fd: c_int) -> Outcome {
         let mut buffer = alloc::vec![0u8; PIPE_BYTES.min(self.1)];
         let receive = |from: &mut [u8], flags| {
@@ -203,7 +203,7 @@ impl IntoPipe<'_> {
     }
 }
 
-/// put writes to a pipe without waiting. Not all kernels and kinds of pipes can: then it gives the pipe pages.
+/// Writes to a pipe without waiting. Not all kernels and kinds of pipes can: then it gives the pipe pages.
 fn put(pipe: c_int, regions: &[iovec; 2]) -> Outcome {
     let current = usize::MAX;
     let arguments = [pipe as usize, regions.as_ptr() as usize, regions.len(), current, current, RWF_NOWAIT];
@@ -214,7 +214,7 @@ fn put(pipe: c_int, regions: &[iovec; 2]) -> Outcome {
     }
 }
 
-/// give puts octets into a pipe as pages that nobody else has.
+/// Puts octets into a pipe as pages that nobody else has.
 fn give(pipe: c_int, regions: &[iovec; 2]) -> Outcome {
     // SAFETY: the regions are those of a ring.
     let from = unsafe { Parts::new(regions.as_ptr(), regions.len()) };
@@ -232,7 +232,7 @@ fn give(pipe: c_int, regions: &[iovec; 2]) -> Outcome {
     errno::outcome(unsafe { direct(libc::SYS_vmsplice, arguments) } as isize)
 }
 
-/// to_pipe moves what the session has into a pipe. The kernel looks at the pipe first.
+/// Moves what the session has into a pipe. The kernel looks at the pipe first.
 fn to_pipe(receiver: Receiver, mut pipe: Pipe) -> Outcome {
     let Receiver { session, fd, .. } = receiver;
     if pipe.access() == libc::O_RDONLY {
@@ -263,7 +263,7 @@ fn to_pipe(receiver: Receiver, mut pipe: Pipe) -> Outcome {
     }
 }
 
-/// FromPipe is a pipe that a send empties of `count` octets at most.
+/// A pipe that a send empties of `count` octets at most.
 struct FromPipe<'a> {
     pipe: &'a Pipe,
     count: usize,
@@ -306,7 +306,7 @@ impl Source for FromPipe<'_> {
 }
 
 impl FromPipe<'_> {
-    /// portion copies some octets to the kernel's connection of a blocking socket that has room: its splice(2) would wait.
+    /// Copies some octets to the kernel's connection of a blocking socket that has room: its splice(2) would wait.
     fn portion(&self, fd: c_int) -> Outcome {
         let mut some = [0u8; PORTION];
         let mut regions = [one(some.as_mut_ptr().cast(), self.count.min(PORTION)), one(null_mut(), 0)];
@@ -315,7 +315,7 @@ impl FromPipe<'_> {
     }
 }
 
-/// send_all sends what was taken from a pipe by the kernel's connection. The pipe cannot take it back, so this waits in the
+/// Sends what was taken from a pipe by the kernel's connection. The pipe cannot take it back, so this waits in the
 /// rare case that the connection has no room for so little.
 fn send_all(fd: c_int, regions: &[iovec; 2]) -> Outcome {
     // SAFETY: the regions are the caller's.
@@ -331,7 +331,7 @@ fn send_all(fd: c_int, regions: &[iovec; 2]) -> Outcome {
     Ok(count)
 }
 
-/// take reads from a pipe without waiting.
+/// Reads from a pipe without waiting.
 fn take(pipe: &Pipe, regions: &[iovec; 2]) -> Outcome {
     let flags = SPLICE_F_NONBLOCK as usize;
     let arguments = [pipe.fd as usize, regions.as_ptr() as usize, regions.len(), flags, 0, 0];
@@ -353,7 +353,7 @@ fn take(pipe: &Pipe, regions: &[iovec; 2]) -> Outcome {
     }
 }
 
-/// from_pipe sends what a pipe has.
+/// Sends what a pipe has.
 fn from_pipe(session: &'static Session, pipe: Pipe, fd: c_int) -> Outcome {
     if pipe.access() == libc::O_WRONLY {
         return Err(EBADF);

@@ -10,7 +10,7 @@ use libc::{c_int, off_t};
 
 const BUFFER: usize = 65536;
 
-/// from_file is sendfile(2) to a session: from `offset`, or from the file's own position if there is none.
+/// Does sendfile(2) to a session: from `offset`, or from the file's own position if there is none.
 pub fn from_file(
     session: &'static Session,
     fd: c_int,

@@ -12,7 +12,7 @@ use crate::sys::{bell, real};
 use core::time::Duration;
 use libc::{c_int, pollfd, timeval, POLLIN, POLLOUT, POLLRDHUP};
 
-/// readable waits until the session may be readable, for SO_RCVTIMEO at most.
+/// Waits until the session may be readable, for SO_RCVTIMEO at most.
 pub fn readable(session: &'static Session, fd: c_int) -> Outcome<()> {
     sleep(session, fd, libc::SO_RCVTIMEO, POLLIN | POLLRDHUP, || {
         let Some(rings) = session.rings() else { return false };
@@ -25,7 +25,7 @@ pub fn readable(session: &'static Session, fd: c_int) -> Outcome<()> {
 /// How long the kernel's connection may have more octets before that is noticed, if it has some already.
 const GLANCE: Duration = Duration::from_millis(4);
 
-/// further waits until a receive that takes nothing may get more than `seen` octets, for SO_RCVTIMEO at most. False if
+/// Waits until a receive that takes nothing may get more than `seen` octets, for SO_RCVTIMEO at most. False if
 /// nothing further can come.
 pub fn further(session: &'static Session, fd: c_int, seen: usize, deadline: Deadline) -> Outcome<bool> {
     let ring = || session.rings().filter(|_| session.side().receive.phase() == Phase::Ring);
@@ -49,12 +49,12 @@ pub fn further(session: &'static Session, fd: c_int, seen: usize, deadline: Dead
     }
 }
 
-/// limit_of_receive is SO_RCVTIMEO from now on.
+/// Returns the end of SO_RCVTIMEO from now on.
 pub fn limit_of_receive(fd: c_int) -> Deadline {
     Deadline::after(time_limit(fd, libc::SO_RCVTIMEO))
 }
 
-/// writable waits until the session may be writable, for SO_SNDTIMEO at most.
+/// Waits until the session may be writable, for SO_SNDTIMEO at most.
 pub fn writable(session: &'static Session, fd: c_int) -> Outcome<()> {
     let in_ring = session.side().send.phase() == Phase::Ring;
     let events = if in_ring { POLLRDHUP } else { POLLOUT };
@@ -69,13 +69,13 @@ pub fn writable(session: &'static Session, fd: c_int) -> Outcome<()> {
     result
 }
 
-/// sleep polls the socket and the session's event. `is_ready` publishes that this end waits, then looks again.
+/// Polls the socket and the session's event. `is_ready` publishes that this end waits, then looks again.
 fn sleep(session: &'static Session, fd: c_int, option: c_int, events: i16, is_ready: impl Fn() -> bool) -> Outcome<()> {
     let limit = time_limit(fd, option);
     sleep_for(session, fd, Deadline::after(limit), limit.is_none(), events, is_ready)
 }
 
-/// sleep_for is sleep with a time limit of its own. A signal may not end a call that restarts.
+/// Like `sleep`, with a time limit of its own. A signal may not end a call that restarts.
 fn sleep_for(
     session: &'static Session,
     fd: c_int,
@@ -121,7 +121,7 @@ fn sleep_for(
     }
 }
 
-/// pipe waits for a descriptor that is no session, as long as it takes.
+/// Waits for a descriptor that is no session, as long as it takes.
 pub fn pipe(fd: c_int, events: i16) -> Outcome<()> {
     loop {
         match poll(&mut [pollfd { fd, events, revents: 0 }], Deadline::after(None)) {
@@ -139,7 +139,7 @@ fn poll(fds: &mut [pollfd], deadline: Deadline) -> Outcome {
     errno::outcome(n as isize)
 }
 
-/// time_limit is what SO_RCVTIMEO or SO_SNDTIMEO allow; None is for ever.
+/// Returns the time that SO_RCVTIMEO or SO_SNDTIMEO allow; None is for ever.
 fn time_limit(fd: c_int, option: c_int) -> Option<Duration> {
     let mut value = timeval { tv_sec: 0, tv_usec: 0 };
     let mut length = size_of::<timeval>() as libc::socklen_t;
@@ -150,7 +150,7 @@ fn time_limit(fd: c_int, option: c_int) -> Option<Duration> {
     (!limit.is_zero()).then_some(limit)
 }
 
-/// restarts reports whether a call that a signal interrupted goes on. poll(2) never does, but recv(2) does after
+/// Returns whether a call that a signal interrupted goes on. poll(2) never does, but recv(2) does after
 /// a handler with SA_RESTART. Which signal came is not known, so it goes on only if all handlers have that flag.
 fn restarts() -> bool {
     // Handlers of faults run on the thread that caused them, which does not wait.

@@ -5,7 +5,7 @@
 use crate::sys::mmap::Mmap;
 use beeline_ring::{Direction, Header, Layout, Recall, Role, HEADER_BYTES};
 
-/// Rings of an attached session.
+/// The rings of an attached session.
 #[derive(Clone, Copy)]
 pub struct Rings {
     pub header: &'static Header,
@@ -23,7 +23,7 @@ impl Rings {
         self.header.from(self.role)
     }
 
-    /// octets is the place of the direction whose producer is `role`.
+    /// Returns the place of the direction whose producer is `role`.
     pub fn octets(&self, role: Role) -> *mut u8 {
         // SAFETY: the layout was checked against the size of the mapping.
         unsafe { self.memory.add(HEADER_BYTES + role as usize * self.capacity as usize) }
@@ -46,7 +46,7 @@ impl Rings {
     }
 }
 
-/// Memory is a mapping of rings that no session has yet.
+/// A mapping of rings that no session has yet.
 pub struct Memory {
     mapped: Mmap,
     pub layout: Layout,
@@ -62,7 +62,7 @@ impl Memory {
         unsafe { &*self.mapped.as_ptr().cast::<Header>() }
     }
 
-    /// into_raw gives the mapping to a session.
+    /// Gives the mapping to a session.
     pub fn into_raw(self) -> *mut u8 {
         self.mapped.into_raw()
     }

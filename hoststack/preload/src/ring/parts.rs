@@ -5,7 +5,7 @@
 use crate::sys::errno::{Outcome, EINVAL};
 use libc::{c_int, c_void, iovec, msghdr};
 
-/// Parts are the buffers of one call, from a position on.
+/// The buffers of one call, from a position on.
 #[derive(Clone, Copy)]
 pub struct Parts {
     first: *const iovec,
@@ -21,17 +21,17 @@ impl Parts {
         Self { first, count, skip: 0, most: usize::MAX }
     }
 
-    /// after leaves out the first `n` octets.
+    /// Leaves out the first `n` octets.
     pub fn after(self, n: usize) -> Self {
         Self { skip: self.skip + n, ..self }
     }
 
-    /// at_most leaves out all octets after the first `n`.
+    /// Leaves out all octets after the first `n`.
     pub fn at_most(self, n: usize) -> Self {
         Self { most: n, ..self }
     }
 
-    /// is_missing reports whether one of the buffers of the first `count` octets cannot be one.
+    /// Returns whether one of the buffers of the first `count` octets cannot be one.
     pub fn is_missing(&self, count: usize) -> bool {
         let mut left = count;
         self.each().any(|(address, length)| {
@@ -45,7 +45,7 @@ impl Parts {
         self.each().map(|(_, length)| length).sum()
     }
 
-    /// each buffer as address and length, without what is left out.
+    /// Returns each buffer as address and length, without what is left out.
     fn each(&self) -> impl Iterator<Item = (*mut u8, usize)> + '_ {
         let (mut skip, mut most) = (self.skip, self.most);
         (0..self.count).filter_map(move |i| {
@@ -59,7 +59,7 @@ impl Parts {
         })
     }
 
-    /// message runs `f` with a message header for the buffers: for the program's own list if nothing is left out,
+    /// Runs `f` with a message header for the buffers: for the program's own list if nothing is left out,
     /// otherwise for at most 64 of them, so that such a call may be short.
     pub fn message<T>(&self, f: impl FnOnce(&mut msghdr) -> T) -> T {
         if self.skip == 0 && self.most == usize::MAX {
@@ -75,7 +75,7 @@ impl Parts {
     }
 }
 
-/// with_header runs `f` with a message header for `count` buffers. The kernel does not change their list.
+/// Runs `f` with a message header for `count` buffers. The kernel does not change their list.
 fn with_header<T>(list: *mut iovec, count: usize, f: impl FnOnce(&mut msghdr) -> T) -> T {
     // SAFETY: zero is a valid msghdr, for glibc with padding and for musl.
     let mut message: msghdr = unsafe { core::mem::zeroed() };
@@ -84,7 +84,7 @@ fn with_header<T>(list: *mut iovec, count: usize, f: impl FnOnce(&mut msghdr) ->
     f(&mut message)
 }
 
-/// Octets of one direction of a ring in shared memory.
+/// The octets of one direction of a ring in shared memory.
 #[derive(Clone, Copy)]
 pub struct Octets {
     pub at: *mut u8,
@@ -92,7 +92,7 @@ pub struct Octets {
 }
 
 impl Octets {
-    /// put copies the first `count` octets of `parts` into the ring from `index` on.
+    /// Copies the first `count` octets of `parts` into the ring from `index` on.
     pub fn put(&self, index: u64, parts: &Parts, count: usize) {
         self.walk(index, parts, count, |ring, buffer, n| {
             // SAFETY: walk stays inside of both; the peer may change the ring meanwhile, which can only
@@ -101,7 +101,7 @@ impl Octets {
         });
     }
 
-    /// get copies `count` octets from `index` on into `parts`.
+    /// Copies `count` octets from `index` on into `parts`.
     pub fn get(&self, index: u64, parts: &Parts, count: usize) {
         self.walk(index, parts, count, |ring, buffer, n| {
             // SAFETY: as above; octets that a hostile peer changes during the copy are its own.
@@ -109,14 +109,14 @@ impl Octets {
         });
     }
 
-    /// regions are the places of `count` octets from `index` on: two, if the ring ends between.
+    /// Returns the places of `count` octets from `index` on: two, if the ring ends between.
     pub fn regions(&self, index: u64, count: usize) -> [iovec; 2] {
         let offset = index & (self.capacity - 1);
         let first = count.min((self.capacity - offset) as usize);
         [one(self.at.wrapping_add(offset as usize).cast(), first), one(self.at.cast(), count - first)]
     }
 
-    /// walk splits `count` octets where a buffer or the ring ends.
+    /// Splits `count` octets where a buffer or the ring ends.
     fn walk(&self, index: u64, parts: &Parts, count: usize, copy: impl Fn(*mut u8, *mut u8, usize)) {
         let (mut index, mut left) = (index, count);
         for (mut buffer, mut length) in parts.each() {
@@ -131,7 +131,7 @@ impl Octets {
     }
 }
 
-/// is_no_address reports whether no program can have memory at an address: the first page, and the kernel's half. Whether
+/// Returns whether no program can have memory at an address: the first page, and the kernel's half. Whether
 /// other memory is there only the kernel knows.
 pub fn is_no_address<T>(address: *const T) -> bool {
     let address = address.addr();
@@ -139,7 +139,7 @@ pub fn is_no_address<T>(address: *const T) -> bool {
     address < 4096 || cfg!(target_arch = "x86_64") && address >> 63 != 0
 }
 
-/// one describes a single buffer.
+/// Describes a single buffer.
 pub fn one(buffer: *mut c_void, length: usize) -> iovec {
     iovec { iov_base: buffer, iov_len: length }
 }
@@ -147,7 +147,7 @@ pub fn one(buffer: *mut c_void, length: usize) -> iovec {
 /// The most buffers of a call, and messages of sendmmsg(2): UIO_MAXIOV of linux/uio.h.
 pub const MOST: usize = 1024;
 
-/// valid_count checks the number of buffers as the kernel does.
+/// Checks the number of buffers as the kernel does.
 pub fn valid_count(count: c_int) -> Outcome {
     usize::try_from(count).ok().filter(|&n| n <= MOST).ok_or(EINVAL)
 }

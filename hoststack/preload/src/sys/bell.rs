@@ -16,7 +16,7 @@ use libc::{c_int, c_void, epoll_event, EPOLLET, EPOLLIN, EPOLL_CTL_ADD};
 /// session never make the key.
 static KEY: AtomicU32 = AtomicU32::new(0);
 
-/// Bell of one thread, and the process that made it: a child of fork must not share its parent's.
+/// The waiter of one thread, and the process that made it: a child of fork must not share its parent's.
 #[derive(Clone, Copy)]
 struct Bell {
     fd: c_int,
@@ -24,7 +24,7 @@ struct Bell {
 }
 
 impl Bell {
-    /// pack is what pthread_setspecific(3) keeps, without memory of its own; never null.
+    /// Returns what pthread_setspecific(3) keeps, without memory of its own; never null.
     fn pack(self) -> *mut c_void {
         without_provenance_mut((self.process as usize) << 32 | (self.fd as usize + 1))
     }
@@ -35,7 +35,7 @@ impl Bell {
         Some(Self { fd, process: (word >> 32) as u32 })
     }
 
-    /// of_thread is this thread's bell, made at its first use in this process.
+    /// Returns this thread's bell, made at its first use in this process.
     fn of_thread() -> Option<c_int> {
         let key = key()?;
         // SAFETY: the key is never deleted.
@@ -73,17 +73,17 @@ fn key() -> Option<libc::pthread_key_t> {
     }
 }
 
-/// end_of_thread closes the bell of a thread that ends.
+/// Closes the bell of a thread that ends.
 extern "C" fn end_of_thread(kept: *mut c_void) {
     drop(Bell::unpack(kept).and_then(|bell| Fd::new(bell.fd)));
 }
 
-/// prepare makes this thread's bell before it is needed.
+/// Makes this thread's bell before it is needed.
 pub fn prepare() {
     errno::preserve(Bell::of_thread);
 }
 
-/// wait_with waits until the bell rings, or `fd` has one of `events`, where RLIMIT_NOFILE does not allow to poll both.
+/// Waits until the bell rings, or `fd` has one of `events`, where RLIMIT_NOFILE does not allow to poll both.
 pub fn wait_with(bell: c_int, fd: c_int, events: i16, deadline: Deadline) -> Outcome {
     let mut wanted = epoll_event { events: events as u32, u64: 0 };
     // SAFETY: the event is this function's.
@@ -96,9 +96,9 @@ pub fn wait_with(bell: c_int, fd: c_int, events: i16, deadline: Deadline) -> Out
     result
 }
 
-/// hear returns this thread's bell, which rings from now on when one of `events` is signalled. What it rang for
-/// before is forgotten, so the caller has to look at the sessions afterwards. None if the kernel has no room for it: then
-/// the sessions have to fall back.
+/// Returns this thread's bell, which rings from now on when one of `events` is signalled. What it rang for before is
+/// forgotten, so the caller has to look at the sessions afterwards. None if the kernel has no room for it: then the
+/// sessions have to fall back.
 pub fn hear(events: impl Iterator<Item = c_int>) -> Option<c_int> {
     errno::preserve(|| {
         Bell::of_thread().filter(|&fd| {
@@ -112,14 +112,14 @@ pub fn hear(events: impl Iterator<Item = c_int>) -> Option<c_int> {
     })
 }
 
-/// add reports whether the bell rings for an event. It may be there already.
+/// Returns whether the bell rings for an event. It may be there already.
 fn add(fd: c_int, event: c_int) -> bool {
     let mut wanted = epoll_event { events: (EPOLLIN | EPOLLET) as u32, u64: 0 };
     // SAFETY: the event is this function's.
     unsafe { real::epoll_ctl(fd, EPOLL_CTL_ADD, event, &mut wanted) == 0 || errno::last() == EEXIST }
 }
 
-/// silence takes all edges.
+/// Takes all edges.
 fn silence(fd: c_int) {
     let mut taken = [epoll_event { events: 0, u64: 0 }; 64];
     // SAFETY: the list has that many places; no mask.

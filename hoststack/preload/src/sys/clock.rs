@@ -4,7 +4,7 @@
 
 use core::time::Duration;
 
-/// Deadline is the end of a time limit; without a limit it is never over.
+/// The end of a time limit; without a limit it is never over.
 #[derive(Clone, Copy)]
 pub struct Deadline(Option<Duration>);
 
@@ -14,7 +14,7 @@ impl Deadline {
         Self(limit.map(|limit| if limit.is_zero() { limit } else { now().saturating_add(limit) }))
     }
 
-    /// left is the time that remains; None without a limit.
+    /// Returns the time that remains; None without a limit.
     pub fn left(self) -> Option<Duration> {
         self.0.map(|end| if end.is_zero() { end } else { end.saturating_sub(now()) })
     }
@@ -35,13 +35,13 @@ fn read(clock: libc::clockid_t) -> Duration {
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
-/// ticks is the time in milliseconds, as exact as the kernel's own timestamps of connections, without a system call.
+/// Returns the time in milliseconds, as exact as the kernel's own timestamps of connections, without a system call.
 pub fn ticks() -> u64 {
     let time = read(libc::CLOCK_MONOTONIC_COARSE);
     time.as_secs() * 1000 + u64::from(time.subsec_millis())
 }
 
-/// tick is by how much ticks() grows at a time, in milliseconds rounded up: 1 to 10, by CONFIG_HZ.
+/// Returns by how much ticks() grows at a time, in milliseconds rounded up: 1 to 10, by CONFIG_HZ.
 pub fn tick() -> u64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 10_000_000 };
     // SAFETY: the structure is this function's.
@@ -49,7 +49,7 @@ pub fn tick() -> u64 {
     (time.tv_nsec as u64).div_ceil(1_000_000)
 }
 
-/// milliseconds rounds up, for calls that take them.
+/// Rounds up, for calls that take them.
 pub fn milliseconds(time: Duration) -> libc::c_int {
     let whole = time.as_secs().saturating_mul(1000).saturating_add(time.subsec_nanos().div_ceil(1_000_000).into());
     whole.min(i32::MAX as u64) as libc::c_int

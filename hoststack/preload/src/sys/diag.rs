@@ -15,7 +15,7 @@ const SOCK_DIAG_BY_FAMILY: u16 = 20;
 /// Of linux/inet_diag.h.
 const INET_DIAG_CGROUP_ID: u16 = 21;
 
-/// Owner of a socket.
+/// The owner of a socket.
 #[derive(Debug, PartialEq, Eq, Clone, Copy)]
 pub struct Owner {
     pub cookie: u64,
@@ -25,7 +25,7 @@ pub struct Owner {
 }
 
 impl Owner {
-    /// client is the same for all sockets of a program, as far as the kernel tells; never 0.
+    /// Returns a number that is the same for all sockets of a program, as far as the kernel tells; never 0.
     pub fn client(&self) -> u64 {
         (self.group.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ u64::from(self.uid)) | 1 << 63
     }
@@ -76,7 +76,7 @@ static SOCKET: FdCell = FdCell::empty();
 static NUMBER: AtomicU32 = AtomicU32::new(1);
 static TURN: crate::sys::lock::Lock<()> = crate::sys::lock::Lock::new(());
 
-/// owner finds the socket whose own address is `local` and whose peer is `remote`. The error ENOENT says that this network
+/// Finds the socket whose own address is `local` and whose peer is `remote`. The error ENOENT says that this network
 /// namespace has none; with any other one it is not known.
 pub fn owner(local: SocketAddr, remote: SocketAddr) -> Outcome<Owner> {
     let _turn = TURN.lock();
@@ -97,8 +97,8 @@ pub fn owner(local: SocketAddr, remote: SocketAddr) -> Outcome<Owner> {
 
 type Answer = Outcome<(Owner, u16)>;
 
-/// receive reads an answer, an owner and the port of the peer; None if it is that of another request. The kernel puts it into the queue before send returns,
-/// so nothing waits.
+/// Reads an answer, an owner and the port of the peer; None if it is that of another request. The kernel puts it into
+/// the queue before send returns, so nothing waits.
 fn receive(socket: c_int, number: u32) -> Outcome<Option<Answer>> {
     let mut buffer = [0u64; 256];
     // SAFETY: the buffer has that many octets.
@@ -123,7 +123,7 @@ fn receive(socket: c_int, number: u32) -> Outcome<Option<Answer>> {
     Ok(Some(Ok((Owner { cookie, uid: reply.uid, group }, u16::from_be(reply.id.destination_port)))))
 }
 
-/// group is the number of the control group among attributes (struct nlattr), which are aligned to words; 0 if there is
+/// Returns the number of the control group among attributes (struct nlattr), which are aligned to words; 0 if there is
 /// none.
 fn group(mut words: &[u32]) -> u64 {
     while let Some((&head, rest)) = words.split_first() {
@@ -150,7 +150,7 @@ fn socket() -> Outcome<c_int> {
     Ok(SOCKET.put_first(made))
 }
 
-/// after_fork leaves the parent's socket alone: answers would go to either process.
+/// Leaves the parent's socket alone: answers would go to either process.
 pub fn after_fork() {
     SOCKET.put(None);
 }

@@ -11,13 +11,13 @@ use core::sync::atomic::{AtomicU32, Ordering};
 /// The process that this memory belongs to; the child handler of fork changes it.
 static OWNER: AtomicU32 = AtomicU32::new(0);
 
-/// own_process stores the number of this process. It is called at start and in each child of fork.
+/// Stores the number of this process. It is called at start and in each child of fork.
 pub fn own_process() {
     // SAFETY: getpid has no preconditions.
     OWNER.store(unsafe { libc::getpid() } as u32, Ordering::Relaxed);
 }
 
-/// process is the number of the process that own_process saw.
+/// Returns the number of the process that own_process saw.
 pub fn process() -> u32 {
     OWNER.load(Ordering::Relaxed)
 }
@@ -38,7 +38,7 @@ const SHORT_PAUSES: u32 = 20;
 const SHORT_PAUSE: i64 = 100_000;
 const LONG_PAUSE: i64 = 1_000_000;
 
-/// take waits for `word` to be 0 and stores this process's number in it, for `pauses` at most. A holder that has ended
+/// Waits for `word` to be 0 and stores this process's number in it, for `pauses` at most. A holder that has ended
 /// loses the lock. One that is stopped, or that a thread of a higher priority keeps from running, needs the CPU.
 #[inline]
 pub fn take(word: &AtomicU32, pauses: u32) -> Taken {
@@ -70,7 +70,7 @@ fn wait(word: &AtomicU32, pauses: u32) -> Taken {
     taken
 }
 
-/// pause lets others run, also those of a lower priority.
+/// Lets others run, also those of a lower priority.
 pub fn pause() {
     sleep(SHORT_PAUSE);
 }
@@ -79,7 +79,7 @@ fn sleep(nanoseconds: i64) {
     crate::sys::uncancelled::pause(nanoseconds);
 }
 
-/// has_ended reports whether there is no such process. One whose parent has not waited for it is there.
+/// Returns whether there is no such process. One whose parent has not waited for it is there.
 pub fn has_ended(process: u32) -> bool {
     // SAFETY: signal 0 only checks that the process exists.
     unsafe { libc::kill(process as i32, 0) != 0 && errno::last() == ESRCH }
@@ -89,7 +89,7 @@ pub fn give(word: &AtomicU32) {
     word.store(0, Ordering::Release);
 }
 
-/// Lock guards memory of one process. Held for a few instructions, never across a system call that blocks.
+/// Guards memory of one process. Held for a few instructions, never across a system call that blocks.
 pub struct Lock<T> {
     word: AtomicU32,
     value: UnsafeCell<T>,
@@ -110,7 +110,7 @@ impl<T> Lock<T> {
         Guard(self, section)
     }
 
-    /// break_after_fork frees a lock that a thread of the parent held when it forked.
+    /// Frees a lock that a thread of the parent held when it forked.
     fn break_after_fork(&self) {
         let holder = self.word.load(Ordering::Relaxed);
         if holder != 0 && holder != process() {
@@ -119,7 +119,7 @@ impl<T> Lock<T> {
     }
 }
 
-/// Guard ends the section after the lock.
+/// Ends the section after the lock.
 pub struct Guard<'a, T>(&'a Lock<T>, #[allow(dead_code)] Section);
 
 impl<T> Deref for Guard<'_, T> {

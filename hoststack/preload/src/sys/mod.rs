@@ -17,7 +17,7 @@ pub mod socket;
 pub mod syscall;
 pub mod uncancelled;
 
-/// report writes a line to standard error.
+/// Writes a line to standard error.
 pub fn report(text: &str) {
     let line = alloc::format!("beeline-hoststack: {text}\n");
     // SAFETY: the line's octets.

@@ -10,7 +10,7 @@ use libc::{
     size_t, sockaddr, socklen_t, ssize_t, timespec, FILE,
 };
 
-/// resolve finds the next definition of a function behind this library's, once.
+/// Finds the next definition of a function behind this library's, once.
 fn resolve(cache: &AtomicUsize, name: &'static [u8]) -> usize {
     let known = cache.load(Ordering::Relaxed);
     if known != 0 {
@@ -25,14 +25,14 @@ fn resolve(cache: &AtomicUsize, name: &'static [u8]) -> usize {
     found
 }
 
-/// next is the next definition of a name behind this library's; 0 if there is none.
+/// Returns the next definition of a name behind this library's; 0 if there is none.
 fn next(name: &'static [u8]) -> usize {
     // SAFETY: the name ends with a zero octet.
     unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr().cast()) as usize }
 }
 
-/// at_fork has fork(3) call `before` and `after` in the parent, and `child` in the child. glibc has pthread_atfork(3) in a part that
-/// is linked statically, and exports what that calls; musl the other way round.
+/// Has fork(3) call `before` and `after` in the parent, and `child` in the child. glibc has pthread_atfork(3) in a part
+/// that is linked statically, and exports what that calls; musl the other way round.
 pub fn at_fork(before: extern "C" fn(), after: extern "C" fn(), child: extern "C" fn()) {
     type Handler = Option<extern "C" fn()>;
     type Register = extern "C" fn(Handler, Handler, Handler, *const c_void) -> c_int;
@@ -121,19 +121,19 @@ real! {
     fn popen(command: *const c_char, mode: *const c_char) -> *mut FILE;
 }
 
-/// vfork is the address of the C library's function.
+/// Returns the address of the C library's function.
 pub fn vfork() -> usize {
     static ADDRESS: AtomicUsize = AtomicUsize::new(0);
     resolve(&ADDRESS, b"vfork\0")
 }
 
-/// abort ends the process.
+/// Ends the process.
 pub fn abort() -> ! {
     // SAFETY: abort has no preconditions.
     unsafe { libc::abort() }
 }
 
-/// close_range(2); not every C library has it.
+/// Calls close_range(2); not every C library has it.
 ///
 /// # Safety
 /// As for the system call.
@@ -142,7 +142,7 @@ pub unsafe fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
     unsafe { direct(libc::SYS_close_range, [first as usize, last as usize, flags as usize, 0, 0, 0]) as c_int }
 }
 
-/// epoll_create1(2).
+/// Calls epoll_create1(2).
 ///
 /// # Safety
 /// As for the system call.
@@ -151,12 +151,12 @@ pub unsafe fn epoll_create1(flags: c_int) -> c_int {
     unsafe { direct(libc::SYS_epoll_create1, [flags as usize, 0, 0, 0, 0, 0]) as c_int }
 }
 
-/// poll_one returns what `fd` has of `events` and the events that are always reported.
+/// Returns what `fd` has of `events` and the events that are always reported.
 pub fn poll_one(fd: c_int, events: c_short) -> c_short {
     polled(fd, events).unwrap_or(0)
 }
 
-/// poll_or_suspect is poll_one for who has to ask the kernel otherwise if not even one descriptor may be polled
+/// Like `poll_one`, for a caller that has to ask the kernel otherwise if not even one descriptor may be polled
 /// (RLIMIT_NOFILE).
 pub fn poll_or_suspect(fd: c_int, events: c_short) -> c_short {
     polled(fd, events).unwrap_or(events)

@@ -8,7 +8,7 @@
 use core::alloc::{GlobalAlloc, Layout};
 use core::ptr::null_mut;
 
-/// Heap is malloc(3) of the program's C library.
+/// Malloc(3) of the program's C library.
 struct Heap;
 
 #[global_allocator]
@@ -53,8 +53,8 @@ macro_rules! trap {
     };
 }
 
-// Rust's core library is compiled for programs that unwind, and refers to what does that; this one never does. The names
-// are hidden: programs have their own.
+// Rust's core library is compiled for programs that unwind, and refers to what does that; this one never does. The
+// names are hidden: programs have their own.
 core::arch::global_asm!(
     ".globl _Unwind_Resume",
     ".hidden _Unwind_Resume",

@@ -2,9 +2,9 @@
 
 //! Handlers of signals run between the parts of a call that hold a lock, never inside of one.
 //!
-//! A thread counts the sections that it is in. A handler of the program that would interrupt one is put off: the signal is
-//! queued again for the thread, and blocked until the outermost section ends, where the kernel delivers it. A section
-//! makes no call that waits. Without a signal it costs a few instructions at both ends, and no system call.
+//! A thread counts the sections that it is in. A handler of the program that would interrupt one is put off: the signal
+//! is queued again for the thread, and blocked until the outermost section ends, where the kernel delivers it. A
+//! section makes no call that waits. Without a signal it costs a few instructions at both ends, and no system call.
 
 use crate::sys::syscall::direct;
 use crate::sys::{errno, real};
@@ -36,7 +36,7 @@ core::arch::global_asm!(
     ".popsection",
 );
 
-/// area is this thread's, of all zeroes at first.
+/// Returns the area of this thread, of all zeroes at first.
 #[inline]
 fn area() -> &'static Area {
     let at: *const Area;
@@ -53,17 +53,17 @@ fn area() -> &'static Area {
     }
 }
 
-/// set_twin notes that this thread is about to make a child that shares its memory, or that it is not in one.
+/// Notes that this thread is about to make a child that shares its memory, or that it is not in one.
 pub fn set_twin(has_twin: bool) {
     area().has_twin.store(u32::from(has_twin), Ordering::Relaxed);
 }
 
-/// may_be_twin reports whether this may be another process than the one whose thread has this area.
+/// Returns whether this may be another process than the one whose thread has this area.
 pub fn may_be_twin() -> bool {
     area().has_twin.load(Ordering::Relaxed) != 0
 }
 
-/// Section puts handlers off while it lives. Only its own thread and handlers on that thread use the area, so that plain
+/// Puts handlers off while it lives. Only its own thread and handlers on that thread use the area, so that plain
 /// loads and stores are enough: a handler that runs leaves the depth as it found it.
 pub struct Section(());
 
@@ -91,7 +91,7 @@ impl Drop for Section {
     }
 }
 
-/// deliver restores the mask of signals, which has the kernel run the handlers that were put off.
+/// Restores the mask of signals, which has the kernel run the handlers that were put off.
 #[cold]
 fn deliver(area: &Area) {
     area.pending.store(0, Ordering::Relaxed);
@@ -154,7 +154,7 @@ extern "C" fn on_signal(signal: c_int, info: *mut siginfo_t, context: *mut ucont
     });
 }
 
-/// run is the program's handler.
+/// Runs the program's handler.
 fn run(signal: c_int, info: *mut siginfo_t, context: *mut ucontext_t) {
     let kept = &KEPT[signal as usize];
     let flags = kept.flags.load(Ordering::Relaxed) as c_int;
@@ -178,7 +178,7 @@ fn is_function(handler: usize) -> bool {
     handler != libc::SIG_DFL && handler != libc::SIG_IGN && handler != libc::SIG_ERR && handler != own()
 }
 
-/// shown replaces what the kernel has by what the program has set.
+/// Replaces what the kernel has by what the program has set.
 fn shown(signal: c_int, action: &mut libc::sigaction) {
     if action.sa_sigaction == own() {
         let kept = &KEPT[signal as usize];
@@ -187,7 +187,7 @@ fn shown(signal: c_int, action: &mut libc::sigaction) {
     }
 }
 
-/// set is sigaction(2). `is_other_process` reports whether a child of vfork(2) calls it, which has handlers of its own.
+/// Does sigaction(2). `is_other_process` returns whether a child of vfork(2) calls it, which has handlers of its own.
 ///
 /// # Safety
 /// As for the function of this name in the C library.
@@ -229,7 +229,7 @@ pub unsafe fn set(
     result
 }
 
-/// set_by runs one of the C library's older functions that set a handler and return the former one.
+/// Runs one of the C library's older functions that set a handler and return the former one.
 ///
 /// # Safety
 /// As for that function.

@@ -7,7 +7,7 @@ use core::mem::size_of;
 use core::net::{IpAddr, Ipv4Addr, SocketAddr};
 use libc::{c_int, sockaddr, sockaddr_storage, socklen_t};
 
-/// from_raw reads a socket address of IPv4 or IPv6; None if it is of another family.
+/// Reads a socket address of IPv4 or IPv6; None if it is of another family.
 pub fn from_raw(storage: &sockaddr_storage) -> Option<SocketAddr> {
     let at = core::ptr::from_ref(storage);
     match i32::from(storage.ss_family) {
@@ -29,7 +29,7 @@ pub fn from_raw(storage: &sockaddr_storage) -> Option<SocketAddr> {
 
 type AddressCall = unsafe extern "C" fn(c_int, *mut sockaddr, *mut socklen_t) -> c_int;
 
-/// address is an end of a connection; None if it is not of IPv4 or IPv6.
+/// Returns an end of a connection; None if it is not of IPv4 or IPv6.
 pub fn address(fd: c_int, call: AddressCall) -> Option<SocketAddr> {
     // SAFETY: zero is a valid sockaddr_storage.
     let mut storage: sockaddr_storage = unsafe { core::mem::zeroed() };
@@ -39,7 +39,7 @@ pub fn address(fd: c_int, call: AddressCall) -> Option<SocketAddr> {
     (result == 0).then(|| from_raw(&storage)).flatten()
 }
 
-/// option is a number that getsockopt(2) returns for SOL_SOCKET.
+/// Returns a number that getsockopt(2) returns for SOL_SOCKET.
 pub fn option(fd: c_int, name: c_int) -> Option<c_int> {
     option_of(fd, libc::SOL_SOCKET, name)
 }
@@ -53,7 +53,7 @@ pub fn option_of(fd: c_int, level: c_int, name: c_int) -> Option<c_int> {
     (result == 0).then_some(value)
 }
 
-/// cookie is the kernel's number of a socket, which no other socket gets.
+/// Returns the kernel's number of a socket, which no other socket gets.
 pub fn cookie(fd: c_int) -> Option<u64> {
     let mut cookie = 0u64;
     let mut length = size_of::<u64>() as libc::socklen_t;
@@ -63,7 +63,7 @@ pub fn cookie(fd: c_int) -> Option<u64> {
     (result == 0).then_some(cookie)
 }
 
-/// queued is the number of octets that the kernel's connection has for this end.
+/// Returns the number of octets that the kernel's connection has for this end.
 pub fn queued(fd: c_int) -> usize {
     let mut count: c_int = 0;
     // SAFETY: FIONREAD stores a number.

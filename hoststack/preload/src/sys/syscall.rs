@@ -6,7 +6,7 @@ use crate::sys::errno::{self, Errno};
 use core::arch::asm;
 use libc::c_long;
 
-/// direct asks the kernel, and sets errno as syscall(3) does.
+/// Asks the kernel, and sets errno as syscall(3) does.
 ///
 /// # Safety
 /// As for the system call of this number.

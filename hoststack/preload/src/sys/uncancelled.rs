@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-//! System calls that do not wait, without the C library: its functions are cancellation points (pthreads(7)), at which a
-//! thread would end while it has a lock. Each sets errno as the function of its name does.
+//! System calls that do not wait, without the C library: its functions are cancellation points (pthreads(7)), at which
+//! a thread would end while it has a lock. Each sets errno as the function of its name does.
 
 use crate::sys::syscall::direct;
 use libc::{c_int, c_long, c_void, iovec, msghdr, size_t, sockaddr, socklen_t, ssize_t};
@@ -29,7 +29,7 @@ uncancelled! {
     SYS_splice fn splice(from: c_int, at: *mut i64, to: c_int, offset: *mut i64, count: size_t, flags: u32) -> ssize_t;
 }
 
-/// recv is recv(2).
+/// Calls recv(2).
 ///
 /// # Safety
 /// `buffer` has room for `count` octets.
@@ -38,7 +38,7 @@ pub unsafe fn recv(fd: c_int, buffer: *mut c_void, count: size_t, flags: c_int) 
     unsafe { call(libc::SYS_recvfrom, [fd as usize, buffer as usize, count, flags as usize]) as ssize_t }
 }
 
-/// send is send(2).
+/// Calls send(2).
 ///
 /// # Safety
 /// `buffer` has `count` octets.
@@ -47,7 +47,7 @@ pub unsafe fn send(fd: c_int, buffer: *const c_void, count: size_t, flags: c_int
     unsafe { call(libc::SYS_sendto, [fd as usize, buffer as usize, count, flags as usize]) as ssize_t }
 }
 
-/// poll_now is ppoll(2) of one descriptor with no time to wait.
+/// Calls ppoll(2) for one descriptor with no time to wait.
 pub fn poll_now(one: &mut libc::pollfd) -> c_int {
     let now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     let (one, now) = (core::ptr::from_mut(one) as usize, core::ptr::from_ref(&now) as usize);
@@ -55,7 +55,7 @@ pub fn poll_now(one: &mut libc::pollfd) -> c_int {
     unsafe { call(libc::SYS_ppoll, [one, 1, now, 0]) as c_int }
 }
 
-/// pause sleeps for less than a second. A lock may be held meanwhile, of another thing than what the thread waits for.
+/// Sleeps for less than a second. A lock may be held meanwhile, of another thing than what the thread waits for.
 pub fn pause(nanoseconds: i64) {
     let time = libc::timespec { tv_sec: 0, tv_nsec: nanoseconds };
     let clock = libc::CLOCK_MONOTONIC as usize;
@@ -63,7 +63,7 @@ pub fn pause(nanoseconds: i64) {
     unsafe { call(libc::SYS_clock_nanosleep, [clock, 0, core::ptr::from_ref(&time) as usize, 0]) };
 }
 
-/// test ends a thread that was cancelled, as the calls of the C library do that are made here without it.
+/// Ends a thread that was cancelled, as the calls of the C library do that are made here without it.
 pub fn test() {
     extern "C" {
         fn pthread_testcancel();
@@ -72,7 +72,7 @@ pub fn test() {
     unsafe { pthread_testcancel() }
 }
 
-/// call passes some of the six arguments.
+/// Passes some of the six arguments.
 ///
 /// # Safety
 /// As for the system call of this number.

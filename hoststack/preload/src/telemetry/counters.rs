@@ -17,7 +17,7 @@ impl Counter {
     }
 }
 
-/// Counters are part of the page: docs/develop/hoststack.md has their order.
+/// Part of the page: docs/develop/hoststack.md has their order.
 #[repr(C, align(64))]
 pub struct Counters {
     /// Connections whose rings were mapped; those of them that had no room in the list.
@@ -33,7 +33,7 @@ pub struct Counters {
     refused: [Counter; REFUSALS],
 }
 
-/// Refusal is why a connection, or an offer, did not get rings.
+/// Why a connection, or an offer, did not get rings.
 #[derive(Clone, Copy)]
 pub enum Refusal {
     /// The other end is on another host or in another network namespace.
@@ -71,7 +71,7 @@ impl Counters {
     }
 }
 
-/// beeline_hoststack_counters stores how many connections were attached, how many octets were received from and sent
+/// Stores how many connections were attached, how many octets were received from and sent
 /// into rings, and how many violations there were.
 ///
 /// # Safety

@@ -34,7 +34,7 @@ struct Head {
     counters: Counters,
 }
 
-/// Entry is a connection on rings. Addresses of IPv4 are mapped to IPv6; ports are in the host's byte order.
+/// A connection on rings. Addresses of IPv4 are mapped to IPv6; ports are in the host's byte order.
 #[repr(C, align(64))]
 struct Entry {
     /// The process that attached the rings, as it sees its own number; 0 for none. Written last.
@@ -53,7 +53,7 @@ struct Entry {
 
 const _: () = assert!(size_of::<Head>() <= HEAD_BYTES && size_of::<Entry>() == 64);
 
-/// End is an address and a port.
+/// An address and a port.
 pub type End = ([u8; 16], u16);
 
 impl Head {
@@ -83,12 +83,12 @@ pub fn counters() -> &'static Counters {
     &head().counters
 }
 
-/// is_off reports whether the agent wants everything on the kernel.
+/// Returns whether the agent wants everything on the kernel.
 pub fn is_off() -> bool {
     head().switch.load(Ordering::Relaxed) == 1
 }
 
-/// make has the program have a page. Another thread may make one at the same time.
+/// Makes the program have a page. Another thread may make one at the same time.
 pub fn make() {
     if !PAGE.load(Ordering::Acquire).is_null() {
         return;
@@ -100,7 +100,7 @@ pub fn make() {
     made.publish(&PAGE);
 }
 
-/// entry is the entry of a number that list returned.
+/// Returns the entry of a number that list returned.
 fn entry(number: u32) -> Option<&'static Entry> {
     let page = PAGE.load(Ordering::Acquire);
     let index = (number as usize).checked_sub(1).filter(|&i| i < ENTRIES && !page.is_null())?;
@@ -108,7 +108,7 @@ fn entry(number: u32) -> Option<&'static Entry> {
     Some(unsafe { &*page.cast::<u8>().add(HEAD_BYTES).cast::<Entry>().add(index) })
 }
 
-/// list enters a connection whose rings are attached. `keep` gets its number, and notes the phases. Without room it is
+/// Enters a connection whose rings are attached. `keep` gets its number, and notes the phases. Without room it is
 /// only counted.
 pub fn list(role: Role, server: End, client: End, keep: impl FnOnce(u32)) {
     let Some((number, entry)) = take() else {
@@ -138,7 +138,7 @@ static AMONG: AtomicU32 = AtomicU32::new(64);
 /// Entries of ended processes are looked for among so many: each is a system call.
 const ENDED_LOOKS: u32 = 64;
 
-/// take reserves an entry that is free, or else one whose process has ended.
+/// Reserves an entry that is free, or else one whose process has ended.
 fn take() -> Option<(u32, &'static Entry)> {
     let get = |entry: &Entry, of: u32| {
         entry.process.compare_exchange(of, RESERVED, Ordering::AcqRel, Ordering::Relaxed).is_ok()
@@ -161,7 +161,7 @@ fn take() -> Option<(u32, &'static Entry)> {
     }
 }
 
-/// look finds one of the next entries that `takes` does. A look that is long has the next one be among more.
+/// Finds one of the next entries that `takes` does. A look that is long has the next one be among more.
 fn look(among: u32, most: u32, takes: impl Fn(&Entry) -> bool) -> Option<(u32, &'static Entry)> {
     let first = NEXT.load(Ordering::Relaxed);
     let all = (0..most).map_while(|i| entry((first + i) % among + 1).map(|entry| (i, entry)));
@@ -175,7 +175,7 @@ fn look(among: u32, most: u32, takes: impl Fn(&Entry) -> bool) -> Option<(u32, &
     found.map(|(_, number, entry)| (number, entry))
 }
 
-/// note stores the phases of both directions of a connection.
+/// Stores the phases of both directions of a connection.
 pub fn note(number: u32, sends: u8, receives: u8) {
     if let Some(entry) = entry(number) {
         entry.sends.store(sends, Ordering::Relaxed);
@@ -183,7 +183,7 @@ pub fn note(number: u32, sends: u8, receives: u8) {
     }
 }
 
-/// unlist frees the entry of a connection that has ended.
+/// Frees the entry of a connection that has ended.
 pub fn unlist(number: u32) {
     if let Some(entry) = entry(number) {
         entry.process.store(0, Ordering::Release);

@@ -18,16 +18,16 @@ use beeline_ring::{Header, Layout};
 use core::sync::atomic::Ordering;
 use libc::c_int;
 
-/// A client that has not opened its mailbox after so many milliseconds does not answer. It may have had fewer operations
-/// than the acceptor, or may not have run.
+/// A client that has not opened its mailbox after so many milliseconds does not answer. It may have had fewer
+/// operations than the acceptor, or may not have run.
 const SILENCE: u64 = 64;
 
-/// try_offer sends an offer if the connector has opened its mailbox.
+/// Sends an offer if the connector has opened its mailbox.
 pub fn try_offer(session: &'static Session, fd: c_int) {
     let _ = make_offer(session, fd);
 }
 
-/// make_offer makes rings and sends them to the connector; None if it has no mailbox.
+/// Makes rings and sends them to the connector; None if it has no mailbox.
 fn make_offer(session: &'static Session, fd: c_int) -> Option<()> {
     let (server, client) = session.identity().ends?;
     if !identity::has_ends(fd, server, client) {
@@ -57,7 +57,7 @@ fn make_offer(session: &'static Session, fd: c_int) -> Option<()> {
     send_offer(session, fd, &socket, Offer::new(server, client))
 }
 
-/// is_worth reports whether a connection of a client is asked. A connection that is left out is asked after all if another
+/// Returns whether a connection of a client is asked. A connection that is left out is asked after all if another
 /// one of the client answers.
 fn is_worth(merits: &Merits, client: u64) -> bool {
     if merits.left_out.load(Ordering::Relaxed) {
@@ -79,7 +79,7 @@ fn connect_mailbox(owner: &diag::Owner) -> Option<Fd> {
     Some(socket).filter(|socket| connected && user_of(socket.number()) == Some(owner.uid))
 }
 
-/// send_offer attaches this end first: from the moment of the offer the connector may use the rings.
+/// Attaches this end first: from the moment of the offer the connector may use the rings.
 fn send_offer(session: &'static Session, fd: c_int, socket: &Fd, offer: Offer) -> Option<()> {
     if !Session::reserve() {
         page::counters().refuse(Refusal::Limit);
@@ -100,7 +100,7 @@ fn send_offer(session: &'static Session, fd: c_int, socket: &Fd, offer: Offer) -
     Some(())
 }
 
-/// make_all makes the memory of rings, which cannot shrink under the peer, and the events of both ends.
+/// Makes the memory of rings, which cannot shrink under the peer, and the events of both ends.
 fn make_all(capacity: u32) -> Option<(Fd, Memory, Fd, Fd)> {
     let (file, mapped) = Mmap::sealed(c"beeline-ring", Layout::bytes(capacity))?;
     // SAFETY: the mapping is large enough, aligned, and no one else has it yet.

@@ -16,14 +16,14 @@ use beeline_ring::Layout;
 use core::sync::atomic::Ordering;
 use libc::c_int;
 
-/// look has a connector take an offer, if there is one.
+/// Makes a connector take an offer, if there is one.
 pub fn look(session: &'static Session, fd: c_int) {
     if session.mailbox.number().is_some() && !session.is_attached() {
         exclusively(session, || take_offer(session, fd));
     }
 }
 
-/// has_offer takes an offer, and reports whether the session has got rings or somebody is about to send one.
+/// Takes an offer, and reports whether the session has got rings or somebody is about to send one.
 pub fn has_offer(session: &'static Session, fd: c_int) -> bool {
     if session.mailbox.number().is_some() {
         take_offer(session, fd);
@@ -31,7 +31,7 @@ pub fn has_offer(session: &'static Session, fd: c_int) -> bool {
     session.is_attached() || session.visitor.number().is_some()
 }
 
-/// open_mailbox has the acceptor find a socket for its offer.
+/// Makes the acceptor find a socket for its offer.
 pub fn open_mailbox(session: &'static Session, fd: c_int) {
     if session.mailbox.number().is_some() {
         return;
@@ -48,7 +48,7 @@ pub fn open_mailbox(session: &'static Session, fd: c_int) {
     }
 }
 
-/// take_offer looks into the mailbox, and attaches the session to rings that are what they have to be.
+/// Looks into the mailbox, and attaches the session to rings that are what they have to be.
 fn take_offer(session: &'static Session, fd: c_int) {
     if session.side().stays.load(Ordering::SeqCst) != 0 {
         return stop(session);
@@ -77,7 +77,7 @@ fn take_offer_of(session: &'static Session, fd: c_int, visitor: c_int) {
     }
 }
 
-/// visitor is the connection to the mailbox, if there is one.
+/// Returns the connection to the mailbox, if there is one.
 fn visitor(session: &Session) -> Option<c_int> {
     if let Some(known) = session.visitor.number() {
         return Some(known);
@@ -93,7 +93,7 @@ fn visitor(session: &Session) -> Option<c_int> {
     Some(session.visitor.put_first(made))
 }
 
-/// is_from_peer asks the kernel: the connection that the offer names must be this end's own, and its other end must
+/// Asks the kernel: the connection that the offer names must be this end's own, and its other end must
 /// belong to the user who sent the offer.
 fn is_from_peer(fd: c_int, offer: &Offer, user: Option<u32>) -> bool {
     let own = diag::owner(offer.client(), offer.server());
@@ -102,7 +102,7 @@ fn is_from_peer(fd: c_int, offer: &Offer, user: Option<u32>) -> bool {
     socket::cookie(fd) == Some(own.cookie) && user == Some(peer.uid)
 }
 
-/// accept maps the memory and attaches the session.
+/// Maps the memory and attaches the session.
 fn accept(session: &'static Session, fd: c_int, [memory, own, peer]: [Fd; DESCRIPTORS]) -> Result<(), Refusal> {
     if !is_event(&own) || !is_event(&peer) {
         return Err(Refusal::Offer);
@@ -130,7 +130,7 @@ fn accept(session: &'static Session, fd: c_int, [memory, own, peer]: [Fd; DESCRI
     Ok(())
 }
 
-/// map_offered maps memory whose size cannot change, and whose header fits its size.
+/// Maps memory whose size cannot change, and whose header fits its size.
 fn map_offered(memory: &Fd) -> Option<Memory> {
     let needed = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
     // SAFETY: fcntl of a descriptor.
@@ -149,7 +149,7 @@ fn map_offered(memory: &Fd) -> Option<Memory> {
     Layout::check(words, length).map(|layout| Memory::new(mapped, layout))
 }
 
-/// is_event reports whether a descriptor is an eventfd(2): a write to anything else might wait.
+/// Returns whether a descriptor is an eventfd(2): a write to anything else might wait.
 fn is_event(event: &Fd) -> bool {
     let fd = event.number();
     let path = alloc::format!("/proc/self/fd/{fd}\0");

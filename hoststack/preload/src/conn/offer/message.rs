@@ -13,7 +13,7 @@ use core::net::{IpAddr, Ipv6Addr, SocketAddr};
 use core::sync::atomic::Ordering;
 use libc::{c_int, c_void, sockaddr_un};
 
-/// address is the mailbox of a connector.
+/// Returns the address of a connector's offer socket.
 pub fn address(cookie: u64) -> (sockaddr_un, libc::socklen_t) {
     let name = alloc::format!("\0beeline-hoststack-1/{cookie:016x}");
     // SAFETY: zero is a valid sockaddr_un.
@@ -31,7 +31,7 @@ pub fn unix_socket() -> Option<Fd> {
     Fd::adopt(unsafe { libc::socket(libc::AF_UNIX, kind, 0) })
 }
 
-/// user_of is the user at the other end of a Unix socket.
+/// Returns the user at the other end of a Unix socket.
 pub fn user_of(socket: c_int) -> Option<u32> {
     // SAFETY: zero is a valid ucred.
     let mut peer: libc::ucred = unsafe { zeroed() };
@@ -42,7 +42,7 @@ pub fn user_of(socket: c_int) -> Option<u32> {
     (result == 0).then_some(peer.uid)
 }
 
-/// Offer is what the acceptor writes beside the descriptors: the connection, as it sees it.
+/// What the acceptor writes beside the descriptors: the connection, as it sees it.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Offer {
@@ -90,7 +90,7 @@ fn octets(address: IpAddr) -> [u8; 16] {
 type Control = [u64; 8];
 pub const DESCRIPTORS: usize = 3;
 
-/// send sends an offer without waiting.
+/// Sends an offer without waiting.
 pub fn send(socket: &Fd, offer: &Offer, descriptors: [c_int; DESCRIPTORS]) -> bool {
     let mut control: Control = [0; 8];
     let mut part = crate::ring::parts::one(core::ptr::from_ref(offer).cast_mut().cast(), size_of::<Offer>());
@@ -118,7 +118,7 @@ fn message(part: &mut libc::iovec, control: &mut Control) -> libc::msghdr {
     message
 }
 
-/// receive takes an offer without waiting.
+/// Takes an offer without waiting.
 pub fn receive(socket: c_int) -> Outcome<(Offer, [Fd; DESCRIPTORS])> {
     let mut control: Control = [0; 8];
     // SAFETY: zero is a valid offer.
@@ -135,7 +135,7 @@ pub fn receive(socket: c_int) -> Outcome<(Offer, [Fd; DESCRIPTORS])> {
     }
 }
 
-/// received_descriptors are all that came, so that none is left open.
+/// Returns all that came, so that none is left open.
 fn received_descriptors(message: &libc::msghdr) -> Vec<Fd> {
     // SAFETY: the kernel has filled the control buffer; a header lies within it.
     let Some(header) = (unsafe { libc::CMSG_FIRSTHDR(message).as_ref() }) else { return Vec::new() };

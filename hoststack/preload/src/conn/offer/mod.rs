@@ -3,14 +3,14 @@
 //! How both ends of a connection agree on rings, while the kernel's connection carries it.
 //!
 //! The connector opens a mailbox, a Unix socket in the abstract namespace with the cookie of its TCP socket as name.
-//! Abstract names belong to a network namespace, as TCP connections within one do, so no file system has to be
-//! shared. The acceptor asks the kernel for the cookie by the addresses of the connection, makes the memory, and sends it
-//! to the mailbox. Each end checks that the other has the user that the kernel names as owner of the other socket.
+//! Abstract names belong to a network namespace, as TCP connections within one do, so no file system has to be shared.
+//! The acceptor asks the kernel for the cookie by the addresses of the connection, makes the memory, and sends it to
+//! the mailbox. Each end checks that the other has the user that the kernel names as owner of the other socket.
 //!
-//! Neither waits for the other. When a connection has earned rings (`earn`), the acceptor tries at the next operation, the
-//! 2nd, 4th, 8th after it and so on, and the connector looks into the mailbox before each of its next operations, and then
-//! before as many. While the connection is young both also do so after some time: on a busy machine one of them may be
-//! much later than the other.
+//! Neither waits for the other. When a connection has earned rings (`earn`), the acceptor tries at the next operation,
+//! the 2nd, 4th, 8th after it and so on, and the connector looks into the mailbox before each of its next operations,
+//! and then before as many. While the connection is young both also do so after some time: on a busy machine one of
+//! them may be much later than the other.
 
 mod acceptor;
 mod connector;
@@ -36,15 +36,15 @@ const LAST_AGE: u64 = 2000;
 /// A peer that is about to send, or a thread in a call, is awaited for longer.
 const LAST_AGE_OF_OFFER: u64 = 2 * LAST_AGE;
 
-/// Until LAST_AGE an end also tries after so many milliseconds: the acceptor, which makes ten system calls for it, and the
-/// connector, which makes one.
+/// Until LAST_AGE an end also tries after so many milliseconds: the acceptor, which makes ten system calls for it, and
+/// the connector, which makes one.
 const GAP: [u64; 2] = [64, 16];
 
 /// A connector looks for an offer before each of its next operations, and later when the acceptor may have made
 /// one: a look is a system call, and most peers never make an offer.
 const FIRST_LOOKS: u32 = 8;
 
-/// before is called before each operation on a session.
+/// Takes an offer at times; called before each operation on a session.
 pub fn before(session: &'static Session, fd: c_int) {
     if page::is_off() {
         session.leave_rings();
@@ -66,18 +66,18 @@ fn look_at_times(session: &'static Session, fd: c_int) {
     }
 }
 
-/// is_time reports whether an end that has asked tries at this operation.
+/// Returns whether an end that has asked tries at this operation.
 fn is_time(session: &Session, n: u32) -> bool {
     let merits = &session.merits;
     n.is_power_of_two() || merits.waited() <= LAST_AGE && merits.is_due(GAP[session.role() as usize])
 }
 
-/// after is called after each operation that moved octets.
+/// Counts an operation that moved octets, and asks for rings if the session has earned them.
 pub fn after(session: &'static Session, fd: c_int) {
     within(session, fd, 0);
 }
 
-/// within is after for a part of an operation. So many octets of it are left.
+/// Like `after`, for a part of an operation. So many octets of it are left.
 pub fn within(session: &'static Session, fd: c_int, left: usize) {
     if session.is_attached()
         || session.anticipated.load(Ordering::Relaxed)
@@ -95,7 +95,7 @@ pub fn within(session: &'static Session, fd: c_int, left: usize) {
     }
 }
 
-/// ask is what an end does that has earned rings.
+/// Tries to get the rings that an end has earned.
 fn ask(session: &'static Session, fd: c_int) {
     let (n, side) = (session.merits.operations.load(Ordering::Relaxed), session.side());
     if side.stays.load(Ordering::Relaxed) != 0 {
@@ -120,7 +120,7 @@ fn ask(session: &'static Session, fd: c_int) {
     }
 }
 
-/// without_calls runs `f`, which may attach the session, unless a thread is in a call of the kernel. Then no further call
+/// Runs `f`, which may attach the session, unless a thread is in a call of the kernel. Then no further call
 /// of the kernel begins, so that the next attempt finds none.
 fn without_calls(session: &Session, f: impl FnOnce()) {
     if !session.merits.shut() {
@@ -132,13 +132,13 @@ fn without_calls(session: &Session, f: impl FnOnce()) {
     }
 }
 
-/// is_settled reports whether a session stays on the kernel for good.
+/// Returns whether a session stays on the kernel for good.
 pub fn is_settled(session: &Session) -> bool {
     let over = session.merits.is_settled() || session.side().stays.load(Ordering::Relaxed) != 0;
     over && !session.is_attached()
 }
 
-/// give_up leaves a session to the kernel for good.
+/// Leaves a session to the kernel for good.
 fn give_up(session: &Session, why: Refusal) {
     if session.is_attached() {
         return;
@@ -151,13 +151,13 @@ fn give_up(session: &Session, why: Refusal) {
     stop(session);
 }
 
-/// stop ends an attempt.
+/// Ends an attempt.
 fn stop(session: &Session) {
     session.close_mailbox();
     session.merits.reopen();
 }
 
-/// exclusively runs `f` unless another thread does so for this session, and keeps errno.
+/// Runs `f` unless another thread does so for this session, and keeps errno.
 pub fn exclusively(session: &'static Session, f: impl FnOnce()) -> bool {
     let _section = Section::enter();
     let Some(_alone) = unattached(session) else { return false };
@@ -165,10 +165,10 @@ pub fn exclusively(session: &'static Session, f: impl FnOnce()) -> bool {
     true
 }
 
-/// Alone is a session that gets no rings meanwhile.
+/// A session that gets no rings meanwhile.
 pub struct Alone(pub &'static Session);
 
-/// unattached is None if the session has rings, or another thread is about to get some.
+/// Returns None if the session has rings, or another thread is about to get some.
 pub fn unattached(session: &'static Session) -> Option<Alone> {
     if session.is_attached() || session.upgrading.swap(true, Ordering::SeqCst) {
         return None;

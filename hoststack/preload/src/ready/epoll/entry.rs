@@ -15,7 +15,7 @@ use beeline_ring::Recall;
 use core::sync::atomic::Ordering;
 use libc::{c_int, EPOLLERR, EPOLLHUP, EPOLLIN, EPOLLOUT, EPOLLRDHUP, EPOLLWRNORM};
 
-/// Entry is one session in one instance, as the program added it.
+/// One session in one instance, as the program added it.
 pub struct Entry {
     pub fd: c_int,
     pub registration: Registration,
@@ -93,7 +93,7 @@ impl Entry {
         }
     }
 
-    /// registered is the number by which the kernel knows the entry.
+    /// Returns the number by which the kernel knows the entry.
     pub fn registered(&self) -> c_int {
         match &self.registration {
             Registration::Number => self.fd,
@@ -102,17 +102,17 @@ impl Entry {
         }
     }
 
-    /// has_number reports whether the program can name the entry by its number.
+    /// Returns whether the program can name the entry by its number.
     pub fn has_number(&self) -> bool {
         matches!(self.registration, Registration::Number)
     }
 
-    /// has_waited reports whether a send has found no room since room was reported last.
+    /// Returns whether a send has found no room since room was reported last.
     pub fn has_waited(&self) -> bool {
         self.room_waits != self.session.side().room_waits.load(Ordering::Relaxed)
     }
 
-    /// is_over reports whether no further edge can come: the connection was reset, and the error was reported.
+    /// Returns whether no further edge can come: the connection was reset, and the error was reported.
     pub fn is_over(&self) -> bool {
         self.events & ET != 0 && self.reported & EPOLLERR as u32 != 0 && self.is_reset()
     }
@@ -121,12 +121,12 @@ impl Entry {
         self.session.side().reset.load(Ordering::Relaxed) != 0
     }
 
-    /// knows_room reports whether room is no edge: no send has found less since it was reported, or nobody asks for it.
+    /// Returns whether room is no edge: no send has found less since it was reported, or nobody asks for it.
     pub fn knows_room(&self) -> bool {
         (self.events & WRITE_BITS == 0 || self.reported & WRITE_BITS != 0) && !self.has_waited()
     }
 
-    /// news_of are the events of the kernel without those that are no edge: known room, and ends that were reported.
+    /// Returns the events of the kernel without those that are no edge: known room, and ends that were reported.
     pub fn news_of(&mut self, events: u32) -> u32 {
         let moved = core::mem::take(&mut self.moved);
         if self.is_over() {
@@ -146,7 +146,7 @@ impl Entry {
         }
     }
 
-    /// socket is what the kernel keeps for the socket; and event for the session's event.
+    /// Returns the tag of the socket.
     pub fn socket(&self) -> Tag {
         Tag::Socket(self.at)
     }
@@ -155,7 +155,7 @@ impl Entry {
         Tag::Event(self.at)
     }
 
-    /// kernel_events are those that the kernel reports. While the ring carries what is sent, the kernel does not
+    /// Returns the events that the kernel reports. While the ring carries what is sent, the kernel does not
     /// know whether there is room, but whether the peer is gone. A program that asks for nothing is told of a reset.
     pub fn kernel_events(&self) -> u32 {
         let in_ring = self.session.side().send.phase() == Phase::Ring;
@@ -165,15 +165,15 @@ impl Entry {
         }
         let others = self.events & !WRITE_BITS;
         match self.events & (EXCLUSIVE | READ_BITS) {
-            // The kernel takes no EPOLLRDHUP beside EPOLLEXCLUSIVE. EPOLLIN is the end of the peer, too, once for a program
-            // that does not receive.
+            // The kernel takes no EPOLLRDHUP beside EPOLLEXCLUSIVE. EPOLLIN is the end of the peer, too, once for a
+            // program that does not receive.
             EXCLUSIVE => others | EPOLLIN as u32 | ET,
             both if both & EXCLUSIVE != 0 => others,
             _ => others | EPOLLRDHUP as u32,
         }
     }
 
-    /// is_told reports whether the kernel need not be told again: many programs ask for EPOLLOUT before each send and
+    /// Returns whether the kernel need not be told again: many programs ask for EPOLLOUT before each send and
     /// not after it. The end of the peer may be reported although it is not needed, until it comes.
     pub fn is_told(&self) -> bool {
         let needed = self.kernel_events();
@@ -181,7 +181,7 @@ impl Entry {
         plain && (self.told == needed || self.told == needed | EPOLLRDHUP as u32)
     }
 
-    /// take_ready returns what is to be reported now. Without any, the next is noticed: by the next wait if the instance
+    /// Returns what is to be reported now. Without any, the next is noticed: by the next wait if the instance
     /// `looks`, or because the peer wakes this end.
     pub fn take_ready(&mut self, looks: Option<&Epoll>) -> u32 {
         if self.disabled {
@@ -197,7 +197,7 @@ impl Entry {
         events
     }
 
-    /// rest_of_oneshot is what the kernel has to report beside the rings: an entry with EPOLLONESHOT reports once, so it
+    /// Returns what the kernel has to report beside the rings: an entry with EPOLLONESHOT reports once, so it
     /// has to report all.
     pub fn rest_of_oneshot(&self) -> u32 {
         let Some(rings) = self.session.rings().filter(|_| self.events & ONESHOT != 0 && !self.disabled) else {
@@ -214,7 +214,7 @@ impl Entry {
         events
     }
 
-    /// room_beside_edge is whether the kernel has room, which an edge of the ring has to report, too.
+    /// Returns whether the kernel has room, which an edge of the ring has to report, too.
     pub fn room_beside_edge(&self) -> u32 {
         let by_kernel = self.events & ET != 0 && self.session.side().send.phase() != Phase::Ring;
         match self.events & WRITE_BITS {
@@ -223,7 +223,7 @@ impl Entry {
         }
     }
 
-    /// defer reports whether the octets in the ring have to be reported behind what the kernel has. A second wait reports
+    /// Returns whether the octets in the ring have to be reported behind what the kernel has. A second wait reports
     /// them in any case: the kernel may always have something.
     pub fn defer(&mut self) -> bool {
         let is_behind = |rings: Rings| rings.receive().is_behind() && self.session.is_readable(&rings);
@@ -232,7 +232,7 @@ impl Entry {
         defers
     }
 
-    /// has_something is take_ready without taking.
+    /// Returns whether take_ready would return something.
     pub fn has_something(&mut self) -> bool {
         let fresh = self.fresh;
         let (kernel, peer_ended) = (self.kernel, self.peer_ended);
@@ -241,7 +241,7 @@ impl Entry {
         events != 0
     }
 
-    /// ring_edge is what the rings have after an edge. The next change is another edge, whether or not the program
+    /// Returns what the rings have after an edge. The next change is another edge, whether or not the program
     /// takes what there is.
     ///
     /// Octets are an edge, which reports room, too, also if they were taken meanwhile.
@@ -273,7 +273,7 @@ impl Entry {
         self.ring_ready()
     }
 
-    /// expect has the next change noticed.
+    /// Makes the next change noticed.
     pub fn expect(&mut self, looks: Option<&Epoll>) {
         let Some(rings) = self.session.rings().filter(|_| self.has_event) else { return };
         let reads = self.events & READ_BITS != 0;
@@ -286,7 +286,7 @@ impl Entry {
         }
     }
 
-    /// has_news reports whether a hot entry has something to report.
+    /// Returns whether a hot entry has something to report.
     pub fn has_news(&self) -> bool {
         let Some(rings) = self.session.rings().filter(|_| !self.disabled) else { return false };
         match self.events & ET != 0 {
@@ -295,14 +295,14 @@ impl Entry {
         }
     }
 
-    /// is_of_event reports whether a wake-up by the peer may be for this entry: octets, or room if this end waits for it.
+    /// Returns whether a wake-up by the peer may be for this entry: octets, or room if this end waits for it.
     pub fn is_of_event(&self) -> bool {
         let is_new = || self.events & ET == 0 || self.session.rings().is_none_or(|r| r.receive().mark() != self.seen);
         let reads = self.events & READ_BITS != 0 && is_new();
         reads || self.has_waited()
     }
 
-    /// asks_again has the peer wake this end again after a wake-up for octets that were reported already: they came between
+    /// Makes the peer wake this end again after a wake-up for octets that were reported already: they came between
     /// the wish to be woken and the look at the ring. It reports whether there are others by then.
     pub fn asks_again(&self) -> bool {
         if self.hot || self.disabled {
@@ -333,12 +333,12 @@ impl Entry {
         events & self.events
     }
 
-    /// is_recalled reports whether the peer wants octets of the ring by the kernel's connection.
+    /// Returns whether the peer wants octets of the ring by the kernel's connection.
     pub fn is_recalled(&self) -> bool {
         self.session.rings().and_then(|rings| rings.own_recall()).is_some_and(Recall::is_asked)
     }
 
-    /// publish_waits has the peer write this end's event at the next change that the program asked for.
+    /// Makes the peer write this end's event at the next change that the program asked for.
     pub fn publish_waits(&self) {
         let Some(rings) = self.session.rings().filter(|_| self.has_event) else { return };
         if self.events & READ_BITS != 0 {
@@ -347,7 +347,8 @@ impl Entry {
         self.publish_writer_waits(&rings);
     }
 
-    /// publish_writer_waits is for a full ring. As on the kernel, one that was never full reports no edge.
+    /// Has the peer write this end's event when a full ring has room. As on the kernel, one that was never full reports
+    /// no edge.
     pub fn publish_writer_waits(&self, rings: &Rings) {
         let in_ring = self.session.side().send.phase() == Phase::Ring;
         if self.events & WRITE_BITS != 0 && in_ring && !self.session.is_writable(rings) {

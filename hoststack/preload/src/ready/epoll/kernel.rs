@@ -8,7 +8,7 @@ use crate::sys::{clock, real};
 use core::time::Duration;
 use libc::{c_int, epoll_event, sigset_t};
 
-/// kernel_wait is the kernel's epoll_wait. Time-outs of whole milliseconds need no newer system call.
+/// Calls the kernel's epoll_wait. Time-outs of whole milliseconds need no newer system call.
 pub fn kernel_wait(fd: c_int, out: &mut [epoll_event], limit: Option<Duration>, mask: *const sigset_t) -> Outcome {
     let (at, most) = (out.as_mut_ptr(), out.len() as c_int);
     let precise = limit.filter(|limit| limit.subsec_nanos() % 1_000_000 != 0 && *limit < Duration::from_millis(10));

@@ -4,9 +4,9 @@
 //!
 //! A session is in the kernel's instance twice: its socket, for the kernel's connection and its end, and its event,
 //! edge-triggered, which the peer writes when this end has published that it may sleep. Both carry a tag instead of the
-//! program's data. Which sessions may be ready is a queue here, as it is in the kernel for sockets: a session
-//! leaves the queue when its rings have nothing. Then the next wait looks at it, and before a thread sleeps, the peer is
-//! asked to wake it.
+//! program's data. Which sessions may be ready is a queue here, as it is in the kernel for sockets: a session leaves
+//! the queue when its rings have nothing. Then the next wait looks at it, and before a thread sleeps, the peer is asked
+//! to wake it.
 
 mod entry;
 mod kernel;
@@ -41,8 +41,8 @@ pub struct Epoll {
     process: AtomicU32,
     /// Descriptors of the instance in this process.
     descriptors: AtomicUsize,
-    /// Waits of this process that use it now, and one for all of its descriptors: a wait goes on when the last of these is
-    /// closed, and the instance is used again when nobody does.
+    /// Waits of this process that use it now, and one for all of its descriptors: a wait goes on when the last of these
+    /// is closed, and the instance is used again when nobody does.
     holders: AtomicUsize,
     live: AtomicBool,
     sleepers: AtomicUsize,
@@ -83,7 +83,7 @@ impl Epoll {
         self.holders.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// let_go drops what hold took.
+    /// Drops what hold took.
     pub fn let_go(&'static self) {
         let is_last = self.holders.fetch_sub(1, Ordering::AcqRel) == 1;
         if is_last && self.descriptors.load(Ordering::Relaxed) == 0 && self.live.swap(false, Ordering::AcqRel) {
@@ -91,7 +91,7 @@ impl Epoll {
         }
     }
 
-    /// after_fork: the child has no thread that waits.
+    /// Resets the counts in a child of fork, which has no thread that waits.
     pub fn after_fork(&self) {
         self.holders.store(1, Ordering::Relaxed);
         self.sleepers.store(0, Ordering::Relaxed);
@@ -101,7 +101,7 @@ impl Epoll {
         self.descriptors.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// drop_descriptor is called after the entry of `fd` was removed. `other` is a descriptor that remains.
+    /// Drops a descriptor whose entry in the table, that of `fd`, was removed. `other` is a descriptor that remains.
     pub fn drop_descriptor(&'static self, fd: c_int, other: impl FnOnce() -> Option<c_int>) {
         if self.descriptors.fetch_sub(1, Ordering::Relaxed) == 1 {
             self.fd.set(None);
@@ -112,7 +112,7 @@ impl Epoll {
         }
     }
 
-    /// recycle gives an instance without descriptors back to the pool.
+    /// Gives an instance without descriptors back to the pool.
     fn recycle(&'static self) {
         let entries = core::mem::take(&mut *self.inner.lock()).entries;
         for entry in entries.into_iter().flatten() {
@@ -124,7 +124,7 @@ impl Epoll {
         POOL.lock().push(self);
     }
 
-    /// control is epoll_ctl(2) for a session.
+    /// Does epoll_ctl(2) for a session.
     pub fn control(
         &'static self,
         operation: c_int,
@@ -165,7 +165,7 @@ impl Epoll {
         Ok(())
     }
 
-    /// has reports whether the program has added a number.
+    /// Returns whether the program has added a number.
     pub fn has(&self, fd: c_int) -> bool {
         self.inner.lock().by_fd.contains_key(&fd)
     }
@@ -202,7 +202,7 @@ impl Epoll {
         result
     }
 
-    /// forget removes an entry. Its session's event goes to another entry of the session, or is removed if there is none.
+    /// Removes an entry. Its session's event goes to another entry of the session, or is removed if there is none.
     pub fn forget(&self, inner: &mut Guard<Inner>, slot: usize, in_kernel: bool) {
         let Some(entry) = inner.remove(slot) else { return };
         let other = {

@@ -54,13 +54,13 @@ impl Inner {
         self.entries.get(slot)?.as_ref()
     }
 
-    /// entry_of is an entry that is still a session's: the watches of a session are read without the lock of the instance,
+    /// Returns an entry that is still a session's: the watches of a session are read without the lock of the instance,
     /// from which the entry may have gone meanwhile.
     pub fn entry_of(&mut self, slot: usize, session: &Session) -> Option<&mut Entry> {
         self.entries.get_mut(slot)?.as_mut().filter(|entry| core::ptr::eq(entry.session, session))
     }
 
-    /// current is the slot of an entry for which the kernel has reported something, if it is still there.
+    /// Returns the slot of an entry for which the kernel has reported something, if it is still there.
     pub fn current(&self, place: Place) -> Option<usize> {
         self.entry(place.slot).filter(|entry| entry.at == place).map(|_| place.slot)
     }
@@ -80,7 +80,7 @@ impl Inner {
         Some(entry)
     }
 
-    /// put_deferred_last moves those behind the others that a wait has left until the kernel was asked.
+    /// Moves those behind the others that a wait has left until the kernel was asked.
     pub fn put_deferred_last(&mut self) {
         let is_deferred = |slot: &usize| self.entries[*slot].as_ref().is_some_and(|entry| entry.deferred);
         if self.queue.iter().any(is_deferred) {
@@ -88,7 +88,7 @@ impl Inner {
         }
     }
 
-    /// settle takes entries out of the queue that have nothing to report.
+    /// Takes entries out of the queue that have nothing to report.
     pub fn settle(&mut self) {
         for slot in core::mem::take(&mut self.queue) {
             let Some(entry) = &mut self.entries[slot] else { continue };
@@ -99,7 +99,7 @@ impl Inner {
         }
     }
 
-    /// look enqueues hot entries that have news. Those without stay, for a while.
+    /// Enqueues hot entries that have news. Those without stay, for a while.
     pub fn look(&mut self, epoll: &Epoll) {
         self.review(|entry| {
             entry.looks += 1;
@@ -111,7 +111,7 @@ impl Inner {
         });
     }
 
-    /// cool_all has peers of all hot entries wake this end.
+    /// Makes peers of all hot entries wake this end.
     pub fn cool_all(&mut self) {
         self.review(|entry| {
             entry.publish_waits();
@@ -119,7 +119,7 @@ impl Inner {
         });
     }
 
-    /// review asks for each hot entry whether it stays hot, and whether it has news.
+    /// Asks for each hot entry whether it stays hot, and whether it has news.
     pub fn review(&mut self, judge: impl Fn(&mut Entry) -> (bool, bool)) {
         let mut i = 0;
         while let Some(&slot) = self.hot.get(i) {
@@ -139,7 +139,7 @@ impl Inner {
         }
     }
 
-    /// fall_asleep has peers of hot entries wake this end for their next octets; false if there are some already, or
+    /// Makes peers of hot entries wake this end for their next octets; false if there are some already, or
     /// other work.
     pub fn fall_asleep(&mut self) -> bool {
         if !self.queue.is_empty() {
@@ -185,7 +185,7 @@ impl Inner {
         self.enqueue(slot);
     }
 
-    /// own_event is for all descriptors by which the session was added to `epoll`.
+    /// Takes an event of the session for all descriptors by which the session was added to `epoll`.
     pub fn own_event(&mut self, epoll: &Epoll, slot: usize) {
         let Some(session) = self.entry(slot).map(|entry| entry.session) else { return };
         for &(_, slot) in session.watches.lock().iter().filter(|(e, _)| core::ptr::addr_eq(*e, epoll)) {

@@ -18,7 +18,7 @@ use libc::{c_int, epoll_event, EPOLLIN, EPOLLOUT, EPOLLRDHUP, EPOLL_CTL_ADD, EPO
 const WOKEN: u32 = u32::MAX;
 
 impl Epoll {
-    /// watch prepares for an instance that is itself polled, or in another instance.
+    /// Prepares for an instance that is itself polled, or in another instance.
     pub fn watch(&self) {
         let mut inner = self.inner.lock();
         if self.nudge.number().is_some() || self.blind.load(Ordering::Relaxed) {
@@ -38,7 +38,7 @@ impl Epoll {
         self.update_nudge(&mut inner);
     }
 
-    /// fall_back has a session whose event this instance cannot have go on by the kernel. A sleeper is woken for what its
+    /// Makes a session whose event this instance cannot have go on by the kernel. A sleeper is woken for what its
     /// ring has by the only other thing that the kernel knows of it: its socket, which is writable.
     fn fall_back(&self, inner: &mut Guard<Inner>, slot: usize) {
         let blind = self.blind.load(Ordering::Relaxed);
@@ -71,7 +71,7 @@ impl Epoll {
         errno::outcome(result as isize).map(|_| ())
     }
 
-    /// add_event adds the session's event, and has the next wait look at the session.
+    /// Adds the session's event, and has the next wait look at the session.
     pub fn add_event(&self, inner: &mut Guard<Inner>, slot: usize) {
         let Some(entry) = &mut inner.entries[slot] else { return };
         if !entry.has_event {
@@ -86,7 +86,7 @@ impl Epoll {
         self.refresh(inner, slot);
     }
 
-    /// refresh has the next wait look at an entry, also one that sleeps now.
+    /// Makes the next wait look at an entry, also one that sleeps now.
     pub fn refresh(&self, inner: &mut Guard<Inner>, slot: usize) {
         let Some(entry) = &mut inner.entries[slot] else { return };
         let session = entry.session;
@@ -98,7 +98,7 @@ impl Epoll {
         }
     }
 
-    /// rename has the kernel know a socket by a copy of its descriptor. If there is no room for one the kernel goes on to
+    /// Makes the kernel know a socket by a copy of its descriptor. If there is no room for one the kernel goes on to
     /// report what it was told last, which nobody can change: all that the program asked for, without rings.
     pub fn rename(&self, entry: &mut Entry, fd: c_int) {
         let events = if entry.disabled { ET } else { entry.kernel_events() };
@@ -115,13 +115,14 @@ impl Epoll {
         let _ = self.kernel(EPOLL_CTL_MOD, fd, entry.told, &entry.socket());
     }
 
-    /// is_own is true in a child of fork only if the process that made the instance has ended.
+    /// Returns whether this process may change the instance: a child of fork only if the process that made the instance
+    /// has ended.
     pub fn is_own(&self) -> bool {
         let maker = self.process.load(Ordering::Relaxed);
         maker == lock::process() || lock::has_ended(maker)
     }
 
-    /// reregister tells the kernel the events of a socket again. The kernel does not change exclusive ones.
+    /// Tells the kernel the events of a socket again. The kernel does not change exclusive ones.
     pub fn reregister(&self, entry: &mut Entry) -> Outcome<()> {
         let events = entry.kernel_events();
         entry.told = events;
@@ -132,7 +133,7 @@ impl Epoll {
         self.kernel(EPOLL_CTL_ADD, entry.registered(), events, &entry.socket())
     }
 
-    /// trim has the kernel report no more of a socket than is needed, once it has: it would do so again and again.
+    /// Makes the kernel report no more of a socket than is needed, once it has: it would do so again and again.
     pub fn trim(&self, inner: &mut Guard<Inner>, slot: usize) {
         let Some(entry) = inner.entries.get_mut(slot).and_then(Option::as_mut) else { return };
         let ended = entry.is_told() && entry.told != entry.kernel_events() && entry.kernel & EPOLLRDHUP as u32 != 0;

@@ -20,13 +20,13 @@ use libc::{c_int, epoll_event, sigset_t, EPOLL_CTL_MOD};
 static TURNS: AtomicU64 = AtomicU64::new(1);
 
 impl Epoll {
-    /// collect_before_kernel moves ready entries of the queue to `out`, except those that have to be behind what the kernel
+    /// Moves ready entries of the queue to `out`, except those that have to be behind what the kernel
     /// has, and returns how many it has moved.
     fn collect_before_kernel(&self, turn: u64, out: &mut [epoll_event]) -> usize {
         self.collect_if(turn, out, 0, Entry::defer)
     }
 
-    /// collect moves ready entries of the queue to `out` behind the first `n`, and returns how many there are then.
+    /// Moves ready entries of the queue to `out` behind the first `n`, and returns how many there are then.
     fn collect(&self, turn: u64, out: &mut [epoll_event], n: usize) -> usize {
         self.inner.lock().put_deferred_last();
         self.collect_if(turn, out, n, |_| false)
@@ -62,7 +62,7 @@ impl Epoll {
         n
     }
 
-    /// report stores the events of an entry, if it has any, and decides whether it stays in the queue.
+    /// Stores the events of an entry, if it has any, and decides whether it stays in the queue.
     fn report(&self, inner: &mut Guard<Inner>, slot: usize, out: &mut [epoll_event], place: usize) -> bool {
         let turn = inner.turn;
         let lazy = self.is_polled_by_one_thread();
@@ -125,13 +125,13 @@ impl Epoll {
         true
     }
 
-    /// is_polled_by_one_thread reports whether nobody else sleeps on the instance: then the next wait of this thread looks
+    /// Returns whether nobody else sleeps on the instance: then the next wait of this thread looks
     /// at hot entries before it sleeps.
     fn is_polled_by_one_thread(&self) -> bool {
         self.sleepers.load(Ordering::SeqCst) == 0 && self.nudge.number().is_none()
     }
 
-    /// sort goes through the first `n` of `out`, which the kernel reported: events of sessions go to the queue, others
+    /// Goes through the first `n` of `out`, which the kernel reported: events of sessions go to the queue, others
     /// stay. It returns how many do.
     fn sort(&self, out: &mut [epoll_event], n: usize) -> usize {
         let (mut kept, mut recalled) = (0, Vec::new());
@@ -168,7 +168,7 @@ impl Epoll {
         kept
     }
 
-    /// wait is epoll_wait(2).
+    /// Does epoll_wait(2).
     pub fn wait(&self, fd: c_int, out: &mut [epoll_event], limit: Option<Duration>, mask: *const sigset_t) -> Outcome {
         let deadline = Deadline::after(limit);
         let (mut fd, mut left) = (fd, limit);
@@ -193,7 +193,7 @@ impl Epoll {
         }
     }
 
-    /// share is how many events sessions may have before the kernel is asked, so that neither starves the other.
+    /// Returns how many events sessions may have before the kernel is asked, so that neither starves the other.
     fn share(&self, most: usize) -> usize {
         if most > 1 {
             return most - most / 4;
@@ -203,7 +203,7 @@ impl Epoll {
         usize::from(!inner.kernel_first)
     }
 
-    /// ask gets events from the kernel, and waits for them unless there are others or the queue has work.
+    /// Gets events from the kernel, and waits for them unless there are others or the queue has work.
     fn ask(
         &self,
         fd: c_int,
@@ -225,7 +225,7 @@ impl Epoll {
         Ok(self.sort(out, result?))
     }
 
-    /// wake_up has peers of hot entries publish without waking this end, unless another thread has fallen asleep since.
+    /// Makes peers of hot entries publish without waking this end, unless another thread has fallen asleep since.
     fn wake_up(&self) {
         let inner = self.inner.lock();
         if self.sleepers.load(Ordering::SeqCst) == 0 {
@@ -233,7 +233,7 @@ impl Epoll {
         }
     }
 
-    /// translate sorts what a wait returned that began before the instance had sessions.
+    /// Sorts what a wait returned that began before the instance had sessions.
     pub fn translate(&self, out: &mut [epoll_event], n: usize) -> usize {
         let kept = self.sort(out, n);
         self.collect(TURNS.fetch_add(1, Ordering::Relaxed), out, kept)

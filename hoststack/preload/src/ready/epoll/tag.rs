@@ -7,7 +7,7 @@ use core::sync::atomic::{AtomicU32, Ordering};
 /// The upper half of tags, drawn once. No address of a program begins with these bits, and no number of a descriptor.
 static KEY: AtomicU32 = AtomicU32::new(0);
 
-/// Tag is what the kernel keeps for this library instead of a program's data.
+/// What the kernel keeps for this library instead of a program's data.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Tag {
     Socket(Place),
@@ -15,7 +15,7 @@ pub enum Tag {
     Nudge,
 }
 
-/// Place of an entry, and which one of those that have had it: an event may come after its entry.
+/// The place of an entry, and which one of those that have had it: an event may come after its entry.
 #[derive(Debug, PartialEq, Eq, Clone, Copy)]
 pub struct Place {
     pub slot: usize,
@@ -26,7 +26,7 @@ const SLOT_BITS: u32 = 22;
 const GENERATION_BITS: u32 = 9;
 
 impl Place {
-    /// next is the generation after one.
+    /// Returns the generation after one.
     pub fn next(generation: u32) -> u32 {
         (generation + 1) & ((1 << GENERATION_BITS) - 1)
     }
