@@ -3,7 +3,7 @@
 //! Connections: how they begin and end.
 
 use super::answer_int;
-use crate::conn::{config, ends, stream, watch};
+use crate::conn::{config, peer, stream, watch};
 use crate::fdtable::{descriptors, reuse, table};
 use crate::sys::errno::{self, EINPROGRESS, EINTR, ENOPROTOOPT};
 use crate::sys::real;
@@ -67,14 +67,14 @@ exported! {
             (libc::SOL_SOCKET, libc::SO_ERROR) => table::session(fd),
             _ => None,
         };
-        session.as_deref().map(|session| ends::notice(session, fd));
+        session.as_deref().map(|session| peer::notice(session, fd));
         let result = real::getsockopt(fd, level, name, value, length);
         let Some(session) = session else { return result };
         if result == 0 && *length as usize == size_of::<c_int>() {
             let place = value.cast::<c_int>();
             match place.read_unaligned() {
-                0 => place.write_unaligned(ends::kept(&session).map_or(0, |error| error.0)),
-                libc::ECONNRESET => ends::is_reset(&session),
+                0 => place.write_unaligned(peer::kept(&session).map_or(0, |error| error.0)),
+                libc::ECONNRESET => peer::is_reset(&session),
                 _ => {}
             }
         }

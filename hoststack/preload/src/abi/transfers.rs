@@ -3,7 +3,7 @@
 //! Calls that receive and send.
 
 use super::{answer, answer_int, checked};
-use crate::conn::ends::keep;
+use crate::conn::peer::keep;
 use crate::conn::session::Held;
 use crate::conn::{earn, offer, send};
 use crate::fdtable::{descriptors, reuse, table};

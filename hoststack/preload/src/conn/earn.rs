@@ -7,9 +7,9 @@
 //! thread is in such a call, since it would not notice them: `inside` counts these threads, and a session is attached
 //! only when there is none.
 
+use crate::conn::end::Way;
 use crate::conn::offer::{self, Alone};
 use crate::conn::session::{Held, Session};
-use crate::conn::side::Way;
 use crate::conn::{config, order};
 use crate::sys::{clock, socket};
 use beeline_ring::Role;

@@ -3,9 +3,9 @@
 //! Octets of a ring that come by the kernel's connection after all: before its socket goes to another program, which
 //! does not see the ring. Only the peer can send them, and only while its program is in a call of this library.
 
-use crate::conn::ends::keep;
+use crate::conn::end::{Phase, SHORT};
+use crate::conn::peer::keep;
 use crate::conn::session::Session;
-use crate::conn::side::{Phase, SHORT};
 use crate::conn::sink::Sink;
 use crate::conn::stream;
 use crate::conn::watch::{self, READ_BITS, WRITE_BITS};

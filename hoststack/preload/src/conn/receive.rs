@@ -2,10 +2,10 @@
 
 //! One attempt to receive: from the kernel's connection, from the ring, and from both where one follows the other.
 
-use crate::conn::ends::{self, keep, kept_for_receive};
+use crate::conn::end::Phase;
+use crate::conn::peer::{self, keep, kept_for_receive};
 use crate::conn::readiness::enough;
 use crate::conn::session::Session;
-use crate::conn::side::Phase;
 use crate::conn::sink::Sink;
 use crate::conn::stream::{break_off, is_kernels, octets};
 use crate::conn::watch::{self, READ_BITS};
@@ -64,7 +64,7 @@ pub fn try_once(session: &'static Session, fd: c_int, sink: &impl Sink, pauses: 
 
 fn note_reset(session: &Session, error: Errno) {
     if error == ECONNRESET {
-        ends::is_reset(session);
+        peer::is_reset(session);
     }
 }
 
@@ -273,8 +273,8 @@ fn ask_kernel(session: &'static Session, fd: c_int, rings: &Rings) -> Option<Out
 /// Returns the result of a receive after the kernel's FIN.
 fn peer_ended(session: &Session, fd: c_int) -> Outcome {
     // What is sent from now on is for the kernel, which may answer with an error.
-    ends::suspect(session, fd, libc::POLLRDHUP);
-    ends::notice(session, fd);
+    peer::suspect(session, fd, libc::POLLRDHUP);
+    peer::notice(session, fd);
     if let Some(rings) = session.rings().filter(|rings| !rings.header.has_left(rings.peer())) {
         // If the peer's number is another connection now, what it sends there must not come here.
         rings.receive().close();

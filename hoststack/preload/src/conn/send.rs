@@ -2,9 +2,9 @@
 
 //! One attempt to send: by the kernel's connection, or by the ring.
 
-use crate::conn::ends::{self, kept_for_send};
+use crate::conn::end::{Phase, SHORT};
+use crate::conn::peer::{self, kept_for_send};
 use crate::conn::session::Session;
-use crate::conn::side::{Phase, SHORT};
 use crate::conn::source::Source;
 use crate::conn::stream::{break_off, is_kernels, leave_to_kernel, octets};
 use crate::conn::watch::{self, WRITE_BITS};
@@ -24,7 +24,7 @@ pub fn attempt(session: &'static Session, fd: c_int, source: &impl Source) -> Ou
     if is_kernels(session, way) {
         return kernel_send(session, fd, source).inspect_err(|&error| {
             if error == ECONNRESET {
-                ends::is_reset(session);
+                peer::is_reset(session);
             }
         });
     }
@@ -41,7 +41,7 @@ pub fn attempt(session: &'static Session, fd: c_int, source: &impl Source) -> Ou
         kernel_send(session, fd, source)
     });
     if result == Err(ECONNRESET) {
-        ends::is_reset(session);
+        peer::is_reset(session);
     }
     if way.phase() != before {
         session.side().note();
@@ -121,7 +121,7 @@ fn ring_send(
     let tail = way.index.load(Ordering::Relaxed);
     let mut free = rings.send().free(tail, rings.capacity)?;
     let used = rings.capacity - free;
-    let asks = ends::is_silent(way, tail.wrapping_sub(used), used) || may_have_ended(session, rings);
+    let asks = peer::is_silent(way, tail.wrapping_sub(used), used) || may_have_ended(session, rings);
     if asks && ended(session, fd) {
         rings.send().close();
         return Ok(None);
@@ -154,7 +154,7 @@ fn ring_send(
     }
     way.index.store(tail + count as u64, Ordering::Relaxed);
     if used == 0 {
-        ends::begin_waiting(way);
+        peer::begin_waiting(way);
     }
     page::counters().sent.add(count as u64);
     if rings.send().wake_consumer() {
@@ -171,9 +171,9 @@ fn may_have_ended(session: &Session, rings: &Rings) -> bool {
 /// Asks the kernel whether the peer has closed or reset the connection. The stream then goes on there, and the
 /// kernel answers as it would without rings.
 fn ended(session: &Session, fd: c_int) -> bool {
-    let ended = ends::means_end(session, fd, real::poll_or_suspect(fd, libc::POLLRDHUP));
+    let ended = peer::means_end(session, fd, real::poll_or_suspect(fd, libc::POLLRDHUP));
     if ended {
-        ends::notice(session, fd);
+        peer::notice(session, fd);
     }
     ended
 }

@@ -3,14 +3,14 @@
 //! A TCP connection of this process that may use rings: made at accept or connect, attached when both ends agree.
 
 use crate::conn::earn::Merits;
-use crate::conn::side::{Phase, Side};
+use crate::conn::end::{Phase, Side};
 use crate::conn::watch::{self, Watch};
 use crate::conn::{config, order};
 use crate::ring::memory::{Memory, Rings};
-use crate::sys::bell;
 use crate::sys::fd::{EventFd, Fd, FdCell};
 use crate::sys::lock::Lock;
 use crate::sys::mmap::Mmap;
+use crate::sys::waiter;
 use crate::telemetry::counters::Refusal;
 use crate::telemetry::page;
 use alloc::boxed::Box;
@@ -220,7 +220,7 @@ impl Session {
         }
         if self.blocks() {
             // The program may forbid itself further descriptors before it waits.
-            bell::prepare();
+            waiter::prepare();
         }
     }
 

@@ -2,9 +2,9 @@
 
 //! Both directions of a session: what they have, which carrier they are on, and how they end.
 
+use crate::conn::end::{Phase, Way, SHORT, UNKNOWN};
 use crate::conn::recall;
 use crate::conn::session::Session;
-use crate::conn::side::{Phase, Way, SHORT, UNKNOWN};
 use crate::conn::watch::{self, WRITE_BITS};
 use crate::ring::memory::Rings;
 use crate::ring::parts::Octets;

@@ -3,9 +3,9 @@
 //! What happens to sessions when descriptors are made, copied and closed.
 
 use crate::conn::session::{Held, Identity, Session};
-use crate::conn::{clients, config, identity, recall, side, stream, watch};
+use crate::conn::{clients, config, end, identity, recall, stream, watch};
 use crate::fdtable::{fork, reuse, table};
-use crate::sys::{bell, errno, real, socket};
+use crate::sys::{errno, real, socket, waiter};
 use crate::telemetry::page;
 use beeline_ring::Role;
 use core::mem::size_of;
@@ -105,7 +105,7 @@ fn enter(fd: c_int, role: Role, ends: Option<(SocketAddr, SocketAddr)>, cookie: 
     }
     page::make();
     clients::make();
-    let side = side::make()?;
+    let side = end::make()?;
     let session = Session::make(Identity { role, side, ends }, cookie);
     if table::set_session(fd, session) {
         session.descriptors.store(1, Ordering::Relaxed);
@@ -247,7 +247,7 @@ pub fn after_fork(counted: bool, borrowed: bool) {
         }
     }
     if table::descriptors().filter_map(table::session).any(|session| session.is_attached() && session.blocks()) {
-        bell::prepare();
+        waiter::prepare();
     }
 }
 

@@ -3,7 +3,7 @@
 //! New processes. A copy of the memory is a fork, by whatever call: the kernel wipes a page of it (MADV_WIPEONFORK). A
 //! child that shares the memory is one of vfork(2): the table is its parent's.
 
-use crate::conn::side;
+use crate::conn::end;
 use crate::fdtable::descriptors;
 use crate::sys::mmap::Mmap;
 use crate::sys::{diag, lock, real, signals};
@@ -77,7 +77,7 @@ pub extern "C" fn in_child() {
     // The descriptors are those of a child of vfork(2), which may have changed them.
     let borrowed = parent != lock::process();
     lock::own_process();
-    side::after_fork();
+    end::after_fork();
     diag::after_fork();
     descriptors::after_fork(COUNTED.swap(false, Ordering::Relaxed), borrowed);
 }

@@ -2,10 +2,10 @@
 
 //! Calls that send and receive, and may wait.
 
-use crate::conn::ends::{self, keep};
+use crate::conn::end::{LONG, SHORT};
+use crate::conn::peer::{self, keep};
 use crate::conn::receive::{self, OTHER_FILE, STUCK};
 use crate::conn::session::Session;
-use crate::conn::side::{LONG, SHORT};
 use crate::conn::sink::{Buffers, Sink};
 use crate::conn::stream::{blocks, is_kernels, queued};
 use crate::conn::{earn, offer, order, send};
@@ -125,7 +125,7 @@ impl Receiver {
     fn ended_by_kernel(self, sink: &Buffers, result: Outcome) -> Outcome {
         match result {
             Ok(_) => self.attempt(sink),
-            Err(_) => result.inspect_err(|_| ends::is_reset(self.session)),
+            Err(_) => result.inspect_err(|_| peer::is_reset(self.session)),
         }
     }
 

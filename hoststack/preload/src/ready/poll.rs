@@ -2,14 +2,14 @@
 
 //! poll(2) and select(2) over sessions and other descriptors.
 
+use crate::conn::end::Phase;
 use crate::conn::session::{Held, Session};
-use crate::conn::side::Phase;
-use crate::conn::{earn, ends, recall, stream};
+use crate::conn::{earn, peer, recall, stream};
 use crate::ready::epoll::Epoll;
 use crate::sys::clock::{self, Deadline};
 use crate::sys::errno::{self, Outcome, EBADF, EINVAL};
 use crate::sys::fd::NO_FD;
-use crate::sys::{bell, real};
+use crate::sys::{real, waiter};
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
 use core::time::Duration;
@@ -54,7 +54,7 @@ fn once(fds: &mut [pollfd], sessions: &[Option<Held>], deadline: Deadline, mask:
     // Those that the kernel alone knows need no event.
     let mine = || sessions.iter().flatten().filter(|session| stream::needs_events(session));
     if !ready && mine().next().is_some() {
-        let bell = bell::hear(mine().filter_map(|session| session.event()));
+        let bell = waiter::hear(mine().filter_map(|session| session.event()));
         let mut without = mine().filter(|session| bell.is_none() || session.event().is_none()).peekable();
         if without.peek().is_some() {
             without.for_each(|session| stream::leave_to_kernel(session.forever()));
@@ -143,11 +143,11 @@ fn merge(fds: &mut [pollfd], sessions: &[Option<Held>], polled: &[pollfd]) -> us
 /// Returns what the kernel knows of a session, after a look at why the peer has ended, if it has.
 fn by_kernel(session: &Session, polled: &pollfd) -> i16 {
     let mut known = polled.revents;
-    ends::suspect(session, polled.fd, known);
-    if known & (POLLRDHUP | READ_BITS) != 0 && ends::notice(session, polled.fd) {
+    peer::suspect(session, polled.fd, known);
+    if known & (POLLRDHUP | READ_BITS) != 0 && peer::notice(session, polled.fd) {
         known |= real::poll_one(polled.fd, READ_BITS | WRITE_BITS | POLLRDHUP);
     }
-    match known != 0 && ends::has_error(session) {
+    match known != 0 && peer::has_error(session) {
         true => known | POLLERR,
         false => known,
     }

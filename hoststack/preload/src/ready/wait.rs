@@ -2,13 +2,13 @@
 
 //! How a thread sleeps on one session: until the ring or the kernel's connection has something for it.
 
+use crate::conn::end::Phase;
 use crate::conn::session::Session;
-use crate::conn::side::Phase;
-use crate::conn::{ends, offer, recall, stream};
+use crate::conn::{offer, peer, recall, stream};
 use crate::sys::clock::{self, Deadline};
 use crate::sys::errno::{self, Outcome, EAGAIN, EINTR, EINVAL};
 use crate::sys::fd::NO_FD;
-use crate::sys::{bell, real};
+use crate::sys::{real, waiter};
 use core::time::Duration;
 use libc::{c_int, pollfd, timeval, POLLIN, POLLOUT, POLLRDHUP};
 
@@ -64,7 +64,7 @@ pub fn writable(session: &'static Session, fd: c_int) -> Outcome<()> {
         session.is_writable(&rings)
     });
     if in_ring {
-        ends::suspect(session, fd, real::poll_or_suspect(fd, POLLRDHUP));
+        peer::suspect(session, fd, real::poll_or_suspect(fd, POLLRDHUP));
     }
     result
 }
@@ -87,7 +87,7 @@ fn sleep_for(
     loop {
         let event = session.event();
         let was_attached = session.is_attached();
-        let bell = bell::hear(event.into_iter());
+        let bell = waiter::hear(event.into_iter());
         let Some(bell) = bell.filter(|_| event.is_some()) else {
             stream::leave_to_kernel(session);
             return Ok(());
@@ -103,7 +103,7 @@ fn sleep_for(
         ];
         let result = match poll(&mut fds, deadline) {
             // RLIMIT_NOFILE does not allow three.
-            Err(EINVAL) if was_attached => bell::wait_with(bell, fd, events, deadline),
+            Err(EINVAL) if was_attached => waiter::wait_with(bell, fd, events, deadline),
             Err(EINVAL) => {
                 stream::leave_to_kernel(session);
                 return Ok(());

@@ -2,7 +2,6 @@
 
 //! The kernel and the C library, and what the standard library of Rust would have of them.
 
-pub mod bell;
 pub mod clock;
 pub mod diag;
 pub mod errno;
@@ -16,6 +15,7 @@ pub mod signals;
 pub mod socket;
 pub mod syscall;
 pub mod uncancelled;
+pub mod waiter;
 
 /// Writes a line to standard error.
 pub fn report(text: &str) {

@@ -40,7 +40,7 @@ struct Entry {
     /// The process that attached the rings, as it sees its own number; 0 for none. Written last.
     process: AtomicU32,
     role: AtomicU8,
-    /// Phases of both directions, as `conn/side.rs` numbers them.
+    /// Phases of both directions, as `conn/end.rs` numbers them.
     sends: AtomicU8,
     receives: AtomicU8,
     reserved: AtomicU8,

@@ -4,9 +4,9 @@
 
 use super::tag::{Place, Tag};
 use super::{Epoll, ET, EXCLUSIVE, ONESHOT};
-use crate::conn::ends;
+use crate::conn::end::Phase;
+use crate::conn::peer;
 use crate::conn::session::Session;
-use crate::conn::side::Phase;
 use crate::conn::watch::{READ_BITS, WRITE_BITS};
 use crate::ring::memory::Rings;
 use crate::sys::fd::{Fd, NO_FD};
@@ -210,7 +210,7 @@ impl Entry {
             return 0;
         }
         let events = real::poll_one(self.registered(), self.kernel_events() as i16) as u32;
-        ends::suspect(self.session, self.registered(), events as i16);
+        peer::suspect(self.session, self.registered(), events as i16);
         events
     }
 
@@ -313,7 +313,7 @@ impl Entry {
     }
 
     pub fn merge(&self, mut kernel: u32, ring: u32) -> u32 {
-        if kernel != 0 && ends::has_error(self.session) {
+        if kernel != 0 && peer::has_error(self.session) {
             kernel |= EPOLLERR as u32;
         }
         (kernel | ring) & (self.events | (EPOLLERR | EPOLLHUP) as u32)

@@ -5,9 +5,9 @@
 use super::entry::Entry;
 use super::tag::Place;
 use super::{Epoll, END_BITS};
-use crate::conn::ends;
+use crate::conn::end::Phase;
+use crate::conn::peer;
 use crate::conn::session::Session;
-use crate::conn::side::Phase;
 use crate::conn::watch::{READ_BITS, WRITE_BITS};
 use crate::ring::memory::Rings;
 use crate::sys::real;
@@ -177,8 +177,8 @@ impl Inner {
         if in_ring && events & READ_BITS != 0 && entry.session.side().shut.load(Ordering::Relaxed) == 0 {
             entry.session.suspect.store(true, Ordering::Relaxed);
         }
-        ends::suspect(entry.session, entry.registered(), events as i16);
-        if events & (END_BITS | READ_BITS) != 0 && ends::notice(entry.session, entry.registered()) {
+        peer::suspect(entry.session, entry.registered(), events as i16);
+        if events & (END_BITS | READ_BITS) != 0 && peer::notice(entry.session, entry.registered()) {
             let all = (READ_BITS | WRITE_BITS | END_BITS) as i16;
             entry.kernel |= u32::from(real::poll_one(entry.registered(), all) as u16);
         }
@@ -199,13 +199,13 @@ impl Inner {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::conn::end;
     use crate::conn::session::Identity;
-    use crate::conn::side;
     use beeline_ring::Role;
 
     #[test]
     fn an_event_of_a_former_entry_is_not_that_of_the_next_one_in_its_place() {
-        let identity = Identity { role: Role::Connector, side: side::make().unwrap(), ends: None };
+        let identity = Identity { role: Role::Connector, side: end::make().unwrap(), ends: None };
         let session = Session::make(identity, 1);
         let mut inner = Inner::default();
         let slot = inner.insert(Entry::new(7, session, 0, 1));

@@ -3,8 +3,8 @@
 //! A peer that has ended without closing, because it was killed or its program has ended. The kernel would have reset
 //! the connection if it had known that the peer has not read all of the ring. So this end behaves as after a reset.
 
+use crate::conn::end::Way;
 use crate::conn::session::Session;
-use crate::conn::side::Way;
 use crate::conn::stream::unread;
 use crate::sys::clock::{tick, ticks};
 use crate::sys::errno::{Errno, EAGAIN, ECONNRESET, EFAULT, EINTR, ENOMEM, EPIPE};
