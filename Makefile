@@ -244,7 +244,7 @@ lint: programs $(SUITE) ## vet, staticcheck, shellcheck, formats
 		--quiet 'host stack=scripts/hoststack lint' \
 		--quiet 'links of the documents=scripts/links' \
 		--quiet 'which folders import which=scripts/walls' \
-		--quiet 'words of C and Go=scripts/words' \
+		--quiet 'words of C, Go and Rust=scripts/words' \
 		--quiet 'shellcheck=shellcheck $(SCRIPTS)'
 
 bin/bench: programs

@@ -40,7 +40,7 @@ pub fn errno() -> i32 {
     std::io::Error::last_os_error().raw_os_error().unwrap_or(0)
 }
 
-/// Returns the name of an error, since numbers tell little.
+/// Returns the name of an error, since numbers say little.
 pub fn name(error: i32) -> String {
     let known = [
         (libc::EAGAIN, "EAGAIN"),

@@ -2,8 +2,9 @@
 
 //! Request and reply of one size over some TCP connections between two processes, each with one thread and epoll.
 //!
-//! `beeline-pingpong --address 127.0.0.1:0 --connections 64 --seconds 2 --bytes 64 --cpus 0,1` prints one line of JSON: connections of the client on rings, replies,
-//! times of a round in microseconds, and the CPU time of both processes for each.
+//! `beeline-pingpong --address 127.0.0.1:0 --connections 64 --seconds 2 --bytes 64 --cpus 0,1` prints
+//! one line of JSON: connections of the client on rings, replies, times of a round in microseconds, and the CPU time of
+//! both processes for each.
 //!
 //! With `--reply 65536` requests have replies of that size, by blocking calls: all on one connection, or with `--once`
 //! on a connection for each. `--server-preload PATH` gives the server another `LD_PRELOAD` than the client has.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-//! `libbeeline_hoststack.so`: a program that is started with it in `LD_PRELOAD` talks to another such program in the same
-//! network namespace through shared memory, over the socket API and without a change.
+//! `libbeeline_hoststack.so`: a program with it in `LD_PRELOAD` talks to another such program in the same network
+//! namespace through shared memory, over the socket API and without a change.
 //!
 //! TCP connections are made by the kernel, and stay open as long as the program's sockets do. What the program sends
 //! then goes through rings ([`conn::offer`], [`conn::stream`]); the end of a connection, and of a process, is the

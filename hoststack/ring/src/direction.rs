@@ -78,7 +78,7 @@ impl Default for Direction {
 }
 
 impl Direction {
-    /// Tells the consumer that the ring follows after `sent` octets of the kernel's connection.
+    /// Publishes that the ring follows after `sent` octets of the kernel's connection.
     pub fn begin(&self, sent: u64) {
         self.produced.start.store(sent, Ordering::Release);
     }

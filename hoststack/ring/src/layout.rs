@@ -72,7 +72,7 @@ impl Header {
         self.chosen.load(Ordering::Acquire) != OFFERED
     }
 
-    /// Tells the peer that the kernel's connection has news of this end.
+    /// Publishes that the kernel's connection knows of a change of this end.
     pub fn leave(&self, role: Role) {
         self.left[role as usize].store(1, Ordering::Release);
     }

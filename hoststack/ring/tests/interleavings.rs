@@ -124,7 +124,7 @@ fn a_sleeping_consumer_is_woken_by_the_next_octet() {
     });
 }
 
-/// A worker that wakes and looks by itself does not take the wish of a thread that waits for the same octet.
+/// A worker that wakes and looks by itself does not take the flag of a thread that waits for the same octet.
 #[test]
 fn a_thread_is_woken_beside_a_worker_that_is_awake() {
     model(|| {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-//! What a process has, as the kernel tells.
+//! What a process has, as the kernel reports.
 
 use std::fmt::{self, Display, Formatter};
 use std::fs;

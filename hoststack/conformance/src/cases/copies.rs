@@ -77,7 +77,7 @@ pub fn forked_and_killed() {
 }
 
 /// A child that ends without closing leaves the parent with the last descriptor: what that has not read is lost when
-/// it closes, and the peer is told.
+/// it closes, and the peer gets the end.
 pub fn forked_and_ended() {
     let p = pair();
     let child = in_child(|| note("child", recv(p.acceptor, 20, 0)));

@@ -51,9 +51,9 @@ const LARGE: usize = 20 << 20;
 
 /// A large transfer is on rings soon, whether it is one call or many.
 pub fn earned_by_octets() {
-    let ways: [(bool, fn(_, _, _)); 3] = [(false, produce), (false, produce_at_once), (true, produce_at_once)];
+    let calls: [(bool, fn(_, _, _)); 3] = [(false, produce), (false, produce_at_once), (true, produce_at_once)];
     let mut ends = 0;
-    for ((nonblocking, produce), upload) in ways.into_iter().flat_map(|way| [(way, false), (way, true)]) {
+    for ((nonblocking, produce), upload) in calls.into_iter().flat_map(|call| [(call, false), (call, true)]) {
         let p = fresh();
         let (from, to) = if upload { (p.connector, p.acceptor) } else { (p.acceptor, p.connector) };
         set_nonblocking(from, nonblocking);

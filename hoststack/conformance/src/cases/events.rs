@@ -237,7 +237,7 @@ pub fn closed_while_copied() {
     close(e);
 }
 
-/// A child closes what it inherits. Its parent is told as before.
+/// A child closes what it inherits. Its parent gets events as before.
 pub fn closed_in_child() {
     let (p, q) = (pair(), pair());
     let e = epoll();

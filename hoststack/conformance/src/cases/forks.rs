@@ -140,7 +140,7 @@ pub fn forked_and_shared() {
 const NO_ANSWER: usize = 120;
 
 /// Clients without the library: after some connections the others are not asked any more.
-pub fn silent_clients() {
+pub fn unresponsive_clients() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     accept_from(&listener, None).close(); // has the library make its page
     let page = Page::find();
@@ -156,7 +156,7 @@ pub fn silent_clients() {
         };
         exchange();
         std::thread::sleep(Duration::from_millis(30));
-        // The first attempt, and one after which it is known that the client is silent.
+        // The first attempt, and one after which it is known that the client is unresponsive.
         let exchange = || {
             exchange();
             std::thread::sleep(Duration::from_millis(80));

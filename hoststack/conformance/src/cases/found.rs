@@ -171,7 +171,7 @@ pub fn full_but_not_ended() {
 }
 
 /// The end that has shut down receiving gets no error of a peer that has not read all.
-pub fn shut_down_with_octets_under_way() {
+pub fn shut_down_with_octets_in_flight() {
     for how in [libc::SHUT_RD, libc::SHUT_RDWR] {
         let p = pair();
         send(p.connector, b"octets", 0);

@@ -60,7 +60,7 @@ pub const EARNING: &[&str] = &[
     "earned_by_late_acceptors",
     "earned_by_two_readers",
     "datagrams",
-    "silent_clients",
+    "unresponsive_clients",
 ];
 
 macro_rules! cases {
@@ -73,11 +73,11 @@ macro_rules! cases {
             Case { name: "short_connections", run: earning::short_connections, expects: Expects::Kernel },
             Case { name: "datagrams", run: earning::datagrams, expects: Expects::Kernel },
             Case { name: "held_by_another", run: forks::held_by_another, expects: Expects::Kernel },
-            Case { name: "silent_clients", run: forks::silent_clients, expects: Expects::Kernel },
+            Case { name: "unresponsive_clients", run: forks::unresponsive_clients, expects: Expects::Kernel },
             Case { name: "overwritten_header", run: hostile::overwritten_header, expects: Expects::Violations },
             Case { name: "wrong_offers", run: offers::wrong_offers, expects: Expects::OneOffer },
             Case { name: "offer_of_another_user", run: refusals::offer_of_another_user, expects: Expects::Kernel },
-            Case { name: "mailbox_of_another_user", run: refusals::mailbox_of_another_user, expects: Expects::Kernel },
+            Case { name: "offer_socket_of_another_user", run: refusals::offer_socket_of_another_user, expects: Expects::Kernel },
             Case { name: "without_memfd", run: refusals::without_memfd, expects: Expects::Kernel },
             Case { name: "without_eventfd", run: refusals::without_eventfd, expects: Expects::Kernel },
             Case { name: "without_netlink", run: refusals::without_netlink, expects: Expects::Kernel },
@@ -106,7 +106,7 @@ cases! {
     kills { killed_then_received, killed_then_sent, killed_then_polled, killed_then_asked, killed_under_epoll, killed_unasked, killed_while_waiting, killed_beside_another }
     shortages { epoll_without_watches, sleeper_without_watches, nested_without_watches, waits_without_descriptors, closed_without_descriptors }
     sockmaps { in_a_sockmap, past_tcp, offered_in_a_sockmap, ring_after_sockmap }
-    found { no_octets, whole_events, one_edge, edge_behind_kernel, no_edge_of_room, after_shutdown, full_but_not_ended, shut_down_with_octets_under_way, low_mark, error_after_octets, peek_of_all, octets_before_reset, shut_down_before_rings, reset_once, no_edge_of_known_room, edges_without_octets, edge_after_a_child, added_again_after_reset, error_after_all }
+    found { no_octets, whole_events, one_edge, edge_behind_kernel, no_edge_of_room, after_shutdown, full_but_not_ended, shut_down_with_octets_in_flight, low_mark, error_after_octets, peek_of_all, octets_before_reset, shut_down_before_rings, reset_once, no_edge_of_known_room, edges_without_octets, edge_after_a_child, added_again_after_reset, error_after_all }
     hostile { wake_up_after_its_octets }
     forks { forked_server, forked_bulk, forked_while_asking, forked_and_shared }
     recalls { passed_unread, executed_unread, streams_unread, peer_stopped, peer_dead, peer_without_room, recalled_in_part, recalled_and_killed }

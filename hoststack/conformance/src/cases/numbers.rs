@@ -188,7 +188,7 @@ pub fn reconnected_by_others() {
     close(old.acceptor);
 }
 
-/// connect(2) of a socket that has a connection, and the call that only tells that the connection is there.
+/// connect(2) of a socket that has a connection, and the call that only reports that the connection is there.
 pub fn connected_again() {
     let (first, second) = (Server::new(), Server::new());
     let p = first.pair();

@@ -15,7 +15,7 @@ use std::ptr::{from_mut, from_ref};
 const CAPACITY: u32 = 65536;
 const SEALS: c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
 
-/// What is sent to a mailbox.
+/// What is sent to an offer socket.
 pub struct Offer {
     size: usize,
     seals: c_int,
@@ -140,32 +140,32 @@ pub fn ask(p: Pair) -> String {
     answers
 }
 
-/// Sends an offer to the connector's mailbox. Without the library there is none.
+/// Sends an offer to the connector's offer socket. Without the library there is none.
 pub fn deliver(p: Pair, mut offer: Offer) {
     if offer.descriptors.first() == Some(&-1) {
         offer.descriptors[0] = offer.memory();
     }
     if counters().is_some() {
-        let socket = mailbox(p.connector);
+        let socket = offer_socket(p.connector);
         send_message(socket, &offer);
         close(socket);
     }
     offer.descriptors.into_iter().for_each(close);
 }
 
-fn mailbox(connector: c_int) -> c_int {
-    let (address, length) = mailbox_address(connector);
+fn offer_socket(connector: c_int) -> c_int {
+    let (address, length) = offer_socket_address(connector);
     // SAFETY: the address is this function's.
     unsafe {
         let socket = libc::socket(libc::AF_UNIX, libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC, 0);
         let connected = libc::connect(socket, from_ref(&address).cast(), length);
-        assert_eq!(connected, 0, "the mailbox of the connector: {}", name(errno()));
+        assert_eq!(connected, 0, "the offer_socket of the connector: {}", name(errno()));
         socket
     }
 }
 
 /// Returns the name that belongs to a connector's socket.
-pub fn mailbox_address(connector: c_int) -> (libc::sockaddr_un, socklen_t) {
+pub fn offer_socket_address(connector: c_int) -> (libc::sockaddr_un, socklen_t) {
     let (mut cookie, mut length) = (0u64, 8 as socklen_t);
     // SAFETY: SO_COOKIE stores eight octets.
     unsafe {

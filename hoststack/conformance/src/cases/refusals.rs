@@ -37,31 +37,31 @@ pub fn offer_of_another_user() {
     p.close();
 }
 
-/// Another user has the name of the connector's mailbox.
-pub fn mailbox_of_another_user() {
+/// Another user has the name of the connector's offer socket.
+pub fn offer_socket_of_another_user() {
     let p = fresh();
-    let (address, length) = offers::mailbox_address(p.connector);
+    let (address, length) = offers::offer_socket_address(p.connector);
     let (ready, is_ready) = std::io::pipe().unwrap();
     let thread = as_nobody(move || {
         // SAFETY: socket calls with an address of the case.
-        let mailbox = unsafe {
+        let offer_socket = unsafe {
             let fd = libc::socket(AF_UNIX, libc::SOCK_SEQPACKET, 0);
             assert_eq!(libc::bind(fd, std::ptr::from_ref(&address).cast(), length), 0, "{}", name(errno()));
             assert_eq!(libc::listen(fd, 8), 0);
             fd
         };
         drop(is_ready);
-        let visited = poll(mailbox, libc::POLLIN, if counters().is_some() { 5000 } else { 0 });
-        assert_eq!(visited.starts_with('1'), counters().is_some(), "a visit to the mailbox: {visited}");
-        // SAFETY: accept without an address; no visitor is no descriptor.
-        let visitor = unsafe {
-            libc::fcntl(mailbox, libc::F_SETFL, libc::O_NONBLOCK);
-            libc::accept(mailbox, std::ptr::null_mut(), std::ptr::null_mut())
+        let visited = poll(offer_socket, libc::POLLIN, if counters().is_some() { 5000 } else { 0 });
+        assert_eq!(visited.starts_with('1'), counters().is_some(), "a visit to the offer_socket: {visited}");
+        // SAFETY: accept without an address; no connection is no descriptor.
+        let connection = unsafe {
+            libc::fcntl(offer_socket, libc::F_SETFL, libc::O_NONBLOCK);
+            libc::accept(offer_socket, std::ptr::null_mut(), std::ptr::null_mut())
         };
-        let message = recv(visitor, 100, 0);
-        note("message", if message.starts_with('0') || visitor < 0 { "none" } else { &message });
+        let message = recv(connection, 100, 0);
+        note("message", if message.starts_with('0') || connection < 0 { "none" } else { &message });
     });
-    std::io::Read::read(&mut &ready, &mut [0]).unwrap(); // the end of the pipe: the mailbox is there
+    std::io::Read::read(&mut &ready, &mut [0]).unwrap(); // the end of the pipe: the socket is there
     for _ in 0..8 {
         // SAFETY: one octet, which lives as long as the calls. The library does not see the connector's.
         unsafe {

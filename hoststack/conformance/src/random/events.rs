@@ -9,7 +9,7 @@ use libc::{c_int, EPOLLET, EPOLLIN, EPOLLONESHOT, EPOLLOUT, EPOLLRDHUP, POLLIN, 
 /// Returns a time limit, mostly 0, which does not wait.
 fn timeout(number: u32) -> c_int {
     if number.is_multiple_of(4) {
-        PATIENCE
+        READ_TIMEOUT
     } else {
         0
     }

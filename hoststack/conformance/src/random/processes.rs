@@ -29,7 +29,7 @@ pub fn woken(world: &mut World, [a, b, c]: [u32; 3]) -> String {
         let got = wait_by(world, slot, c);
         (other.join().expect("a thread"), got)
     });
-    limit(slot.fd, PATIENCE);
+    limit(slot.fd, READ_TIMEOUT);
     if act == 5 || act == 6 {
         std::thread::sleep(ACKNOWLEDGED);
     }

@@ -11,10 +11,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub const SLOTS: usize = 8;
 
 /// As many octets of a direction are under way at most: neither the kernel's buffers nor a ring is full by them.
-pub const UNDER_WAY: u64 = 20_000;
+pub const IN_FLIGHT: u64 = 20_000;
 
 /// A call that waits does so for as many milliseconds.
-pub const PATIENCE: c_int = 20;
+pub const READ_TIMEOUT: c_int = 20;
 
 /// By then the kernel has got the acknowledgement of a FIN, which may be delayed, and is an edge.
 pub const ACKNOWLEDGED: std::time::Duration = std::time::Duration::from_millis(45);
@@ -87,7 +87,7 @@ impl World {
         }
         let made = if warm { pair() } else { fresh() };
         for (end, fd) in [made.connector, made.acceptor].into_iter().enumerate() {
-            limit(fd, PATIENCE);
+            limit(fd, READ_TIMEOUT);
             self.slots[2 * connection + end] = Some(Slot { fd, connection, end });
             self.totals[connection][end].sent.store(0, Ordering::Relaxed);
             self.totals[connection][end].received.store(0, Ordering::Relaxed);
@@ -126,8 +126,8 @@ impl World {
     pub fn octets(&self, slot: Slot, count: usize) -> Option<Vec<u8>> {
         let total = self.sending(slot);
         let sent = total.sent.load(Ordering::Relaxed);
-        let under_way = sent.saturating_sub(total.received.load(Ordering::Relaxed));
-        (under_way + count as u64 <= UNDER_WAY).then(|| content(sent, count))
+        let in_flight = sent.saturating_sub(total.received.load(Ordering::Relaxed));
+        (in_flight + count as u64 <= IN_FLIGHT).then(|| content(sent, count))
     }
 
     /// Counts and describes the result of a send.

@@ -84,7 +84,7 @@ exported! {
     fn setsockopt(fd: c_int, level: c_int, name: c_int, value: *const c_void, length: socklen_t) -> c_int {
         // Options under which the kernel changes or accounts what is sent.
         let needs_kernel = (level, name) == (libc::SOL_TCP, libc::TCP_ULP) || (level, name) == (libc::SOL_SOCKET, libc::SO_ZEROCOPY);
-        if needs_kernel && !descriptors::stay(fd) {
+        if needs_kernel && !descriptors::pin(fd) {
             return answer_int(Err(ENOPROTOOPT));
         }
         let result = real::setsockopt(fd, level, name, value, length);

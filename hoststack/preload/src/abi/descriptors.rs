@@ -141,6 +141,6 @@ fn replace(from: c_int, to: c_int, call: impl FnOnce() -> c_int) -> c_int {
 
 fn set_nonblocking(fd: c_int, nonblocking: bool) {
     if let Some(session) = table::session(fd) {
-        session.side().nonblocking.store(u32::from(nonblocking), Ordering::Relaxed);
+        session.end().nonblocking.store(u32::from(nonblocking), Ordering::Relaxed);
     }
 }

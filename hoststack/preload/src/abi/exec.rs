@@ -220,7 +220,7 @@ fn inherits(fd: c_int) -> bool {
 /// are the child's own.
 fn leaves(fd: c_int) -> bool {
     if fork::in_vfork_child() {
-        descriptors::stay(fd);
+        descriptors::pin(fd);
         return reuse::same_socket(fd).is_none_or(descriptors::leave_rings);
     }
     descriptors::leave_rings(fd)

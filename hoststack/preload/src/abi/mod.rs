@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-//! The functions of the C library that this library takes the place of. Each is its own way to a session, or the
+//! The functions of the C library that this library takes the place of. Each acts on a session, or calls the
 //! C library's function if the descriptor has none.
 //!
 //! Functions with a variable argument list take the last argument as a word: the calling conventions of x86-64 and

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 //! syscall(3): system calls that a program makes by their numbers, past the C library's function for each. libuv
-//! closes sockets so. Calls that may meet a session go the way of that function; all others go to the kernel.
+//! closes sockets so. Calls that may have a session are passed to that function; all others go to the kernel.
 
 use super::{connections, descriptors, events, exec, folders, transfers};
 use crate::conn::config;

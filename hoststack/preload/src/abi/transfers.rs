@@ -282,7 +282,7 @@ exported! {
             Some(session) => match offer::unattached(session.forever()) {
                 Some(alone) => {
                     let n = real::sendfile(to, from, offset, count);
-                    earn::uncopied(alone, to, n, count, &session.side().send);
+                    earn::uncopied(alone, to, n, count, &session.end().send);
                     n
                 }
                 None => answer(transfer::from_file(session.forever(), to, from, offset.as_mut(), count)),

@@ -3,9 +3,9 @@
 //! Clients that have not answered: an acceptor that has asked some of their connections in vain stops asking the
 //! others.
 //!
-//! The kernel does not tell which process has a socket. It tells its user and control group, which is a container's or
-//! a service's. So some connections are asked all the same, and one that answers has all be asked again. The memory is
-//! shared with children, because a server may have one for each connection.
+//! The kernel does not report which process has a socket. It reports its user and control group, which is a container's
+//! or a service's. So some connections are asked all the same, and one that answers has all be asked again. The memory
+//! is shared with children, because a server may have one for each connection.
 
 use crate::conn::config;
 use crate::sys::clock;
@@ -51,17 +51,17 @@ fn client(key: u64) -> Option<&'static Client> {
 }
 
 /// Returns whether a client has not answered up to now.
-pub fn is_silent(key: u64) -> bool {
+pub fn is_unresponsive(key: u64) -> bool {
     let Some(client) = client(key).filter(|client| client.key.load(Relaxed) == key) else { return false };
     config::get().after.is_none()
         && client.failures.load(Relaxed) >= FAILURES
         && clock::ticks().saturating_sub(client.failed_at.load(Relaxed)) <= FORGOTTEN
 }
 
-/// Returns whether a connection of a client is asked: all of them, or some if it is silent.
+/// Returns whether a connection of a client is asked: all of them, or some if it is unresponsive.
 pub fn is_worth(key: u64) -> bool {
     let is_one_of_some = |client: &Client| client.left_out.fetch_add(1, Relaxed) % EACH == EACH - 1;
-    !is_silent(key) || client(key).is_none_or(is_one_of_some)
+    !is_unresponsive(key) || client(key).is_none_or(is_one_of_some)
 }
 
 /// Notes a connection that has not answered.

@@ -5,11 +5,11 @@
 //! | variable | meaning |
 //! |---|---|
 //! | `BEELINE_HOSTSTACK` | `off` leaves everything to the kernel |
-//! | `BEELINE_HOSTSTACK_INCLUDE` | `PREFIX[:PORTS]`, comma-separated: servers reached by rings although they are on loopback |
+//! | `BEELINE_HOSTSTACK_INCLUDE` | `PREFIX[:PORTS]`, comma-separated: servers on loopback that are reached by rings |
 //! | `BEELINE_HOSTSTACK_EXCLUDE` | the same: servers that stay on the kernel; goes first |
 //! | `BEELINE_HOSTSTACK_RING` | octets of each ring, a power of two from 4096 to 1048576 |
 //! | `BEELINE_HOSTSTACK_SESSIONS` | most connections on rings in one process |
-//! | `BEELINE_HOSTSTACK_AFTER` | operations on a connection after which it asks for rings, whether or not it has earned them |
+//! | `BEELINE_HOSTSTACK_AFTER` | operations after which a connection asks for rings, also if it has not earned them |
 //!
 //! A prefix of IPv6 is in brackets: `[fd00::]/8:80`. Ports are one, or a range `8000-8999`.
 

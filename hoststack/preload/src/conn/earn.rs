@@ -7,7 +7,7 @@
 //! thread is in such a call, since it would not notice them: `inside` counts these threads, and a session is attached
 //! only when there is none.
 
-use crate::conn::end::Way;
+use crate::conn::end::Direction;
 use crate::conn::offer::{self, Alone};
 use crate::conn::session::{Held, Session};
 use crate::conn::{config, order};
@@ -39,7 +39,7 @@ const DIVIDES: u64 = 100;
 const DIVIDED: u64 = 2 << 20;
 
 /// Operations, and age in milliseconds, after which a connection with few octets asks. The connector is first, so that
-/// the offer finds its mailbox.
+/// the offer finds its socket.
 const CONNECTOR: (u32, u64) = (8, 8);
 const ACCEPTOR: (u32, u64) = (16, 16);
 
@@ -57,7 +57,7 @@ pub struct Merits {
     /// connection; the client has been counted as one that does not answer.
     pub judged: AtomicBool,
     pub left_out: AtomicBool,
-    pub silent: AtomicBool,
+    pub unresponsive: AtomicBool,
     inside: AtomicU32,
     pub operations: AtomicU32,
     /// Octets of sendfile(2) and splice(2), which rings would copy.
@@ -76,7 +76,7 @@ impl Merits {
             settled: AtomicBool::new(false),
             judged: AtomicBool::new(false),
             left_out: AtomicBool::new(false),
-            silent: AtomicBool::new(false),
+            unresponsive: AtomicBool::new(false),
             inside: AtomicU32::new(0),
             operations: AtomicU32::new(0),
             uncopied: AtomicU64::new(0),
@@ -90,7 +90,7 @@ impl Merits {
     pub fn begin(&self) {
         self.open.store(true, Ordering::Relaxed);
         self.asks.store(false, Ordering::Relaxed);
-        for flag in [&self.settled, &self.judged, &self.left_out, &self.silent] {
+        for flag in [&self.settled, &self.judged, &self.left_out, &self.unresponsive] {
             flag.store(false, Ordering::Relaxed);
         }
         self.inside.store(0, Ordering::Relaxed);
@@ -169,8 +169,8 @@ impl Merits {
 
 /// Returns the octets that the connection has moved and that rings would have carried as well.
 fn octets(session: &Session) -> u64 {
-    let side = session.side();
-    let all = side.receive.kernel.load(Ordering::Relaxed) + side.send.kernel.load(Ordering::Relaxed);
+    let end = session.end();
+    let all = end.receive.kernel.load(Ordering::Relaxed) + end.send.kernel.load(Ordering::Relaxed);
     all.saturating_sub(session.merits.uncopied.load(Ordering::Relaxed))
 }
 
@@ -266,7 +266,7 @@ pub fn direct_wait(session: &'static Session) -> Option<Direct> {
 }
 
 /// Counts what a call of the kernel has moved that rings would copy.
-pub fn uncopied(alone: Alone, fd: c_int, n: ssize_t, wanted: usize, direction: &Way) {
+pub fn uncopied(alone: Alone, fd: c_int, n: ssize_t, wanted: usize, direction: &Direction) {
     let session = alone.0;
     if n < wanted as ssize_t {
         session.found_full();
@@ -297,12 +297,12 @@ impl Ends {
     /// Counts what the kernel has moved of so many octets, and returns that.
     pub fn moved(self, n: ssize_t, wanted: usize) -> ssize_t {
         if let Some((alone, fd)) = self.from {
-            let way = &alone.0.side().receive;
-            uncopied(alone, fd, n, wanted, way);
+            let direction = &alone.0.end().receive;
+            uncopied(alone, fd, n, wanted, direction);
         }
         if let Some((alone, fd)) = self.to {
-            let way = &alone.0.side().send;
-            uncopied(alone, fd, n, wanted, way);
+            let direction = &alone.0.end().send;
+            uncopied(alone, fd, n, wanted, direction);
         }
         n
     }
@@ -311,29 +311,29 @@ impl Ends {
 impl Direct {
     /// Counts what a call has received, and returns that.
     pub fn received(self, fd: c_int, n: ssize_t, flags: c_int) -> ssize_t {
-        let way = &self.0.side().receive;
+        let direction = &self.0.end().receive;
         if n > 0 {
             order::answered(self.0);
         }
-        self.done(fd, n, way, flags & (MSG_PEEK | MSG_OOB) == 0)
+        self.done(fd, n, direction, flags & (MSG_PEEK | MSG_OOB) == 0)
     }
 
     pub fn sent(self, fd: c_int, n: ssize_t, wanted: usize, flags: c_int) -> ssize_t {
         if n < wanted as ssize_t {
             self.0.found_full();
         }
-        let way = &self.0.side().send;
+        let direction = &self.0.end().send;
         if n > 0 {
             order::sent(self.0);
         }
-        self.done(fd, n, way, flags & MSG_OOB == 0)
+        self.done(fd, n, direction, flags & MSG_OOB == 0)
     }
 
-    fn done(self, fd: c_int, n: ssize_t, way: &Way, counts: bool) -> ssize_t {
+    fn done(self, fd: c_int, n: ssize_t, direction: &Direction, counts: bool) -> ssize_t {
         let session = self.0;
         let Ok(octets) = u64::try_from(n) else { return n };
         if counts {
-            way.kernel.fetch_add(octets, Ordering::Relaxed);
+            direction.kernel.fetch_add(octets, Ordering::Relaxed);
         }
         drop(self);
         offer::after(session, fd);

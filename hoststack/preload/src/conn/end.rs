@@ -29,15 +29,15 @@ pub const UNKNOWN: u32 = 2;
 
 #[repr(C, align(64))]
 #[derive(Default)]
-pub struct Side {
-    pub receive: Way,
-    pub send: Way,
+pub struct End {
+    pub receive: Direction,
+    pub send: Direction,
     /// The socket has O_NONBLOCK, as far as this library saw it set; or UNKNOWN.
     pub nonblocking: AtomicU32,
     /// The processes that have descriptors of the socket.
     pub owners: Owners,
     /// The connection must not move to rings any more.
-    pub stays: AtomicU32,
+    pub pinned: AtomicU32,
     /// Another program may send by the kernel's connection.
     pub left: AtomicU32,
     /// This end has asked for what is in the ring, and the peer has taken the question and not sent everything.
@@ -62,7 +62,7 @@ pub struct Side {
 /// One direction, seen from this end.
 #[repr(C, align(64))]
 #[derive(Default)]
-pub struct Way {
+pub struct Direction {
     pub lock: AtomicU32,
     phase: AtomicU32,
     /// Octets that passed by the kernel before the ring.
@@ -76,7 +76,7 @@ pub struct Way {
     pub asked: AtomicU64,
 }
 
-impl Way {
+impl Direction {
     pub fn phase(&self) -> Phase {
         match self.phase.load(Ordering::Acquire) {
             0 => Phase::Before,
@@ -89,7 +89,7 @@ impl Way {
         self.phase.store(phase as u32, Ordering::Release);
     }
 
-    /// Runs `f` while no other thread or process of this end does the same. `f` is told whether the
+    /// Runs `f` while no other thread or process of this end does the same. `f` gets whether the
     /// last one was killed while it did. None after `pauses`: the one that does it is stopped.
     pub fn with_lock<T>(&self, pauses: u32, f: impl FnOnce(bool) -> T) -> Option<T> {
         let _section = Section::enter();
@@ -111,14 +111,14 @@ impl Way {
     }
 }
 
-/// Pauses of a call that has another way to go on, about 0.2 s in all, and of one that has none, 2 s.
+/// Pauses of a call that can go on otherwise, about 0.2 s in all, and of one that has none, 2 s.
 pub const SHORT: u32 = 200;
 pub const LONG: u32 = 1900;
 
-/// Places for sides. The kernel gives memory to those that are used.
+/// Places for ends. The kernel gives memory to those that are used.
 const PLACES: usize = 16384;
 
-static ARENA: AtomicPtr<Side> = AtomicPtr::new(null_mut());
+static ARENA: AtomicPtr<End> = AtomicPtr::new(null_mut());
 static SEARCH: Lock<Search> = Lock::new(Search::NEW);
 
 /// At least as many places are used in turn: few enough for the cache of a CPU.
@@ -163,48 +163,48 @@ impl Search {
 
 /// Takes a free place for a socket of which this process has one descriptor; None if there is none. Places
 /// whose processes have all ended are free, too, which costs system calls to find out.
-pub fn make() -> Option<&'static Side> {
+pub fn make() -> Option<&'static End> {
     let arena = arena()?;
-    // SAFETY: the arena has PLACES sides, and zeroed memory is a valid one.
-    let side = |place: usize| -> &'static Side { unsafe { &*arena.add(place) } };
-    let used = |place| &side(place).used;
+    // SAFETY: the arena has PLACES ends, and zeroed memory is a valid one.
+    let end = |place: usize| -> &'static End { unsafe { &*arena.add(place) } };
+    let used = |place| &end(place).used;
     let is_free = |place| {
         let used: &AtomicU32 = used(place);
         used.load(Ordering::Relaxed) == 0 && used.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     };
     let mut search = SEARCH.lock();
     let before = search.among;
-    let found = search.find(is_free).or_else(|| search.find(|place| side(place).owners.end()));
+    let found = search.find(is_free).or_else(|| search.find(|place| end(place).owners.end()));
     if search.among > before {
         // Many may be those of processes that were killed. The found one has no owner yet.
         let is_left = |&place: &usize| {
-            Some(place) != found && used(place).load(Ordering::Relaxed) != 0 && side(place).owners.end()
+            Some(place) != found && used(place).load(Ordering::Relaxed) != 0 && end(place).owners.end()
         };
-        let freed = (0..search.among).filter(is_left).inspect(|&place| side(place).free()).count();
+        let freed = (0..search.among).filter(is_left).inspect(|&place| end(place).free()).count();
         search.keep(before, freed);
     }
-    let side = side(found?);
-    side.reset();
-    side.owners.add();
-    Some(side)
+    let end = end(found?);
+    end.reset();
+    end.owners.add();
+    Some(end)
 }
 
-/// Returns this process's memory for sides, shared with its children.
-fn arena() -> Option<*mut Side> {
+/// Returns this process's memory for ends, shared with its children.
+fn arena() -> Option<*mut End> {
     let found = ARENA.load(Ordering::Acquire);
     if !found.is_null() {
         return Some(found);
     }
-    Some(Mmap::shared(PLACES * size_of::<Side>()).ok()?.publish(&ARENA))
+    Some(Mmap::shared(PLACES * size_of::<End>()).ok()?.publish(&ARENA))
 }
 
-/// Lets the child make its own arena. Sides in the old one stay valid: it stays mapped.
+/// Lets the child make its own arena. Ends in the old one stay valid: it stays mapped.
 pub fn after_fork() {
     ARENA.store(null_mut(), Ordering::Release);
     *SEARCH.lock() = Search::NEW;
 }
 
-impl Side {
+impl End {
     /// Takes the place of a connection whose last known process has given it up, if nobody else has taken it.
     pub fn keep(&self, generation: u64) -> bool {
         self.owners.add();
@@ -214,17 +214,17 @@ impl Side {
 
     fn reset(&self) {
         self.generation.fetch_add(1, Ordering::AcqRel);
-        for way in [&self.receive, &self.send] {
-            way.lock.store(0, Ordering::Relaxed);
-            way.enter(Phase::Before);
-            way.kernel.store(0, Ordering::Relaxed);
-            for number in [&way.index, &way.head, &way.oldest, &way.asked] {
+        for direction in [&self.receive, &self.send] {
+            direction.lock.store(0, Ordering::Relaxed);
+            direction.enter(Phase::Before);
+            direction.kernel.store(0, Ordering::Relaxed);
+            for number in [&direction.index, &direction.head, &direction.oldest, &direction.asked] {
                 number.store(0, Ordering::Relaxed);
             }
         }
         self.nonblocking.store(UNKNOWN, Ordering::Relaxed);
         self.owners.reset();
-        self.stays.store(0, Ordering::Relaxed);
+        self.pinned.store(0, Ordering::Relaxed);
         self.shut.store(0, Ordering::Relaxed);
         self.low_mark.store(0, Ordering::Relaxed);
         self.room_waits.store(0, Ordering::Relaxed);
@@ -269,33 +269,33 @@ mod tests {
 
     #[test]
     fn connections_of_processes_that_were_killed_leave_no_place() {
-        let in_killed_child = |side: &'static Side| {
-            side.owners.add_child();
+        let in_killed_child = |end: &'static End| {
+            end.owners.add_child();
             // SAFETY: the child does nothing but end.
             let child = unsafe { libc::fork() };
             if child == 0 {
                 lock::own_process();
-                side.owners.adopt();
+                end.owners.adopt();
                 // SAFETY: the end of the child.
                 unsafe { libc::_exit(0) }
             }
-            assert!(!side.owners.remove(), "the child has one until it is waited for");
+            assert!(!end.owners.remove(), "the child has one until it is waited for");
             // SAFETY: waits for the child.
             assert_eq!(unsafe { libc::waitpid(child, null_mut(), 0) }, child);
         };
         lock::own_process();
-        let place = |side: &'static Side| {
+        let place = |end: &'static End| {
             let first = ARENA.load(Ordering::Relaxed).addr();
-            (core::ptr::from_ref(side).addr() - first) / size_of::<Side>()
+            (core::ptr::from_ref(end).addr() - first) / size_of::<End>()
         };
-        let sides = (0..6 * FEWEST).map(|_| make().unwrap()).inspect(|side| in_killed_child(side));
-        assert!(sides.map(place).max().unwrap() < FEWEST + 8, "about as few places as without kills");
+        let ends = (0..6 * FEWEST).map(|_| make().unwrap()).inspect(|end| in_killed_child(end));
+        assert!(ends.map(place).max().unwrap() < FEWEST + 8, "about as few places as without kills");
 
         // Places of connections that have an owner are not taken for such.
-        let mut sides: Vec<_> = (0..6 * FEWEST).map(|_| core::ptr::from_ref(make().unwrap())).collect();
-        sides.sort_unstable();
-        sides.dedup();
-        assert_eq!(sides.len(), 6 * FEWEST, "each connection has a place of its own");
+        let mut ends: Vec<_> = (0..6 * FEWEST).map(|_| core::ptr::from_ref(make().unwrap())).collect();
+        ends.sort_unstable();
+        ends.dedup();
+        assert_eq!(ends.len(), 6 * FEWEST, "each connection has a place of its own");
     }
 
     #[test]

@@ -29,7 +29,7 @@ pub fn has_ends(fd: c_int, server: SocketAddr, client: SocketAddr) -> bool {
 }
 
 /// Returns the cookie of a session. An acceptor's is not asked for before it is needed, which is never for short
-/// connections: until then the addresses tell whether `fd` is its connection.
+/// connections: until then the addresses show whether `fd` is its connection.
 pub fn cookie_of(session: &Session, fd: c_int) -> Option<u64> {
     let known = session.cookie.load(Ordering::Relaxed);
     if known != UNKNOWN {
@@ -50,27 +50,27 @@ pub fn is_socket_of(session: &Session, fd: c_int) -> bool {
 /// as a new one. A connection that has had rings is on the kernel from then on.
 pub fn reconnected(session: &'static Session) {
     let begins = offer::exclusively(session, || {
-        session.close_mailbox();
-        let side = session.side();
-        for way in [&side.receive, &side.send] {
-            way.kernel.store(0, Ordering::Relaxed);
+        session.close_offer_socket();
+        let end = session.end();
+        for direction in [&end.receive, &end.send] {
+            direction.kernel.store(0, Ordering::Relaxed);
         }
-        side.error.store(0, Ordering::Relaxed);
+        end.error.store(0, Ordering::Relaxed);
         session.merits.begin();
         session.suspect.store(false, Ordering::Relaxed);
-        session.identify(Identity { role: Role::Connector, side, ends: None });
+        session.identify(Identity { role: Role::Connector, end, ends: None });
     });
     if begins {
         return;
     }
-    let side = session.side();
-    side.stays.store(1, Ordering::SeqCst);
+    let end = session.end();
+    end.pinned.store(1, Ordering::SeqCst);
     session.leave_rings();
-    for way in [&side.receive, &side.send] {
-        way.leave();
+    for direction in [&end.receive, &end.send] {
+        direction.leave();
     }
-    side.error.store(0, Ordering::Relaxed);
-    side.note();
+    end.error.store(0, Ordering::Relaxed);
+    end.note();
     watch::resync_all(session);
     session.wake();
 }

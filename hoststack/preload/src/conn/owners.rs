@@ -9,7 +9,7 @@ use core::sync::atomic::{
     Ordering::{Relaxed, SeqCst},
 };
 
-/// Processes that are told apart. Of further ones only the number of descriptors is known, so their end without
+/// Processes that are distinguished. Of further ones only the number of descriptors is known, so their end without
 /// closing is not noticed.
 const PLACES: usize = 8;
 
@@ -19,7 +19,7 @@ pub struct Owners {
     places: [AtomicU64; PLACES],
     /// Descriptors of children that fork is making, and of processes without a place.
     others: AtomicU32,
-    /// Somebody was told that none is left.
+    /// Somebody has learnt that none is left.
     ended: AtomicU32,
 }
 
@@ -75,7 +75,7 @@ impl Owners {
         self.drop_other();
     }
 
-    /// Counts one descriptor of this process less. It reports that no process has any more, to one caller
+    /// Counts one descriptor of this process less. Returns whether no process has any more, to one caller
     /// only.
     pub fn remove(&self) -> bool {
         let _ = self.change(|count| count.checked_sub(1)) || self.drop_other();
@@ -161,7 +161,7 @@ mod tests {
             (0..children).for_each(|_| in_child(owners, 2, || ())); // which end without closing
             assert!(!owners.remove(), "the parent has another one");
             assert!(owners.remove(), "children that have ended have none ({children})");
-            assert!(!owners.end(), "one caller is told");
+            assert!(!owners.end(), "one caller is interest");
         }
     }
 
@@ -223,6 +223,6 @@ mod tests {
             assert!(!owners.remove());
             assert!(owners.remove());
         });
-        assert!(!owners.end(), "the child was told");
+        assert!(!owners.end(), "the child was interest");
     }
 }

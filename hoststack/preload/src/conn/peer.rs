@@ -3,7 +3,7 @@
 //! A peer that has ended without closing, because it was killed or its program has ended. The kernel would have reset
 //! the connection if it had known that the peer has not read all of the ring. So this end behaves as after a reset.
 
-use crate::conn::end::Way;
+use crate::conn::end::Direction;
 use crate::conn::session::Session;
 use crate::conn::stream::unread;
 use crate::sys::clock::{tick, ticks};
@@ -16,7 +16,7 @@ use libc::c_int;
 const ENDED: [u8; 4] = [7, 8, 9, 11];
 
 /// A peer that has not read for as long, in milliseconds, may be dead.
-const SILENCE: u64 = 4;
+const UNREAD_LIMIT: u64 = 4;
 
 /// The beginning of struct tcp_info, which the kernel cuts to the length that is asked for.
 #[repr(C)]
@@ -37,28 +37,28 @@ fn tcp_info(fd: c_int) -> TcpInfo {
     info
 }
 
-/// Looks whether the peer has ended with octets of this end unread, and resets the connection once. It reports
+/// Looks whether the peer has ended with octets of this end unread, and resets the connection once. Returns
 /// whether it has. Whoever sees the end of the kernel's connection calls it.
 ///
 /// What came into the ring after the end would have been answered by a RST, too, but after a FIN: that is EPIPE.
 pub fn notice(session: &Session, fd: c_int) -> bool {
     let Some(rings) = session.rings() else { return false };
-    let side = session.side();
+    let end = session.end();
     // A peer that closes or shuts down says so first, and the kernel knows the rest.
-    if rings.header.has_left(rings.peer()) || unread(session) == 0 || side.reset.load(Relaxed) != 0 {
+    if rings.header.has_left(rings.peer()) || unread(session) == 0 || end.reset.load(Relaxed) != 0 {
         return false;
     }
     let info = tcp_info(fd);
     // A shutdown of this end's own reading looks like the end of the peer, but for the state. An error that the kernel
     // has to report is its own RST.
     let has_error = || real::poll_one(fd, 0) & libc::POLLERR != 0;
-    if !ENDED.contains(&info.state) || has_error() || side.reset.swap(1, Relaxed) != 0 {
+    if !ENDED.contains(&info.state) || has_error() || end.reset.swap(1, Relaxed) != 0 {
         return false;
     }
-    let end = ticks().saturating_sub(info.last_ack.into());
+    let ended_at = ticks().saturating_sub(info.last_ack.into());
     // The clock that the kernel's timestamps are read by may be a tick behind theirs.
-    let was_unread = side.send.oldest.load(Relaxed) <= end + tick();
-    side.error.store(if was_unread { ECONNRESET } else { EPIPE }.0, Relaxed);
+    let was_unread = end.send.oldest.load(Relaxed) <= ended_at + tick();
+    end.error.store(if was_unread { ECONNRESET } else { EPIPE }.0, Relaxed);
     session.close_rings();
     session.suspect.store(true, Relaxed);
     // SAFETY: shutdown of a number.
@@ -76,49 +76,49 @@ pub fn suspect(session: &Session, fd: c_int, events: i16) {
 /// Returns whether events of the socket mean that the peer has ended. After shutdown(2) of receiving the kernel
 /// reports POLLRDHUP in any case, so the state of the connection says it.
 pub fn means_end(session: &Session, fd: c_int, events: i16) -> bool {
-    let by_peer = || session.side().shut.load(Relaxed) == 0 || ENDED.contains(&tcp_info(fd).state);
+    let by_peer = || session.end().shut.load(Relaxed) == 0 || ENDED.contains(&tcp_info(fd).state);
     events & (libc::POLLHUP | libc::POLLERR) != 0 || events & libc::POLLRDHUP != 0 && by_peer()
 }
 
 /// Returns whether the kernel is to be asked for the peer before a send, since it has not read any of `used`
 /// octets up to now. A peer that reads is not asked for.
-pub fn is_silent(way: &Way, head: u64, used: u64) -> bool {
-    if used == 0 || way.head.load(Relaxed) != head {
-        way.head.store(head, Relaxed);
+pub fn is_probe_due(direction: &Direction, head: u64, used: u64) -> bool {
+    if used == 0 || direction.head.load(Relaxed) != head {
+        direction.head.store(head, Relaxed);
         return false;
     }
     let now = ticks();
-    let silent = now >= way.asked.load(Relaxed) + SILENCE;
-    if silent {
-        way.asked.store(now, Relaxed);
+    let is_due = now >= direction.asked.load(Relaxed) + UNREAD_LIMIT;
+    if is_due {
+        direction.asked.store(now, Relaxed);
     }
-    silent
+    is_due
 }
 
 /// Notes that octets have come into an empty ring.
-pub fn begin_waiting(way: &Way) {
+pub fn begin_waiting(direction: &Direction) {
     let now = ticks();
-    way.oldest.store(now, Relaxed);
-    way.asked.store(now, Relaxed);
+    direction.oldest.store(now, Relaxed);
+    direction.asked.store(now, Relaxed);
 }
 
 /// Notes that the kernel itself has reset the connection, so that there is no second error.
 pub fn is_reset(session: &Session) {
-    session.side().reset.store(1, Relaxed);
-    let _ = session.side().error.compare_exchange(ECONNRESET.0, 0, Relaxed, Relaxed);
+    session.end().reset.store(1, Relaxed);
+    let _ = session.end().error.compare_exchange(ECONNRESET.0, 0, Relaxed, Relaxed);
 }
 
 /// Makes the next call return an error that the kernel has reported, and forgotten.
 pub fn keep(session: &Session, error: Errno) {
     // The others are those of a call, not of the connection.
     if !matches!(error, EAGAIN | EFAULT | EINTR | ENOMEM | EPIPE) {
-        session.side().error.store(error.0, Relaxed);
+        session.end().error.store(error.0, Relaxed);
     }
 }
 
 /// Takes an error that was kept, as SO_ERROR does.
 pub fn kept(session: &Session) -> Option<Errno> {
-    let error = &session.side().error;
+    let error = &session.end().error;
     // Most calls find nothing, and need not write.
     match error.load(Relaxed) {
         0 => None,
@@ -128,7 +128,7 @@ pub fn kept(session: &Session) -> Option<Errno> {
 
 /// Leaves the error of a RST after a FIN: the FIN is what a receive returns.
 pub fn kept_for_receive(session: &Session) -> Option<Errno> {
-    match Errno(session.side().error.load(Relaxed)) {
+    match Errno(session.end().error.load(Relaxed)) {
         EPIPE => None,
         _ => kept(session),
     }
@@ -141,5 +141,5 @@ pub fn kept_for_send(session: &Session) -> Option<Errno> {
 
 /// Returns whether there is an error, for POLLERR.
 pub fn has_error(session: &Session) -> bool {
-    session.side().error.load(Relaxed) != 0
+    session.end().error.load(Relaxed) != 0
 }

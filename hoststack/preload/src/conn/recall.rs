@@ -27,32 +27,32 @@ const PAUSE: Duration = Duration::from_millis(4);
 /// Makes a connection continue on the kernel, with everything that its ring has. False if the peer does not send
 /// that: it stays in the ring. `answer_all` answers for all connections of this process: the peer may be this thread.
 pub fn leave(session: &'static Session, fd: c_int, rings: &Rings, answer_all: fn()) -> bool {
-    let (side, way) = (session.side(), &session.side().receive);
-    let has_left = way.with_lock(SHORT, |_| {
-        if let Some(recall) = rings.peer_recall().filter(|_| side.recalled.load(Ordering::Relaxed) == 0) {
+    let (end, direction) = (session.end(), &session.end().receive);
+    let has_left = direction.with_lock(SHORT, |_| {
+        if let Some(recall) = rings.peer_recall().filter(|_| end.recalled.load(Ordering::Relaxed) == 0) {
             recall.ask();
         }
         session.leave_rings();
         let has_left =
-            way.phase() == Phase::After || is_empty(session, rings) || is_given(session, fd, rings, answer_all);
+            direction.phase() == Phase::After || is_empty(session, rings) || is_given(session, fd, rings, answer_all);
         if has_left {
             // Nobody takes what is in the ring, and the peer must not take it for unread.
             let all = rings.receive().mark();
-            way.index.store(all, Ordering::SeqCst);
+            direction.index.store(all, Ordering::SeqCst);
             rings.receive().release(all);
-            way.enter(Phase::After);
-            side.left.store(1, Ordering::SeqCst);
+            direction.enter(Phase::After);
+            end.left.store(1, Ordering::SeqCst);
         }
         has_left
     });
     let has_left = has_left.unwrap_or(false);
-    side.note();
+    end.note();
     watch::resync(session, READ_BITS);
     has_left
 }
 
 fn is_empty(session: &Session, rings: &Rings) -> bool {
-    let index = session.side().receive.index.load(Ordering::SeqCst);
+    let index = session.end().receive.index.load(Ordering::SeqCst);
     matches!(rings.receive().available(index, rings.capacity), Ok((0, _)))
 }
 
@@ -70,7 +70,7 @@ fn is_given(session: &'static Session, fd: c_int, rings: &Rings, answer_all: fn(
             _ if !peer_ended && !deadline.is_over() => pause = (pause * 2).min(PAUSE),
             _ if recall.withdraw() => return false,
             _ => {
-                session.side().recalled.store(1, Ordering::Relaxed);
+                session.end().recalled.store(1, Ordering::Relaxed);
                 return matches!(recall.answer(), Answer::Done(index) if conclude(session, rings, index));
             }
         }
@@ -79,9 +79,9 @@ fn is_given(session: &'static Session, fd: c_int, rings: &Rings, answer_all: fn(
 
 /// Returns whether everything comes by the kernel's connection.
 fn conclude(session: &Session, rings: &Rings, index: u64) -> bool {
-    let (side, all) = (session.side(), rings.receive().mark());
-    let own = side.receive.index.load(Ordering::Relaxed);
-    side.recalled.store(u32::from(index > own && index < all), Ordering::Relaxed);
+    let (end, all) = (session.end(), rings.receive().mark());
+    let own = end.receive.index.load(Ordering::Relaxed);
+    end.recalled.store(u32::from(index > own && index < all), Ordering::Relaxed);
     index >= all
 }
 
@@ -98,20 +98,20 @@ fn poll(fd: c_int, time: Duration) -> bool {
 pub fn answer(session: &'static Session, fd: c_int) {
     let Some(rings) = session.rings().filter(|rings| rings.own_recall().is_some_and(Recall::is_asked)) else { return };
     errno::preserve(|| {
-        session.side().send.with_lock(SHORT, |_| give(session, fd, &rings));
-        session.side().note();
+        session.end().send.with_lock(SHORT, |_| give(session, fd, &rings));
+        session.end().note();
         watch::resync(session, WRITE_BITS);
     });
 }
 
 /// Like `answer`, for a thread that holds the lock of what this end sends. Nothing follows by the ring.
 pub fn give(session: &Session, fd: c_int, rings: &Rings) {
-    let way = &session.side().send;
+    let direction = &session.end().send;
     let Some(recall) = rings.own_recall().filter(|recall| recall.take()) else { return };
-    let in_order = way.phase() == Phase::Ring && session.side().left.load(Ordering::SeqCst) == 0;
+    let in_order = direction.phase() == Phase::Ring && session.end().left.load(Ordering::SeqCst) == 0;
     rings.send().close();
-    way.enter(Phase::After);
-    let tail = way.index.load(Ordering::Relaxed);
+    direction.enter(Phase::After);
+    let tail = direction.index.load(Ordering::Relaxed);
     // A number of octets that cannot be: nothing is sent.
     let Ok(free) = rings.send().free(tail, rings.capacity) else { return recall.done(0) };
     let mut index = tail - (rings.capacity - free);
@@ -142,20 +142,20 @@ pub fn receive(
     fd: c_int,
     sink: &impl Sink,
 ) -> Result<Option<Outcome>, Violation> {
-    let way = &session.side().receive;
+    let direction = &session.end().receive;
     let recalled = session.recalled(rings);
-    let index = way.index.load(Ordering::Relaxed);
+    let index = direction.index.load(Ordering::Relaxed);
     let (available, _) = rings.receive().available(index, rings.capacity)?;
     let by_kernel = recalled.unwrap_or(available).min(available);
     if by_kernel == 0 {
-        session.side().recalled.store(0, Ordering::Relaxed);
+        session.end().recalled.store(0, Ordering::Relaxed);
         return Ok(None);
     }
     match sink.at_most(by_kernel as usize).by_kernel(fd) {
         Ok(0) if sink.length() > 0 => {}
         Err(error) if error != EAGAIN => keep(session, error),
         Ok(n) if !sink.keeps() => {
-            way.index.store(index + n as u64, Ordering::Relaxed);
+            direction.index.store(index + n as u64, Ordering::Relaxed);
             rings.receive().release(index + n as u64);
             // Sleepers were not woken for what is in the ring.
             session.wake();
@@ -164,6 +164,6 @@ pub fn receive(
         other => return Ok(Some(other)),
     }
     // The peer was killed while it sent: the rest is in the ring.
-    session.side().recalled.store(0, Ordering::Relaxed);
+    session.end().recalled.store(0, Ordering::Relaxed);
     Ok(None)
 }

@@ -34,12 +34,12 @@ enum Part {
 
 /// Tries once. It may also return STUCK, after `pauses`, and OTHER_FILE.
 pub fn try_once(session: &'static Session, fd: c_int, sink: &impl Sink, pauses: u32) -> Outcome {
-    let way = &session.side().receive;
-    let before = way.phase();
-    if is_kernels(session, way) {
+    let direction = &session.end().receive;
+    let before = direction.phase();
+    if is_kernels(session, direction) {
         return after_ring(session, fd, sink).inspect_err(|&error| note_reset(session, error));
     }
-    let Some(result) = way.with_lock(pauses, |_| receive(session, fd, sink)) else {
+    let Some(result) = direction.with_lock(pauses, |_| receive(session, fd, sink)) else {
         // Another process of this end is stopped in the middle of a receive. A program that waits for edges gets one.
         session.wake();
         return Err(STUCK);
@@ -50,9 +50,9 @@ pub fn try_once(session: &'static Session, fd: c_int, sink: &impl Sink, pauses: 
     if let Err(error) = result {
         note_reset(session, error);
     }
-    let now = way.phase();
+    let now = direction.phase();
     if now != before {
-        session.side().note();
+        session.end().note();
     }
     // A program that has met the end knows it.
     let met_end = result == Ok(0) && sink.length() > 0 || result.is_err_and(|error| error != EAGAIN);
@@ -80,11 +80,11 @@ fn report_again(session: &'static Session, fd: c_int) {
 /// Goes from one carrier to the next within one call: a program may take less than it asked for as the sign
 /// that there is no more.
 fn receive(session: &'static Session, fd: c_int, sink: &impl Sink) -> Outcome {
-    let way = &session.side().receive;
+    let direction = &session.end().receive;
     let Some(rings) = session.rings().filter(|_| !sink.is_urgent()) else {
         return after_ring(session, fd, sink);
     };
-    let first = way.phase();
+    let first = direction.phase();
     let (mut phase, mut done) = (first, 0);
     loop {
         let rest = sink.after(done);
@@ -110,7 +110,7 @@ fn receive(session: &'static Session, fd: c_int, sink: &impl Sink) -> Outcome {
                     _ => Phase::After,
                 };
                 if !sink.keeps() {
-                    way.enter(phase);
+                    direction.enter(phase);
                 }
                 if done > 0 && (hidden || sink.after(done).length() == 0) {
                     return Ok(done);
@@ -162,7 +162,7 @@ fn before_ring(session: &'static Session, fd: c_int, rings: &Rings, sink: &impl 
 /// Returns the number of octets that the kernel has to deliver before the ring; None if the peer
 /// has not moved to it.
 fn missing_before_ring(session: &Session, rings: &Rings) -> Result<Option<u64>, Violation> {
-    let received = session.side().receive.kernel.load(Ordering::Relaxed);
+    let received = session.end().receive.kernel.load(Ordering::Relaxed);
     rings.receive().start().map(|start| start.checked_sub(received).ok_or(Violation)).transpose()
 }
 
@@ -178,7 +178,7 @@ pub fn peek(fd: c_int) -> Outcome {
 fn by_kernel(session: &Session, fd: c_int, sink: &impl Sink) -> Outcome {
     let n = sink.by_kernel(fd)?;
     if !sink.keeps() && !sink.is_urgent() {
-        session.side().receive.kernel.fetch_add(n as u64, Ordering::Relaxed);
+        session.end().receive.kernel.fetch_add(n as u64, Ordering::Relaxed);
     }
     Ok(n)
 }
@@ -195,14 +195,14 @@ fn after_ring(session: &Session, fd: c_int, sink: &impl Sink) -> Outcome {
 }
 
 fn by_ring(session: &'static Session, fd: c_int, rings: &Rings, sink: &impl Sink) -> Result<Part, Violation> {
-    let way = &session.side().receive;
+    let direction = &session.end().receive;
     loop {
-        if session.side().recalled.load(Ordering::Relaxed) != 0 {
+        if session.end().recalled.load(Ordering::Relaxed) != 0 {
             if let Some(result) = recall::receive(session, rings, fd, sink)? {
                 return Ok(Part::Last(result));
             }
         }
-        let head = way.index.load(Ordering::Relaxed);
+        let head = direction.index.load(Ordering::Relaxed);
         let (available, closed) = rings.receive().available(head, rings.capacity)?;
         if available > 0 {
             return from_ring(session, rings, sink, head, available);
@@ -241,7 +241,7 @@ fn from_ring(
 }
 
 fn consume(session: &Session, rings: &Rings, head: u64, left: u64) {
-    session.side().receive.index.store(head, Ordering::Relaxed);
+    session.end().receive.index.store(head, Ordering::Relaxed);
     rings.receive().release(head);
     if rings.capacity - left >= enough(rings.capacity) && rings.receive().wake_producer() {
         session.wake_peer();

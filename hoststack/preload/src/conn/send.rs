@@ -19,16 +19,16 @@ use libc::c_int;
 
 /// Sends what goes at once.
 pub fn attempt(session: &'static Session, fd: c_int, source: &impl Source) -> Outcome {
-    let way = &session.side().send;
-    let before = way.phase();
-    if is_kernels(session, way) {
+    let direction = &session.end().send;
+    let before = direction.phase();
+    if is_kernels(session, direction) {
         return kernel_send(session, fd, source).inspect_err(|&error| {
             if error == ECONNRESET {
                 peer::is_reset(session);
             }
         });
     }
-    let result = way.with_lock(SHORT, |stolen| {
+    let result = direction.with_lock(SHORT, |stolen| {
         if stolen {
             recover(session);
         }
@@ -43,8 +43,8 @@ pub fn attempt(session: &'static Session, fd: c_int, source: &impl Source) -> Ou
     if result == Err(ECONNRESET) {
         peer::is_reset(session);
     }
-    if way.phase() != before {
-        session.side().note();
+    if direction.phase() != before {
+        session.end().note();
         watch::each_watch(session, |epoll, slot| epoll.moved(slot, session, WRITE_BITS, false));
     }
     result
@@ -53,28 +53,28 @@ pub fn attempt(session: &'static Session, fd: c_int, source: &impl Source) -> Ou
 /// Goes on after another process of this end was killed while it sent: it may have published octets and not
 /// counted them, nor woken the peer.
 fn recover(session: &Session) {
-    let way = &session.side().send;
-    let Some(rings) = session.rings().filter(|_| way.phase() == Phase::Ring) else { return };
-    if let Ok((published, _)) = rings.send().available(way.index.load(Ordering::Relaxed), rings.capacity) {
-        way.index.fetch_add(published, Ordering::Relaxed);
+    let direction = &session.end().send;
+    let Some(rings) = session.rings().filter(|_| direction.phase() == Phase::Ring) else { return };
+    if let Ok((published, _)) = rings.send().available(direction.index.load(Ordering::Relaxed), rings.capacity) {
+        direction.index.fetch_add(published, Ordering::Relaxed);
     }
     session.wake_peer();
 }
 
 fn send_locked(session: &'static Session, fd: c_int, source: &impl Source) -> Outcome {
-    let way = &session.side().send;
+    let direction = &session.end().send;
     loop {
         let rings = session.rings();
-        match (way.phase(), rings) {
+        match (direction.phase(), rings) {
             (Phase::Before, Some(rings)) if !source.is_urgent() && may_begin(session, &rings) => {
-                rings.send().begin(way.kernel.load(Ordering::Relaxed));
-                way.enter(Phase::Ring);
+                rings.send().begin(direction.kernel.load(Ordering::Relaxed));
+                direction.enter(Phase::Ring);
             }
             (Phase::Ring, Some(rings)) if !source.is_urgent() => match ring_send(session, fd, &rings, source) {
                 Ok(Some(result)) => return result,
                 Ok(None) => {
                     recall::give(session, fd, &rings);
-                    way.enter(Phase::After);
+                    direction.enter(Phase::After);
                 }
                 Err(violation) => return Err(break_off(session, fd, violation)),
             },
@@ -85,7 +85,7 @@ fn send_locked(session: &'static Session, fd: c_int, source: &impl Source) -> Ou
 
 /// Returns whether the ring can carry what follows.
 fn may_begin(session: &Session, rings: &Rings) -> bool {
-    rings.header.is_active() && !rings.send().is_closed() && session.side().stays.load(Ordering::Relaxed) == 0
+    rings.header.is_active() && !rings.send().is_closed() && session.end().pinned.load(Ordering::Relaxed) == 0
 }
 
 fn kernel_send(session: &Session, fd: c_int, source: &impl Source) -> Outcome {
@@ -107,7 +107,7 @@ fn kernel_send(session: &Session, fd: c_int, source: &impl Source) -> Outcome {
 
 /// Counts octets that the kernel's connection has taken.
 pub fn by_kernel(session: &Session, count: u64) {
-    session.side().send.kernel.fetch_add(count, Ordering::Relaxed);
+    session.end().send.kernel.fetch_add(count, Ordering::Relaxed);
 }
 
 /// Puts octets into the ring; None if it is closed, and the kernel's connection goes on.
@@ -117,11 +117,11 @@ fn ring_send(
     rings: &Rings,
     source: &impl Source,
 ) -> Result<Option<Outcome>, Violation> {
-    let way = &session.side().send;
-    let tail = way.index.load(Ordering::Relaxed);
+    let direction = &session.end().send;
+    let tail = direction.index.load(Ordering::Relaxed);
     let mut free = rings.send().free(tail, rings.capacity)?;
     let used = rings.capacity - free;
-    let asks = peer::is_silent(way, tail.wrapping_sub(used), used) || may_have_ended(session, rings);
+    let asks = peer::is_probe_due(direction, tail.wrapping_sub(used), used) || may_have_ended(session, rings);
     if asks && ended(session, fd) {
         rings.send().close();
         return Ok(None);
@@ -150,11 +150,11 @@ fn ring_send(
     };
     if rings.send().publish(tail, tail + count as u64)? == Published::Closed {
         recall::give(session, fd, rings);
-        return Ok(source.rescue(fd, &octets, tail, count).inspect(|_| way.enter(Phase::After)));
+        return Ok(source.rescue(fd, &octets, tail, count).inspect(|_| direction.enter(Phase::After)));
     }
-    way.index.store(tail + count as u64, Ordering::Relaxed);
+    direction.index.store(tail + count as u64, Ordering::Relaxed);
     if used == 0 {
-        peer::begin_waiting(way);
+        peer::begin_waiting(direction);
     }
     page::counters().sent.add(count as u64);
     if rings.send().wake_consumer() {

@@ -3,7 +3,7 @@
 //! A TCP connection of this process that may use rings: made at accept or connect, attached when both ends agree.
 
 use crate::conn::earn::Merits;
-use crate::conn::end::{Phase, Side};
+use crate::conn::end::{End, Phase};
 use crate::conn::watch::{self, Watch};
 use crate::conn::{config, order};
 use crate::ring::memory::{Memory, Rings};
@@ -26,7 +26,7 @@ use libc::c_int;
 #[derive(Clone, Copy)]
 pub struct Identity {
     pub role: Role,
-    pub side: &'static Side,
+    pub end: &'static End,
     /// Server and client, as the acceptor sees them. A connector learns them from the offer.
     pub ends: Option<(SocketAddr, SocketAddr)>,
 }
@@ -39,7 +39,7 @@ pub struct Session {
     live: AtomicBool,
     identity: Lock<Option<Identity>>,
     /// Of the identity, without its lock.
-    side: AtomicPtr<Side>,
+    end: AtomicPtr<End>,
     pub generation: AtomicU64,
     accepted: AtomicBool,
     /// This process dropped the last descriptor of all processes.
@@ -55,9 +55,9 @@ pub struct Session {
     peer_event: EventFd,
 
     /// Before rings: the connector's socket for an offer, and an event for threads that wait meanwhile.
-    pub mailbox: FdCell,
-    /// A connection to the mailbox whose message has not come yet.
-    pub visitor: FdCell,
+    pub offer_socket: FdCell,
+    /// A connection to the offer socket whose message has not come yet.
+    pub offer_connection: FdCell,
     early_event: EventFd,
     pub upgrading: AtomicBool,
     pub merits: Merits,
@@ -69,7 +69,7 @@ pub struct Session {
     /// The kernel's connection may have ended: ask it before the next octets go into the ring.
     pub suspect: AtomicBool,
     pub watches: Lock<Vec<Watch>>,
-    /// The only epoll instance that may leave the peer without a wish to be woken while it is awake.
+    /// The only epoll instance that may leave the wakeup flag of the ring unarmed while it is awake.
     pub watcher: AtomicPtr<()>,
 }
 
@@ -89,10 +89,10 @@ impl Session {
         session.suspect.store(false, Ordering::Relaxed);
         session.upgrading.store(false, Ordering::Relaxed);
         session.anticipated.store(false, Ordering::Relaxed);
-        session.side.store(core::ptr::from_ref(identity.side).cast_mut(), Ordering::Relaxed);
+        session.end.store(core::ptr::from_ref(identity.end).cast_mut(), Ordering::Relaxed);
         session.connecting.store(false, Ordering::Relaxed);
         session.cookie.store(cookie, Ordering::Relaxed);
-        session.generation.store(identity.side.generation.load(Ordering::Acquire), Ordering::Relaxed);
+        session.generation.store(identity.end.generation.load(Ordering::Acquire), Ordering::Relaxed);
         session.identify(identity);
         session.live.store(true, Ordering::Release);
         session
@@ -104,7 +104,7 @@ impl Session {
             descriptors: AtomicUsize::new(0),
             live: AtomicBool::new(false),
             identity: Lock::new(None),
-            side: AtomicPtr::new(null_mut()),
+            end: AtomicPtr::new(null_mut()),
             generation: AtomicU64::new(0),
             accepted: AtomicBool::new(false),
             was_last: AtomicBool::new(false),
@@ -113,8 +113,8 @@ impl Session {
             cookie: AtomicU64::new(0),
             own_event: EventFd::empty(),
             peer_event: EventFd::empty(),
-            mailbox: FdCell::empty(),
-            visitor: FdCell::empty(),
+            offer_socket: FdCell::empty(),
+            offer_connection: FdCell::empty(),
             early_event: EventFd::empty(),
             upgrading: AtomicBool::new(false),
             merits: Merits::new(),
@@ -131,7 +131,7 @@ impl Session {
     }
 
     /// Drops what hold took. The last one returns everything that the session has.
-    pub fn let_go(&'static self) {
+    pub fn release(&'static self) {
         if self.holders.fetch_sub(1, Ordering::AcqRel) == 1 && self.live.swap(false, Ordering::AcqRel) {
             self.dispose();
         }
@@ -144,13 +144,14 @@ impl Session {
             // SAFETY: attach has stored both, and nobody holds the session.
             drop(unsafe { Mmap::from_raw(memory, self.length.load(Ordering::Relaxed)) });
         }
-        let own: [&FdCell; 5] = [&self.own_event, &self.peer_event, &self.mailbox, &self.visitor, &self.early_event];
+        let own: [&FdCell; 5] =
+            [&self.own_event, &self.peer_event, &self.offer_socket, &self.offer_connection, &self.early_event];
         own.into_iter().for_each(|place| place.put(None));
         order::answered(self);
         self.watches.lock().clear();
         self.watcher.store(null_mut(), Ordering::Relaxed);
         if self.was_last.load(Ordering::Relaxed) {
-            self.side().free();
+            self.end().free();
         }
         POOL.lock().push(self);
     }
@@ -167,9 +168,9 @@ impl Session {
         *self.identity.lock() = Some(identity);
     }
 
-    pub fn side(&self) -> &'static Side {
-        // SAFETY: make stores the side before anybody has the session, and sides are never unmapped.
-        unsafe { &*self.side.load(Ordering::Relaxed) }
+    pub fn end(&self) -> &'static End {
+        // SAFETY: make stores the end before anybody has the session, and ends are never unmapped.
+        unsafe { &*self.end.load(Ordering::Relaxed) }
     }
 
     pub fn role(&self) -> Role {
@@ -193,7 +194,7 @@ impl Session {
 
     /// Returns whether calls without flags wait, as far as is known.
     pub fn blocks(&self) -> bool {
-        self.side().nonblocking.load(Ordering::Relaxed) == 0
+        self.end().nonblocking.load(Ordering::Relaxed) == 0
     }
 
     pub fn is_attached(&self) -> bool {
@@ -208,13 +209,13 @@ impl Session {
         self.length.store(Layout::bytes(memory.layout.capacity), Ordering::Relaxed);
         self.memory.store(memory.into_raw(), Ordering::SeqCst);
         page::counters().attached.add(1);
-        if let Some(rings) = self.rings().filter(|_| self.side().send.phase() == Phase::After) {
+        if let Some(rings) = self.rings().filter(|_| self.end().send.phase() == Phase::After) {
             // It has shut down sending before.
             rings.header.leave(rings.role);
         }
         watch::each_watch(self, |watcher, slot| watcher.attach(slot, self));
         self.early_event.signal();
-        if self.side().stays.load(Ordering::SeqCst) != 0 {
+        if self.end().pinned.load(Ordering::SeqCst) != 0 {
             // A thread has begun to wait for the kernel's connection alone.
             self.close_rings();
         }
@@ -259,21 +260,21 @@ impl Session {
     /// Leaves a connection to the kernel because an event for it cannot be had: no descriptor, no memory, or no
     /// watch is left. Without it a thread of this end would sleep for ever.
     pub fn fall_back(&self) {
-        if self.side().stays.swap(1, Ordering::SeqCst) == 0 {
+        if self.end().pinned.swap(1, Ordering::SeqCst) == 0 {
             page::counters().refuse(Refusal::Memory);
         }
         self.leave_rings();
     }
 
     /// Ends the wait for an offer.
-    pub fn close_mailbox(&self) {
-        self.mailbox.put(None);
-        self.visitor.put(None);
+    pub fn close_offer_socket(&self) {
+        self.offer_socket.put(None);
+        self.offer_connection.put(None);
     }
 
     /// Returns what becomes readable when an offer comes; None if none is expected.
-    pub fn news(&self) -> Option<c_int> {
-        self.visitor.number().or_else(|| self.mailbox.number())
+    pub fn offer_event(&self) -> Option<c_int> {
+        self.offer_connection.number().or_else(|| self.offer_socket.number())
     }
 
     /// Counts one more attached session of this process; false if it has as many as it may.
@@ -324,6 +325,6 @@ impl Held {
 
 impl Drop for Held {
     fn drop(&mut self) {
-        self.0.let_go();
+        self.0.release();
     }
 }

@@ -2,7 +2,7 @@
 
 //! Both directions of a session: what they have, which carrier they are on, and how they end.
 
-use crate::conn::end::{Phase, Way, SHORT, UNKNOWN};
+use crate::conn::end::{Direction, Phase, SHORT, UNKNOWN};
 use crate::conn::recall;
 use crate::conn::session::Session;
 use crate::conn::watch::{self, WRITE_BITS};
@@ -21,7 +21,7 @@ pub fn blocks(session: &Session, fd: c_int, flags: c_int) -> bool {
 
 /// Returns whether a session's socket has O_NONBLOCK.
 fn is_nonblocking(session: &Session, fd: c_int) -> bool {
-    let known = &session.side().nonblocking;
+    let known = &session.end().nonblocking;
     if known.load(Ordering::Relaxed) == UNKNOWN {
         // SAFETY: fcntl of a descriptor.
         let flags = unsafe { real::fcntl(fd, libc::F_GETFL, 0) };
@@ -31,40 +31,40 @@ fn is_nonblocking(session: &Session, fd: c_int) -> bool {
 }
 
 /// Returns whether a direction is the kernel's for good, so that the kernel's own call may wait.
-pub fn is_kernels(session: &Session, way: &Way) -> bool {
-    let side = session.side();
+pub fn is_kernels(session: &Session, direction: &Direction) -> bool {
+    let end = session.end();
     let never_attaches = || {
-        let stays = side.stays.load(Ordering::SeqCst) != 0;
-        stays && !session.upgrading.load(Ordering::SeqCst) && !session.is_attached()
+        let pinned = end.pinned.load(Ordering::SeqCst) != 0;
+        pinned && !session.upgrading.load(Ordering::SeqCst) && !session.is_attached()
     };
-    way.phase() == Phase::After || never_attaches()
+    direction.phase() == Phase::After || never_attaches()
 }
 
-/// Returns whether something else than the kernel's connection may have news.
+/// Returns whether something else than the kernel's connection may become ready.
 pub fn needs_events(session: &Session) -> bool {
-    let side = session.side();
-    !is_kernels(session, &side.receive) || !is_kernels(session, &side.send)
+    let end = session.end();
+    !is_kernels(session, &end.receive) || !is_kernels(session, &end.send)
 }
 
 /// Leaves a connection to the kernel on which a thread has to wait and cannot: events need descriptors.
 pub fn leave_to_kernel(session: &'static Session) {
-    let side = session.side();
+    let end = session.end();
     session.fall_back();
     let Some(rings) = session.rings() else {
         // Another thread may be about to attach the session: it is not for long.
         return lock::pause();
     };
-    let is_over = |way: &Way| {
-        let left = rings.receive().available(way.index.load(Ordering::Relaxed), rings.capacity);
+    let is_over = |direction: &Direction| {
+        let left = rings.receive().available(direction.index.load(Ordering::Relaxed), rings.capacity);
         matches!(left, Ok((0, true)))
     };
-    side.receive.with_lock(SHORT, |_| {
-        if is_over(&side.receive) {
-            side.receive.enter(Phase::After);
+    end.receive.with_lock(SHORT, |_| {
+        if is_over(&end.receive) {
+            end.receive.enter(Phase::After);
         }
     });
-    side.send.leave();
-    side.note();
+    end.send.leave();
+    end.note();
     watch::resync_all(session);
 }
 
@@ -80,10 +80,10 @@ pub fn break_off(session: &'static Session, fd: c_int, _: Violation) -> Errno {
     cut_off(session, fd)
 }
 
-/// Ends a connection on both sides, as a RST does.
+/// Ends a connection at both ends, as a RST does.
 pub fn cut_off(session: &'static Session, fd: c_int) -> Errno {
     session.close_rings();
-    session.side().receive.enter(Phase::After);
+    session.end().receive.enter(Phase::After);
     session.suspect.store(true, Ordering::Relaxed);
     // SAFETY: shutdown of a number.
     unsafe { real::shutdown(fd, libc::SHUT_RDWR) };
@@ -100,9 +100,9 @@ pub fn reset_at_close(fd: c_int) {
 
 /// Returns the number of octets that a receive would get at once.
 pub fn queued(session: &Session, fd: c_int) -> usize {
-    let way = &session.side().receive;
-    let by_ring = session.rings().filter(|_| way.phase() != Phase::After).map_or(0, |rings| {
-        let head = way.index.load(Ordering::Relaxed);
+    let direction = &session.end().receive;
+    let by_ring = session.rings().filter(|_| direction.phase() != Phase::After).map_or(0, |rings| {
+        let head = direction.index.load(Ordering::Relaxed);
         rings.receive().available(head, rings.capacity).map_or(0, |(n, _)| n)
     });
     by_ring as usize + socket::queued(fd)
@@ -110,17 +110,17 @@ pub fn queued(session: &Session, fd: c_int) -> usize {
 
 /// Returns the number of octets that the peer has not taken from the ring.
 pub fn unread(session: &Session) -> usize {
-    let way = &session.side().send;
+    let direction = &session.end().send;
     session.rings().map_or(0, |rings| {
-        let tail = way.index.load(Ordering::Relaxed);
+        let tail = direction.index.load(Ordering::Relaxed);
         rings.send().free(tail, rings.capacity).map_or(0, |free| (rings.capacity - free) as usize)
     })
 }
 
 /// Does shutdown(2). What the ring has is received before the kernel's end of the connection.
 pub fn shut_down(session: &'static Session, fd: c_int, how: c_int) -> Outcome {
-    let way = &session.side().send;
-    let phase = way.phase();
+    let direction = &session.end().send;
+    let phase = direction.phase();
     let end = || {
         if how != libc::SHUT_RD {
             if let Some(rings) = session.rings() {
@@ -130,17 +130,17 @@ pub fn shut_down(session: &'static Session, fd: c_int, how: c_int) -> Outcome {
                 rings.header.leave(rings.role);
             }
             // Also without rings, which may come yet.
-            way.enter(Phase::After);
+            direction.enter(Phase::After);
         }
         if how != libc::SHUT_WR {
-            session.side().shut.store(1, Ordering::Relaxed);
+            session.end().shut.store(1, Ordering::Relaxed);
         }
         // SAFETY: shutdown of a descriptor.
         errno::outcome(unsafe { real::shutdown(fd, how) } as isize)
     };
-    let result = way.with_lock(SHORT, |_| end()).unwrap_or_else(end);
-    if way.phase() != phase {
-        session.side().note();
+    let result = direction.with_lock(SHORT, |_| end()).unwrap_or_else(end);
+    if direction.phase() != phase {
+        session.end().note();
         watch::resync(session, WRITE_BITS);
     }
     result

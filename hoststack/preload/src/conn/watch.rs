@@ -11,12 +11,12 @@ pub const WRITE_BITS: u32 = (EPOLLOUT | EPOLLWRNORM | EPOLLWRBAND) as u32;
 /// An instance, and the place of the session's entry in it.
 pub type Watch = (&'static dyn Watcher, usize);
 
-/// An epoll instance, which is told what happens to a session that it has.
+/// An epoll instance, which is notified of what happens to a session that it has.
 pub trait Watcher: Sync {
     /// Adds the event of a session that has got rings.
     fn attach(&self, slot: usize, session: &Session);
 
-    /// Tells the kernel what to report after a direction has moved between the ring and the kernel's connection:
+    /// Changes what the kernel is to report after a direction has moved between the ring and the kernel's connection:
     /// for programs that wait for `bits`. What it has already may be another edge. If it is none by itself, room is one
     /// only if a send has found less.
     fn moved(&self, slot: usize, session: &Session, bits: u32, is_edge: bool);

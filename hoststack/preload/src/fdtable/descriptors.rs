@@ -21,7 +21,7 @@ pub fn accepted(fd: c_int, listener: c_int, client: &sockaddr_storage, nonblocki
         let server = bound_to(listener).or_else(|| socket::address(fd, libc::getsockname));
         let Some(server) = server.filter(|&server| config::get().admits(server)) else { return };
         if let Some(session) = enter(fd, Role::Acceptor, Some((server, client)), identity::UNKNOWN) {
-            session.side().nonblocking.store(u32::from(nonblocking), Ordering::Relaxed);
+            session.end().nonblocking.store(u32::from(nonblocking), Ordering::Relaxed);
         }
     });
 }
@@ -105,14 +105,14 @@ fn enter(fd: c_int, role: Role, ends: Option<(SocketAddr, SocketAddr)>, cookie: 
     }
     page::make();
     clients::make();
-    let side = end::make()?;
-    let session = Session::make(Identity { role, side, ends }, cookie);
+    let end = end::make()?;
+    let session = Session::make(Identity { role, end, ends }, cookie);
     if table::set_session(fd, session) {
         session.descriptors.store(1, Ordering::Relaxed);
     } else {
         session.was_last.store(true, Ordering::Relaxed);
     }
-    session.let_go();
+    session.release();
     table::session(fd)
 }
 
@@ -130,7 +130,7 @@ pub fn copied(from: c_int, to: c_int) {
     }
     reuse::made(to);
     if let Some(session) = table::session(from) {
-        session.side().owners.add();
+        session.end().owners.add();
         session.descriptors.fetch_add(1, Ordering::AcqRel);
         table::set_session(to, session.forever());
     }
@@ -159,10 +159,10 @@ pub fn closing(fd: c_int) {
 
 /// Ends one descriptor of a session.
 fn leave(session: &'static Session, fd: c_int) {
-    let side = session.side();
+    let end = session.end();
     let rings = session.rings();
     recall::answer(session, fd);
-    let was_last = side.owners.remove();
+    let was_last = end.owners.remove();
     if was_last {
         session.was_last.store(true, Ordering::Relaxed);
         if rings.is_some_and(|rings| session.is_readable(&rings)) {
@@ -182,19 +182,19 @@ fn leave(session: &'static Session, fd: c_int) {
 }
 
 /// Keeps a connection on the kernel. False if it has left the kernel already.
-pub fn stay(fd: c_int) -> bool {
+pub fn pin(fd: c_int) -> bool {
     let Some(session) = table::session(fd) else { return true };
     if session.is_attached() {
         return false;
     }
-    session.side().stays.store(1, Ordering::SeqCst);
+    session.end().pinned.store(1, Ordering::SeqCst);
     !session.is_attached()
 }
 
 /// Makes a connection continue on the kernel. False if the ring has octets that were not read, and that the
 /// peer does not send again: whoever has the descriptor alone would miss them.
 pub fn leave_rings(fd: c_int) -> bool {
-    if stay(fd) {
+    if pin(fd) {
         return true;
     }
     let Some(session) = table::session(fd) else { return true };
@@ -214,12 +214,12 @@ fn answer_all() {
 /// Counts the child's descriptors: connections that have no rings yet stay on the kernel until one process
 /// alone has them.
 pub fn before_fork() {
-    table::descriptors().filter_map(table::session).for_each(|session| session.side().owners.add_child());
+    table::descriptors().filter_map(table::session).for_each(|session| session.end().owners.add_child());
 }
 
 /// Takes before_fork back: the child was not made.
 pub fn fork_failed() {
-    table::descriptors().filter_map(table::session).for_each(|session| session.side().owners.drop_child());
+    table::descriptors().filter_map(table::session).for_each(|session| session.end().owners.drop_child());
 }
 
 /// Counts the descriptors as the child's own, and closes its copies of mailboxes, so that they end with the parent's.
@@ -232,10 +232,10 @@ pub fn after_fork(counted: bool, borrowed: bool) {
         }
         let Some(session) = table::session(fd) else { continue };
         match counted {
-            true => session.side().owners.adopt(),
+            true => session.end().owners.adopt(),
             false => adopt_uncounted(&session, fd),
         }
-        session.close_mailbox();
+        session.close_offer_socket();
         session.upgrading.store(false, Ordering::Relaxed);
         session.merits.after_fork();
         if !session.is_attached() {
@@ -254,12 +254,12 @@ pub fn after_fork(counted: bool, borrowed: bool) {
 /// Counts a descriptor of a child that its parent has not seen. If the parent has given up the connection since, and
 /// its place is another's, the stream cannot go on.
 fn adopt_uncounted(session: &Session, fd: c_int) {
-    let side = session.side();
-    if side.generation.load(Ordering::Acquire) == session.generation.load(Ordering::Relaxed)
-        && side.keep(session.generation.load(Ordering::Relaxed))
+    let end = session.end();
+    if end.generation.load(Ordering::Acquire) == session.generation.load(Ordering::Relaxed)
+        && end.keep(session.generation.load(Ordering::Relaxed))
     {
         if !session.is_attached() {
-            side.stays.store(1, Ordering::SeqCst);
+            end.pinned.store(1, Ordering::SeqCst);
         }
         return;
     }
@@ -274,7 +274,7 @@ fn adopt_uncounted(session: &Session, fd: c_int) {
 /// Makes all connections continue on the kernel. What is in their rings is received first.
 pub fn leave_all() {
     for session in table::descriptors().filter_map(table::session) {
-        session.side().stays.store(1, Ordering::SeqCst);
+        session.end().pinned.store(1, Ordering::SeqCst);
         session.leave_rings();
     }
 }

@@ -99,7 +99,8 @@ pub fn make(flags: u64, call: impl FnOnce() -> isize) -> isize {
 }
 
 /// Has to be called before the memory is shared with a child. One for which its parent does not wait may have other
-/// descriptors by the same numbers at the same time. One with thread-local storage of its own could not be told apart.
+/// descriptors by the same numbers at the same time. One with thread-local storage of its own could not be
+/// distinguished.
 pub fn shares(flags: u64) {
     let has = |flag: c_int| flags & flag as u64 != 0;
     if has(libc::CLONE_THREAD) {

@@ -45,7 +45,7 @@ fn forget(fd: c_int) {
 }
 
 fn abandon(session: &'static Session, fd: c_int) {
-    if session.side().owners.remove() {
+    if session.end().owners.remove() {
         session.was_last.store(true, Ordering::Relaxed);
     }
     let was_last_here = session.descriptors.fetch_sub(1, Ordering::AcqRel) == 1;

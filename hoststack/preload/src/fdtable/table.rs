@@ -81,7 +81,7 @@ pub fn session(fd: c_int) -> Option<Held> {
         if entry.session.load(Ordering::Acquire) == found {
             return Some(Held(session));
         }
-        session.let_go();
+        session.release();
     }
 }
 
@@ -92,7 +92,7 @@ pub fn set_session(fd: c_int, session: &'static Session) -> bool {
     let before = entry.session.swap(core::ptr::from_ref(session).cast_mut(), Ordering::AcqRel);
     // SAFETY: sessions are never freed.
     if let Some(before) = unsafe { before.as_ref() } {
-        before.let_go();
+        before.release();
     }
     true
 }
@@ -140,7 +140,7 @@ impl core::ops::Deref for HeldEpoll {
 
 impl Drop for HeldEpoll {
     fn drop(&mut self) {
-        self.0.let_go();
+        self.0.release();
     }
 }
 

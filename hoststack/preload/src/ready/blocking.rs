@@ -67,7 +67,7 @@ impl Receiver {
             let pauses = if blocks(session, fd, flags) { LONG } else { SHORT };
             let mut result = receive::try_once(session, fd, &sink, pauses);
             let waits = result == Err(EAGAIN) && blocks(session, fd, flags);
-            let by_kernel = waits && is_kernels(session, &session.side().receive);
+            let by_kernel = waits && is_kernels(session, &session.end().receive);
             if by_kernel {
                 // SAFETY: the buffers are the program's, for this call.
                 result = sink.parts.message(|m| errno::outcome(unsafe { real::recvmsg(fd, m, flags) }));
@@ -141,7 +141,7 @@ impl Receiver {
 /// Returns how many octets a receive waits for: all, or SO_RCVLOWAT.
 fn least(session: &Session, wanted: usize, flags: c_int) -> usize {
     match flags & MSG_WAITALL {
-        0 => wanted.min(session.side().low_mark.load(Ordering::Relaxed) as usize),
+        0 => wanted.min(session.end().low_mark.load(Ordering::Relaxed) as usize),
         _ => wanted,
     }
 }
@@ -165,7 +165,7 @@ pub fn send(session: &'static Session, fd: c_int, parts: Parts, flags: c_int) ->
         let source = Buffers { parts: parts.after(done).at_most(portion), flags };
         let mut result = send::attempt(session, fd, &source);
         let waits = result == Err(EAGAIN) && blocks(session, fd, flags);
-        let by_kernel = waits && is_kernels(session, &session.side().send);
+        let by_kernel = waits && is_kernels(session, &session.end().send);
         if by_kernel {
             // SAFETY: the buffers are the program's, for this call.
             result = source.parts.message(|m| errno::outcome(unsafe { real::sendmsg(fd, m, flags) }));

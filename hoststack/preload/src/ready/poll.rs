@@ -54,8 +54,8 @@ fn once(fds: &mut [pollfd], sessions: &[Option<Held>], deadline: Deadline, mask:
     // Those that the kernel alone knows need no event.
     let mine = || sessions.iter().flatten().filter(|session| stream::needs_events(session));
     if !ready && mine().next().is_some() {
-        let bell = waiter::hear(mine().filter_map(|session| session.event()));
-        let mut without = mine().filter(|session| bell.is_none() || session.event().is_none()).peekable();
+        let waiter = waiter::arm(mine().filter_map(|session| session.event()));
+        let mut without = mine().filter(|session| waiter.is_none() || session.event().is_none()).peekable();
         if without.peek().is_some() {
             without.for_each(|session| stream::leave_to_kernel(session.forever()));
             return Ok(0);
@@ -65,7 +65,7 @@ fn once(fds: &mut [pollfd], sessions: &[Option<Held>], deadline: Deadline, mask:
             session.iter().for_each(|session| recall::answer(session.forever(), one.fd));
         }
         ready = any_ready(fds, sessions);
-        all.push(pollfd { fd: bell.unwrap_or(NO_FD), events: POLLIN, revents: 0 });
+        all.push(pollfd { fd: waiter.unwrap_or(NO_FD), events: POLLIN, revents: 0 });
     }
     let left = match ready {
         true => Some(Duration::ZERO),
@@ -88,7 +88,7 @@ fn leave_to_kernel(sessions: &[Option<Held>]) {
 
 /// Asks for the peer's end instead of writability while it is the ring that knows, and once also for nothing.
 fn for_kernel(one: &pollfd, session: Option<&Session>) -> pollfd {
-    let in_ring = |s: &Session| s.side().send.phase() == Phase::Ring;
+    let in_ring = |s: &Session| s.end().send.phase() == Phase::Ring;
     let instead = session.filter(|s| in_ring(s)).is_some_and(|s| {
         one.events & WRITE_BITS != 0 || one.events & READ_BITS == 0 && !s.suspect.load(Ordering::Relaxed)
     });
@@ -106,7 +106,7 @@ fn publish_waits(fds: &[pollfd], sessions: &[Option<Held>]) {
         if one.events & READ_BITS != 0 {
             rings.receive().consumer_waits();
         }
-        let in_ring = |session: &&Session| session.side().send.phase() == Phase::Ring;
+        let in_ring = |session: &&Session| session.end().send.phase() == Phase::Ring;
         if one.events & WRITE_BITS != 0 {
             session.as_deref().filter(in_ring).inspect(|session| session.await_room(&rings));
         }

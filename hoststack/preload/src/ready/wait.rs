@@ -17,7 +17,7 @@ pub fn readable(session: &'static Session, fd: c_int) -> Outcome<()> {
     sleep(session, fd, libc::SO_RCVTIMEO, POLLIN | POLLRDHUP, || {
         let Some(rings) = session.rings() else { return false };
         rings.receive().consumer_waits();
-        let left = rings.receive().is_closed() && session.side().receive.phase() == Phase::Ring;
+        let left = rings.receive().is_closed() && session.end().receive.phase() == Phase::Ring;
         session.is_readable(&rings) || left && session.recalled(&rings) == Some(0)
     })
 }
@@ -28,7 +28,7 @@ const GLANCE: Duration = Duration::from_millis(4);
 /// Waits until a receive that takes nothing may get more than `seen` octets, for SO_RCVTIMEO at most. False if
 /// nothing further can come.
 pub fn further(session: &'static Session, fd: c_int, seen: usize, deadline: Deadline) -> Outcome<bool> {
-    let ring = || session.rings().filter(|_| session.side().receive.phase() == Phase::Ring);
+    let ring = || session.rings().filter(|_| session.end().receive.phase() == Phase::Ring);
     let is_full = || ring().is_some_and(|rings| seen as u64 >= rings.capacity);
     if is_full() || real::poll_or_suspect(fd, POLLRDHUP) != 0 {
         return Ok(false);
@@ -56,7 +56,7 @@ pub fn limit_of_receive(fd: c_int) -> Deadline {
 
 /// Waits until the session may be writable, for SO_SNDTIMEO at most.
 pub fn writable(session: &'static Session, fd: c_int) -> Outcome<()> {
-    let in_ring = session.side().send.phase() == Phase::Ring;
+    let in_ring = session.end().send.phase() == Phase::Ring;
     let events = if in_ring { POLLRDHUP } else { POLLOUT };
     let result = sleep(session, fd, libc::SO_SNDTIMEO, events, || {
         let Some(rings) = session.rings().filter(|_| in_ring) else { return false };
@@ -87,8 +87,8 @@ fn sleep_for(
     loop {
         let event = session.event();
         let was_attached = session.is_attached();
-        let bell = waiter::hear(event.into_iter());
-        let Some(bell) = bell.filter(|_| event.is_some()) else {
+        let waiter = waiter::arm(event.into_iter());
+        let Some(waiter) = waiter.filter(|_| event.is_some()) else {
             stream::leave_to_kernel(session);
             return Ok(());
         };
@@ -98,12 +98,12 @@ fn sleep_for(
         }
         let mut fds = [
             pollfd { fd, events, revents: 0 },
-            pollfd { fd: bell, events: POLLIN, revents: 0 },
-            pollfd { fd: session.news().unwrap_or(NO_FD), events: POLLIN, revents: 0 },
+            pollfd { fd: waiter, events: POLLIN, revents: 0 },
+            pollfd { fd: session.offer_event().unwrap_or(NO_FD), events: POLLIN, revents: 0 },
         ];
         let result = match poll(&mut fds, deadline) {
             // RLIMIT_NOFILE does not allow three.
-            Err(EINVAL) if was_attached => waiter::wait_with(bell, fd, events, deadline),
+            Err(EINVAL) if was_attached => waiter::wait_with(waiter, fd, events, deadline),
             Err(EINVAL) => {
                 stream::leave_to_kernel(session);
                 return Ok(());

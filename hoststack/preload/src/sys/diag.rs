@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-//! Who has a TCP socket of this network namespace, as the kernel tells by sock_diag(7).
+//! Who has a TCP socket of this network namespace, as the kernel reports by sock_diag(7).
 
 use crate::sys::errno::{self, Errno, Outcome, ENOENT, EPROTO};
 use crate::sys::fd::{Fd, FdCell};
@@ -20,12 +20,12 @@ const INET_DIAG_CGROUP_ID: u16 = 21;
 pub struct Owner {
     pub cookie: u64,
     pub uid: u32,
-    /// The control group of the socket; 0 if the kernel does not tell.
+    /// The control group of the socket; 0 if the kernel does not report it.
     group: u64,
 }
 
 impl Owner {
-    /// Returns a number that is the same for all sockets of a program, as far as the kernel tells; never 0.
+    /// Returns a number that is the same for all sockets of a program, as far as the kernel reports; never 0.
     pub fn client(&self) -> u64 {
         (self.group.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ u64::from(self.uid)) | 1 << 63
     }
@@ -74,12 +74,12 @@ struct Reply {
 static SOCKET: FdCell = FdCell::empty();
 /// Of the next request.
 static NUMBER: AtomicU32 = AtomicU32::new(1);
-static TURN: crate::sys::lock::Lock<()> = crate::sys::lock::Lock::new(());
+static REQUEST: crate::sys::lock::Lock<()> = crate::sys::lock::Lock::new(());
 
 /// Finds the socket whose own address is `local` and whose peer is `remote`. The error ENOENT says that this network
 /// namespace has none; with any other one it is not known.
 pub fn owner(local: SocketAddr, remote: SocketAddr) -> Outcome<Owner> {
-    let _turn = TURN.lock();
+    let _request = REQUEST.lock();
     let socket = socket()?;
     let number = NUMBER.fetch_add(1, Ordering::Relaxed);
     let request = Request::new(local, remote, number);

@@ -12,18 +12,18 @@ use core::ptr::{null_mut, without_provenance_mut};
 use core::sync::atomic::{AtomicU32, Ordering};
 use libc::{c_int, c_void, epoll_event, EPOLLET, EPOLLIN, EPOLL_CTL_ADD};
 
-/// The key of the threads' bells, plus one. Threads have no bell before their first wait, and programs that have no
+/// The key of the threads' waiters, plus one. Threads have none before their first wait, and programs that have no
 /// session never make the key.
 static KEY: AtomicU32 = AtomicU32::new(0);
 
 /// The waiter of one thread, and the process that made it: a child of fork must not share its parent's.
 #[derive(Clone, Copy)]
-struct Bell {
+struct Waiter {
     fd: c_int,
     process: u32,
 }
 
-impl Bell {
+impl Waiter {
     /// Returns what pthread_setspecific(3) keeps, without memory of its own; never null.
     fn pack(self) -> *mut c_void {
         without_provenance_mut((self.process as usize) << 32 | (self.fd as usize + 1))
@@ -35,15 +35,15 @@ impl Bell {
         Some(Self { fd, process: (word >> 32) as u32 })
     }
 
-    /// Returns this thread's bell, made at its first use in this process.
+    /// Returns this thread's waiter, made at its first use in this process.
     fn of_thread() -> Option<c_int> {
         let key = key()?;
         // SAFETY: the key is never deleted.
         let kept = Self::unpack(unsafe { libc::pthread_getspecific(key) });
-        if let Some(bell) = kept.filter(|bell| bell.process == lock::process()) {
-            return Some(bell.fd);
+        if let Some(waiter) = kept.filter(|waiter| waiter.process == lock::process()) {
+            return Some(waiter.fd);
         }
-        drop(kept.and_then(|bell| Fd::new(bell.fd)));
+        drop(kept.and_then(|waiter| Fd::new(waiter.fd)));
         // SAFETY: no preconditions.
         let made = Fd::adopt(unsafe { real::epoll_create1(libc::EPOLL_CLOEXEC) });
         let kept = made.as_ref().map_or(null_mut(), |fd| Self { fd: fd.number(), process: lock::process() }.pack());
@@ -73,46 +73,48 @@ fn key() -> Option<libc::pthread_key_t> {
     }
 }
 
-/// Closes the bell of a thread that ends.
+/// Closes the waiter of a thread that ends.
 extern "C" fn end_of_thread(kept: *mut c_void) {
-    drop(Bell::unpack(kept).and_then(|bell| Fd::new(bell.fd)));
+    drop(Waiter::unpack(kept).and_then(|waiter| Fd::new(waiter.fd)));
 }
 
-/// Makes this thread's bell before it is needed.
+/// Makes this thread's waiter before it is needed.
 pub fn prepare() {
-    errno::preserve(Bell::of_thread);
+    errno::preserve(Waiter::of_thread);
 }
 
-/// Waits until the bell rings, or `fd` has one of `events`, where RLIMIT_NOFILE does not allow to poll both.
-pub fn wait_with(bell: c_int, fd: c_int, events: i16, deadline: Deadline) -> Outcome {
+/// Waits until an event of the waiter is signalled, or `fd` has one of `events`, where RLIMIT_NOFILE does not allow to
+/// poll both.
+pub fn wait_with(waiter: c_int, fd: c_int, events: i16, deadline: Deadline) -> Outcome {
     let mut wanted = epoll_event { events: events as u32, u64: 0 };
     // SAFETY: the event is this function's.
-    errno::outcome(unsafe { real::epoll_ctl(bell, EPOLL_CTL_ADD, fd, &mut wanted) } as isize)?;
+    errno::outcome(unsafe { real::epoll_ctl(waiter, EPOLL_CTL_ADD, fd, &mut wanted) } as isize)?;
     let limit = deadline.left().map_or(-1, crate::sys::clock::milliseconds);
     // SAFETY: room for one event; no mask.
-    let result = errno::outcome(unsafe { real::epoll_pwait(bell, &mut wanted, 1, limit, core::ptr::null()) } as isize);
+    let result =
+        errno::outcome(unsafe { real::epoll_pwait(waiter, &mut wanted, 1, limit, core::ptr::null()) } as isize);
     // SAFETY: no event.
-    unsafe { real::epoll_ctl(bell, libc::EPOLL_CTL_DEL, fd, null_mut()) };
+    unsafe { real::epoll_ctl(waiter, libc::EPOLL_CTL_DEL, fd, null_mut()) };
     result
 }
 
-/// Returns this thread's bell, which rings from now on when one of `events` is signalled. What it rang for before is
+/// Returns this thread's waiter, which is readable from now on when one of `events` is signalled. What was before is
 /// forgotten, so the caller has to look at the sessions afterwards. None if the kernel has no room for it: then the
 /// sessions have to fall back.
-pub fn hear(events: impl Iterator<Item = c_int>) -> Option<c_int> {
+pub fn arm(events: impl Iterator<Item = c_int>) -> Option<c_int> {
     errno::preserve(|| {
-        Bell::of_thread().filter(|&fd| {
+        Waiter::of_thread().filter(|&fd| {
             let mut all = true;
             for event in events {
                 all &= add(fd, event);
             }
-            silence(fd);
+            take_edges(fd);
             all
         })
     })
 }
 
-/// Returns whether the bell rings for an event. It may be there already.
+/// Adds an event; false if there is no room. It may be there already.
 fn add(fd: c_int, event: c_int) -> bool {
     let mut wanted = epoll_event { events: (EPOLLIN | EPOLLET) as u32, u64: 0 };
     // SAFETY: the event is this function's.
@@ -120,7 +122,7 @@ fn add(fd: c_int, event: c_int) -> bool {
 }
 
 /// Takes all edges.
-fn silence(fd: c_int) {
+fn take_edges(fd: c_int) {
     let mut taken = [epoll_event { events: 0, u64: 0 }; 64];
     // SAFETY: the list has that many places; no mask.
     while unsafe { real::epoll_pwait(fd, taken.as_mut_ptr(), 64, 0, core::ptr::null()) } == 64 {}

@@ -18,16 +18,16 @@ use beeline_ring::{Header, Layout};
 use core::sync::atomic::Ordering;
 use libc::c_int;
 
-/// A client that has not opened its mailbox after so many milliseconds does not answer. It may have had fewer
+/// A client that has not opened its offer socket after so many milliseconds does not answer. It may have had fewer
 /// operations than the acceptor, or may not have run.
-const SILENCE: u64 = 64;
+const ANSWER_LIMIT: u64 = 64;
 
-/// Sends an offer if the connector has opened its mailbox.
+/// Sends an offer if the connector has opened its offer socket.
 pub fn try_offer(session: &'static Session, fd: c_int) {
     let _ = make_offer(session, fd);
 }
 
-/// Makes rings and sends them to the connector; None if it has no mailbox.
+/// Makes rings and sends them to the connector; None if it has no offer socket.
 fn make_offer(session: &'static Session, fd: c_int) -> Option<()> {
     let (server, client) = session.identity().ends?;
     if !identity::has_ends(fd, server, client) {
@@ -47,8 +47,8 @@ fn make_offer(session: &'static Session, fd: c_int) -> Option<()> {
     if !is_worth(merits, owner.client()) {
         return None;
     }
-    let Some(socket) = connect_mailbox(&owner) else {
-        if merits.waited() >= SILENCE && !merits.silent.swap(true, Ordering::Relaxed) {
+    let Some(socket) = connect_offer_socket(&owner) else {
+        if merits.waited() >= ANSWER_LIMIT && !merits.unresponsive.swap(true, Ordering::Relaxed) {
             clients::failed(owner.client());
         }
         return None;
@@ -61,7 +61,7 @@ fn make_offer(session: &'static Session, fd: c_int) -> Option<()> {
 /// one of the client answers.
 fn is_worth(merits: &Merits, client: u64) -> bool {
     if merits.left_out.load(Ordering::Relaxed) {
-        return !clients::is_silent(client);
+        return !clients::is_unresponsive(client);
     }
     let is_worth = merits.judged.swap(true, Ordering::Relaxed) || clients::is_worth(client);
     if !is_worth {
@@ -71,7 +71,7 @@ fn is_worth(merits: &Merits, client: u64) -> bool {
     is_worth
 }
 
-fn connect_mailbox(owner: &diag::Owner) -> Option<Fd> {
+fn connect_offer_socket(owner: &diag::Owner) -> Option<Fd> {
     let socket = unix_socket()?;
     let (address, length) = address(owner.cookie);
     // SAFETY: the address has that length.
@@ -94,7 +94,7 @@ fn send_offer(session: &'static Session, fd: c_int, socket: &Fd, offer: Offer) -
     session.attach(fd, rings, Some(own), Some(peer));
     offer.list(session);
     // A child that was forked meanwhile has the connection without rings.
-    if !session.side().owners.is_alone() || !message::send(socket, &offer, descriptors) {
+    if !session.end().owners.is_alone() || !message::send(socket, &offer, descriptors) {
         session.close_rings();
     }
     Some(())

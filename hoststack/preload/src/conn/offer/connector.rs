@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-//! The connector's part: its mailbox, and what it checks of an offer.
+//! The connector's part: its offer socket, and what it checks of an offer.
 
 use super::message::{self, address, unix_socket, user_of, Offer, DESCRIPTORS};
 use super::{exclusively, give_up, stop, without_calls};
@@ -18,22 +18,22 @@ use libc::c_int;
 
 /// Makes a connector take an offer, if there is one.
 pub fn look(session: &'static Session, fd: c_int) {
-    if session.mailbox.number().is_some() && !session.is_attached() {
+    if session.offer_socket.number().is_some() && !session.is_attached() {
         exclusively(session, || take_offer(session, fd));
     }
 }
 
-/// Takes an offer, and reports whether the session has got rings or somebody is about to send one.
+/// Takes an offer, and returns whether the session has got rings or somebody is about to send one.
 pub fn has_offer(session: &'static Session, fd: c_int) -> bool {
-    if session.mailbox.number().is_some() {
+    if session.offer_socket.number().is_some() {
         take_offer(session, fd);
     }
-    session.is_attached() || session.visitor.number().is_some()
+    session.is_attached() || session.offer_connection.number().is_some()
 }
 
 /// Makes the acceptor find a socket for its offer.
-pub fn open_mailbox(session: &'static Session, fd: c_int) {
-    if session.mailbox.number().is_some() {
+pub fn open_offer_socket(session: &'static Session, fd: c_int) {
+    if session.offer_socket.number().is_some() {
         return;
     }
     let (Some(cookie), Some(socket)) = (socket::cookie(fd), unix_socket()) else { return };
@@ -42,55 +42,55 @@ pub fn open_mailbox(session: &'static Session, fd: c_int) {
     let bound = unsafe { libc::bind(socket.number(), core::ptr::from_ref(&address).cast(), length) == 0 };
     // SAFETY: listen of this function's own socket.
     if bound && unsafe { libc::listen(socket.number(), 1) } == 0 {
-        session.mailbox.put(Some(socket));
+        session.offer_socket.put(Some(socket));
     } else {
         give_up(session, Refusal::Memory);
     }
 }
 
-/// Looks into the mailbox, and attaches the session to rings that are what they have to be.
+/// Looks for an offer, and attaches the session to rings that are what they have to be.
 fn take_offer(session: &'static Session, fd: c_int) {
-    if session.side().stays.load(Ordering::SeqCst) != 0 {
+    if session.end().pinned.load(Ordering::SeqCst) != 0 {
         return stop(session);
     }
-    if let Some(visitor) = visitor(session).filter(|_| session.side().owners.is_alone()) {
-        without_calls(session, || take_offer_of(session, fd, visitor));
+    if let Some(offer_connection) = offer_connection(session).filter(|_| session.end().owners.is_alone()) {
+        without_calls(session, || take_offer_of(session, fd, offer_connection));
     }
 }
 
-fn take_offer_of(session: &'static Session, fd: c_int, visitor: c_int) {
-    let received = match message::receive(visitor) {
+fn take_offer_of(session: &'static Session, fd: c_int, offer_connection: c_int) {
+    let received = match message::receive(offer_connection) {
         // It has connected, but not sent yet.
         Err(EAGAIN) => return,
         other => other.ok(),
     };
-    let user = user_of(visitor);
-    session.visitor.put(None);
+    let user = user_of(offer_connection);
+    session.offer_connection.put(None);
     let Some((offer, descriptors)) = received else { return };
     let genuine = is_from_peer(fd, &offer, user).then_some(()).ok_or(Refusal::Offer);
     match genuine.and_then(|()| accept(session, fd, descriptors)) {
         Ok(()) => {
             offer.list(session);
-            session.close_mailbox();
+            session.close_offer_socket();
         }
         Err(why) => page::counters().refuse(why),
     }
 }
 
-/// Returns the connection to the mailbox, if there is one.
-fn visitor(session: &Session) -> Option<c_int> {
-    if let Some(known) = session.visitor.number() {
+/// Returns the connection to the offer socket, if there is one.
+fn offer_connection(session: &Session) -> Option<c_int> {
+    if let Some(known) = session.offer_connection.number() {
         return Some(known);
     }
     let flags = libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
-    let (mailbox, nowhere) = (session.mailbox.number()?, core::ptr::null_mut());
+    let (offer_socket, nowhere) = (session.offer_socket.number()?, core::ptr::null_mut());
     // accept(2) makes a socket and a file before it looks whether anybody has connected.
-    if real::poll_one(mailbox, libc::POLLIN) == 0 {
+    if real::poll_one(offer_socket, libc::POLLIN) == 0 {
         return None;
     }
     // SAFETY: accept without an address.
-    let made = Fd::adopt(unsafe { uncancelled::accept4(mailbox, nowhere, core::ptr::null_mut(), flags) })?;
-    Some(session.visitor.put_first(made))
+    let made = Fd::adopt(unsafe { uncancelled::accept4(offer_socket, nowhere, core::ptr::null_mut(), flags) })?;
+    Some(session.offer_connection.put_first(made))
 }
 
 /// Asks the kernel: the connection that the offer names must be this end's own, and its other end must
@@ -123,7 +123,7 @@ fn accept(session: &'static Session, fd: c_int, [memory, own, peer]: [Fd; DESCRI
         session.fall_back();
     }
     // The peer does not use the rings before, and not at all if they are closed by then.
-    let is_shared = !session.side().owners.is_alone();
+    let is_shared = !session.end().owners.is_alone();
     if is_shared || !session.rings().is_some_and(|rings| rings.header.accept(&layout)) {
         session.close_rings();
     }

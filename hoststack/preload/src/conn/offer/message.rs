@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-//! What both ends know of an offer: the mailbox's name, and the message with its descriptors.
+//! What both ends know of an offer: the name of the offer socket, and the message with its descriptors.
 
 use crate::conn::session::{Identity, Session};
 use crate::sys::errno::{self, Outcome, EPROTO};
@@ -71,10 +71,10 @@ impl Offer {
     }
 
     pub fn list(&self, session: &Session) {
-        let Identity { role, side, .. } = session.identity();
+        let Identity { role, end, .. } = session.identity();
         page::list(role, (self.server, self.server_port), (self.client, self.client_port), |number| {
-            side.listed.store(number, Ordering::Relaxed);
-            side.note();
+            end.listed.store(number, Ordering::Relaxed);
+            end.note();
         });
     }
 }

@@ -2,13 +2,13 @@
 
 //! How both ends of a connection agree on rings, while the kernel's connection carries it.
 //!
-//! The connector opens a mailbox, a Unix socket in the abstract namespace with the cookie of its TCP socket as name.
-//! Abstract names belong to a network namespace, as TCP connections within one do, so no file system has to be shared.
-//! The acceptor asks the kernel for the cookie by the addresses of the connection, makes the memory, and sends it to
-//! the mailbox. Each end checks that the other has the user that the kernel names as owner of the other socket.
+//! The connector opens an offer socket, a Unix socket in the abstract namespace with the cookie of its TCP socket as
+//! name. Abstract names belong to a network namespace, as TCP connections within one do, so no file system has to be
+//! shared. The acceptor asks the kernel for the cookie by the addresses of the connection, makes the memory, and sends
+//! it to that socket. Each end checks that the other has the user that the kernel names as owner of the other socket.
 //!
 //! Neither waits for the other. When a connection has earned rings (`earn`), the acceptor tries at the next operation,
-//! the 2nd, 4th, 8th after it and so on, and the connector looks into the mailbox before each of its next operations,
+//! the 2nd, 4th, 8th after it and so on, and the connector looks for an offer before each of its next operations,
 //! and then before as many. While the connection is young both also do so after some time: on a busy machine one of
 //! them may be much later than the other.
 
@@ -48,7 +48,7 @@ const FIRST_LOOKS: u32 = 8;
 pub fn before(session: &'static Session, fd: c_int) {
     if page::is_off() {
         session.leave_rings();
-        if session.mailbox.number().is_some() || !session.merits.is_open() {
+        if session.offer_socket.number().is_some() || !session.merits.is_open() {
             exclusively(session, || stop(session));
         }
         return;
@@ -57,11 +57,11 @@ pub fn before(session: &'static Session, fd: c_int) {
 }
 
 fn look_at_times(session: &'static Session, fd: c_int) {
-    if session.mailbox.number().is_none() {
+    if session.offer_socket.number().is_none() {
         return;
     }
     let n = session.merits.operations.load(Ordering::Relaxed);
-    if n <= FIRST_LOOKS || session.visitor.number().is_some() || is_time(session, n) {
+    if n <= FIRST_LOOKS || session.offer_connection.number().is_some() || is_time(session, n) {
         look(session, fd);
     }
 }
@@ -97,11 +97,11 @@ pub fn within(session: &'static Session, fd: c_int, left: usize) {
 
 /// Tries to get the rings that an end has earned.
 fn ask(session: &'static Session, fd: c_int) {
-    let (n, side) = (session.merits.operations.load(Ordering::Relaxed), session.side());
-    if side.stays.load(Ordering::Relaxed) != 0 {
+    let (n, end) = (session.merits.operations.load(Ordering::Relaxed), session.end());
+    if end.pinned.load(Ordering::Relaxed) != 0 {
         return give_up(session, Refusal::Kept);
     }
-    let is_shared = || !side.owners.is_alone();
+    let is_shared = || !end.owners.is_alone();
     if n > LAST_TRY && session.merits.waited() > LAST_AGE {
         if !connector::has_offer(session, fd) || session.merits.waited() > LAST_AGE_OF_OFFER {
             give_up(session, if is_shared() { Refusal::Kept } else { Refusal::NoAnswer });
@@ -115,7 +115,7 @@ fn ask(session: &'static Session, fd: c_int) {
         return;
     }
     match session.role() {
-        Role::Connector => connector::open_mailbox(session, fd),
+        Role::Connector => connector::open_offer_socket(session, fd),
         Role::Acceptor => without_calls(session, || acceptor::try_offer(session, fd)),
     }
 }
@@ -134,7 +134,7 @@ fn without_calls(session: &Session, f: impl FnOnce()) {
 
 /// Returns whether a session stays on the kernel for good.
 pub fn is_settled(session: &Session) -> bool {
-    let over = session.merits.is_settled() || session.side().stays.load(Ordering::Relaxed) != 0;
+    let over = session.merits.is_settled() || session.end().pinned.load(Ordering::Relaxed) != 0;
     over && !session.is_attached()
 }
 
@@ -153,7 +153,7 @@ fn give_up(session: &Session, why: Refusal) {
 
 /// Ends an attempt.
 fn stop(session: &Session) {
-    session.close_mailbox();
+    session.close_offer_socket();
     session.merits.reopen();
 }
 

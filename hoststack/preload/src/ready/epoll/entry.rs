@@ -19,36 +19,36 @@ use libc::{c_int, EPOLLERR, EPOLLHUP, EPOLLIN, EPOLLOUT, EPOLLRDHUP, EPOLLWRNORM
 pub struct Entry {
     pub fd: c_int,
     pub registration: Registration,
-    /// Where it is in the instance, by which the kernel's events are told from those of a former entry there.
+    /// Where it is in the instance, by which the kernel's events are distinguished from those of a former entry there.
     pub at: Place,
     pub session: &'static Session,
     pub events: u32,
     pub data: u64,
-    /// The events that the kernel was told to report for the socket.
-    pub told: u32,
+    /// The events that the kernel is to report for the socket.
+    pub interest: u32,
     /// EPOLLONESHOT has reported, and the program has not enabled it again.
     pub disabled: bool,
     pub queued: bool,
     /// Something happened since the last report: an edge.
-    pub fresh: bool,
+    pub edge: bool,
     /// What the kernel reported for the socket since then.
     pub kernel: u32,
     pub has_event: bool,
-    /// It is in the list of hot entries, and was looked at as often without news.
-    pub hot: bool,
+    /// It is in the busy-poll list, and was polled as often while it was not ready.
+    pub busy: bool,
     pub looks: u32,
     /// The peer's index at the last edge.
     pub seen: u64,
     /// How often this end had waited for room when it was reported last.
     pub room_waits: u32,
-    /// The kernel was told anew because a direction has moved: with EPOLLET it reports again what it has.
+    /// The socket was registered anew because a direction has moved: with EPOLLET it reports again what it has.
     pub moved: bool,
     /// What was reported last, and whether room was since the program has added or changed the entry.
     pub reported: u32,
     /// The end of what the peer sends was reported since then.
     pub peer_ended: bool,
     /// The wait that reported it last: each reports an entry once.
-    pub turn: u64,
+    pub wait: u64,
     /// Where that wait has stored its events.
     pub place: usize,
     /// A wait has left it to be reported behind what the kernel has.
@@ -74,20 +74,20 @@ impl Entry {
             session,
             events,
             data,
-            told: 0,
+            interest: 0,
             disabled: false,
             queued: false,
-            fresh: true,
+            edge: true,
             kernel: 0,
             has_event: false,
-            hot: false,
+            busy: false,
             looks: 0,
             seen: 0,
-            room_waits: session.side().room_waits.load(Ordering::Relaxed),
+            room_waits: session.end().room_waits.load(Ordering::Relaxed),
             moved: false,
             reported: 0,
             peer_ended: false,
-            turn: 0,
+            wait: 0,
             place: 0,
             deferred: false,
         }
@@ -109,7 +109,7 @@ impl Entry {
 
     /// Returns whether a send has found no room since room was reported last.
     pub fn has_waited(&self) -> bool {
-        self.room_waits != self.session.side().room_waits.load(Ordering::Relaxed)
+        self.room_waits != self.session.end().room_waits.load(Ordering::Relaxed)
     }
 
     /// Returns whether no further edge can come: the connection was reset, and the error was reported.
@@ -118,7 +118,7 @@ impl Entry {
     }
 
     fn is_reset(&self) -> bool {
-        self.session.side().reset.load(Ordering::Relaxed) != 0
+        self.session.end().reset.load(Ordering::Relaxed) != 0
     }
 
     /// Returns whether room is no edge: no send has found less since it was reported, or nobody asks for it.
@@ -127,7 +127,7 @@ impl Entry {
     }
 
     /// Returns the events of the kernel without those that are no edge: known room, and ends that were reported.
-    pub fn news_of(&mut self, events: u32) -> u32 {
+    pub fn new_events(&mut self, events: u32) -> u32 {
         let moved = core::mem::take(&mut self.moved);
         if self.is_over() {
             return 0;
@@ -137,7 +137,7 @@ impl Entry {
         }
         let has_ended = |events: u32| events & (EPOLLHUP | EPOLLERR) as u32 != 0;
         match (has_ended(self.reported), has_ended(events), self.peer_ended) {
-            // The end of both sides. A reset is another edge.
+            // The end of both directions. A reset is another edge.
             (true, ..) if self.is_reset() => events,
             (true, ..) => 0,
             (false, true, _) => events,
@@ -156,9 +156,9 @@ impl Entry {
     }
 
     /// Returns the events that the kernel reports. While the ring carries what is sent, the kernel does not
-    /// know whether there is room, but whether the peer is gone. A program that asks for nothing is told of a reset.
+    /// know whether there is room, but whether the peer is gone. A program that asks for nothing gets a reset reported.
     pub fn kernel_events(&self) -> u32 {
-        let in_ring = self.session.side().send.phase() == Phase::Ring;
+        let in_ring = self.session.end().send.phase() == Phase::Ring;
         let asks_nothing = self.events & READ_BITS == 0 && !self.session.suspect.load(Ordering::Relaxed);
         if !in_ring || self.events & WRITE_BITS == 0 && !asks_nothing {
             return self.events;
@@ -173,12 +173,12 @@ impl Entry {
         }
     }
 
-    /// Returns whether the kernel need not be told again: many programs ask for EPOLLOUT before each send and
+    /// Returns whether the kernel has the interest already: many programs ask for EPOLLOUT before each send and
     /// not after it. The end of the peer may be reported although it is not needed, until it comes.
-    pub fn is_told(&self) -> bool {
+    pub fn has_interest(&self) -> bool {
         let needed = self.kernel_events();
-        let plain = (self.told | needed) & (ET | ONESHOT | EXCLUSIVE) == 0 && !self.disabled;
-        plain && (self.told == needed || self.told == needed | EPOLLRDHUP as u32)
+        let plain = (self.interest | needed) & (ET | ONESHOT | EXCLUSIVE) == 0 && !self.disabled;
+        plain && (self.interest == needed || self.interest == needed | EPOLLRDHUP as u32)
     }
 
     /// Returns what is to be reported now. Without any, the next is noticed: by the next wait if the instance
@@ -203,9 +203,9 @@ impl Entry {
         let Some(rings) = self.session.rings().filter(|_| self.events & ONESHOT != 0 && !self.disabled) else {
             return 0;
         };
-        let side = self.session.side();
-        let knows_all = side.receive.phase() == Phase::Ring && side.send.phase() == Phase::Ring;
-        let may_end = rings.header.has_left(rings.peer()) || side.shut.load(Ordering::Relaxed) != 0;
+        let end = self.session.end();
+        let knows_all = end.receive.phase() == Phase::Ring && end.send.phase() == Phase::Ring;
+        let may_end = rings.header.has_left(rings.peer()) || end.shut.load(Ordering::Relaxed) != 0;
         if knows_all && !may_end {
             return 0;
         }
@@ -216,7 +216,7 @@ impl Entry {
 
     /// Returns whether the kernel has room, which an edge of the ring has to report, too.
     pub fn room_beside_edge(&self) -> u32 {
-        let by_kernel = self.events & ET != 0 && self.session.side().send.phase() != Phase::Ring;
+        let by_kernel = self.events & ET != 0 && self.session.end().send.phase() != Phase::Ring;
         match self.events & WRITE_BITS {
             bits if bits != 0 && by_kernel => real::poll_one(self.registered(), bits as i16) as u32 & bits,
             _ => 0,
@@ -234,10 +234,10 @@ impl Entry {
 
     /// Returns whether take_ready would return something.
     pub fn has_something(&mut self) -> bool {
-        let fresh = self.fresh;
+        let edge = self.edge;
         let (kernel, peer_ended) = (self.kernel, self.peer_ended);
         let events = self.take_ready(None);
-        (self.kernel, self.fresh, self.peer_ended) = (kernel, fresh && events != 0, peer_ended);
+        (self.kernel, self.edge, self.peer_ended) = (kernel, edge && events != 0, peer_ended);
         events != 0
     }
 
@@ -246,7 +246,7 @@ impl Entry {
     ///
     /// Octets are an edge, which reports room, too, also if they were taken meanwhile.
     pub fn ring_edge(&mut self, looks: Option<&Epoll>, beside_kernel: bool) -> u32 {
-        if !core::mem::take(&mut self.fresh) {
+        if !core::mem::take(&mut self.edge) {
             return 0;
         }
         let before = self.seen;
@@ -279,15 +279,15 @@ impl Entry {
         let reads = self.events & READ_BITS != 0;
         match looks.filter(|epoll| reads && self.session.watched_only_by(epoll)) {
             Some(_) => {
-                (self.hot, self.looks, self.seen) = (true, 0, rings.receive().mark());
+                (self.busy, self.looks, self.seen) = (true, 0, rings.receive().mark());
                 self.publish_writer_waits(&rings);
             }
             None => self.publish_waits(),
         }
     }
 
-    /// Returns whether a hot entry has something to report.
-    pub fn has_news(&self) -> bool {
+    /// Returns whether an entry of the busy-poll list has something to report.
+    pub fn is_ready(&self) -> bool {
         let Some(rings) = self.session.rings().filter(|_| !self.disabled) else { return false };
         match self.events & ET != 0 {
             true => rings.receive().mark() != self.seen,
@@ -303,9 +303,9 @@ impl Entry {
     }
 
     /// Makes the peer wake this end again after a wake-up for octets that were reported already: they came between
-    /// the wish to be woken and the look at the ring. It reports whether there are others by then.
+    /// the arming of the flag and the look at the ring. Returns whether there are others by then.
     pub fn asks_again(&self) -> bool {
-        if self.hot || self.disabled {
+        if self.busy || self.disabled {
             return false;
         }
         self.publish_waits();
@@ -350,7 +350,7 @@ impl Entry {
     /// Has the peer write this end's event when a full ring has room. As on the kernel, one that was never full reports
     /// no edge.
     pub fn publish_writer_waits(&self, rings: &Rings) {
-        let in_ring = self.session.side().send.phase() == Phase::Ring;
+        let in_ring = self.session.end().send.phase() == Phase::Ring;
         if self.events & WRITE_BITS != 0 && in_ring && !self.session.is_writable(rings) {
             self.session.await_room(rings);
         }

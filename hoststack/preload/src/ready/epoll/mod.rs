@@ -47,8 +47,8 @@ pub struct Epoll {
     live: AtomicBool,
     sleepers: AtomicUsize,
     /// Readable while the queue is not empty; only for an instance that is itself polled.
-    nudge: EventFd,
-    /// The nudge could not be had, so its sessions stay on the kernel.
+    wakeup: EventFd,
+    /// The wakeup event could not be had, so its sessions stay on the kernel.
     blind: AtomicBool,
     inner: Lock<Inner>,
 }
@@ -65,7 +65,7 @@ impl Epoll {
                 holders: AtomicUsize::new(0),
                 live: AtomicBool::new(false),
                 sleepers: AtomicUsize::new(0),
-                nudge: EventFd::empty(),
+                wakeup: EventFd::empty(),
                 blind: AtomicBool::new(false),
                 inner: Lock::new(Inner::default()),
             }))
@@ -84,7 +84,7 @@ impl Epoll {
     }
 
     /// Drops what hold took.
-    pub fn let_go(&'static self) {
+    pub fn release(&'static self) {
         let is_last = self.holders.fetch_sub(1, Ordering::AcqRel) == 1;
         if is_last && self.descriptors.load(Ordering::Relaxed) == 0 && self.live.swap(false, Ordering::AcqRel) {
             self.recycle();
@@ -105,7 +105,7 @@ impl Epoll {
     pub fn drop_descriptor(&'static self, fd: c_int, other: impl FnOnce() -> Option<c_int>) {
         if self.descriptors.fetch_sub(1, Ordering::Relaxed) == 1 {
             self.fd.set(None);
-            return self.let_go();
+            return self.release();
         }
         if self.fd.get() == Some(fd) {
             self.fd.set(other());
@@ -118,9 +118,9 @@ impl Epoll {
         for entry in entries.into_iter().flatten() {
             entry.session.watches.lock().retain(|&(epoll, _)| !core::ptr::addr_eq(epoll, self));
             entry.session.is_not_watched_by(self);
-            entry.session.let_go();
+            entry.session.release();
         }
-        self.nudge.put(None);
+        self.wakeup.put(None);
         POOL.lock().push(self);
     }
 
@@ -148,14 +148,14 @@ impl Epoll {
         }
         let slot = inner.insert(Entry::new(fd, session, wanted.events, wanted.u64));
         let Some(entry) = &mut inner.entries[slot] else { return Err(ENOENT) };
-        entry.told = entry.kernel_events();
-        if let Err(error) = self.kernel(EPOLL_CTL_ADD, fd, entry.told, &entry.socket()) {
+        entry.interest = entry.kernel_events();
+        if let Err(error) = self.kernel(EPOLL_CTL_ADD, fd, entry.interest, &entry.socket()) {
             inner.remove(slot);
             return Err(error);
         }
         session.hold();
         session.watches.lock().push((self, slot));
-        if entry.told != entry.kernel_events() {
+        if entry.interest != entry.kernel_events() {
             // A direction has moved meanwhile, and did not find the watch.
             let _ = self.reregister(entry);
         }
@@ -179,12 +179,12 @@ impl Epoll {
         }
         let before = (entry.events, entry.data);
         (entry.events, entry.data) = (wanted.events, wanted.u64);
-        if !entry.is_told() {
+        if !entry.has_interest() {
             if let Err(error) = self.kernel(EPOLL_CTL_MOD, fd, entry.kernel_events(), &entry.socket()) {
                 (entry.events, entry.data) = before;
                 return Err(error);
             }
-            entry.told = entry.kernel_events();
+            entry.interest = entry.kernel_events();
         }
         (entry.disabled, entry.kernel) = (false, 0);
         (entry.moved, entry.reported, entry.peer_ended) = (false, 0, false);
@@ -197,7 +197,7 @@ impl Epoll {
     fn delete(&self, fd: c_int) -> Outcome<()> {
         let mut inner = self.inner.lock();
         let slot = *inner.by_fd.get(&fd).ok_or(ENOENT)?;
-        let result = self.kernel(EPOLL_CTL_DEL, fd, 0, &Tag::Nudge);
+        let result = self.kernel(EPOLL_CTL_DEL, fd, 0, &Tag::Wakeup);
         self.forget(&mut inner, slot, true);
         result
     }
@@ -218,9 +218,9 @@ impl Epoll {
         if let Some(event) = event {
             let _ = match other {
                 Some(other) => self.kernel(EPOLL_CTL_MOD, event, EPOLLIN as u32 | ET, &other),
-                None => self.kernel(EPOLL_CTL_DEL, event, 0, &Tag::Nudge),
+                None => self.kernel(EPOLL_CTL_DEL, event, 0, &Tag::Wakeup),
             };
         }
-        entry.session.let_go();
+        entry.session.release();
     }
 }

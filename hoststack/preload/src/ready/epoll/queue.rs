@@ -16,11 +16,11 @@ use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
 use libc::c_int;
 
-/// Looks at a session without news after which its peer is asked to wake this end.
-const PATIENCE: u32 = 64;
+/// Polls of an idle session before its wakeup flag is armed.
+const IDLE_POLLS: u32 = 64;
 
-/// A sleep without news counts as so many looks: it costs more than one.
-const SLEEP: u32 = 8;
+/// An idle sleep counts as so many polls: it costs more than one.
+const POLLS_OF_SLEEP: u32 = 8;
 
 #[derive(Default)]
 pub struct Inner {
@@ -30,11 +30,11 @@ pub struct Inner {
     pub free: Vec<usize>,
     pub by_fd: BTreeMap<c_int, usize>,
     pub queue: VecDeque<usize>,
-    /// Entries without news whose peers are not asked to wake this end: each wait looks at them.
-    pub hot: Vec<usize>,
+    /// The busy-poll list: idle entries whose wakeup flags are not armed. Each wait polls them.
+    pub busy: Vec<usize>,
     pub kernel_first: bool,
     /// The number of the wait that reports now.
-    pub turn: u64,
+    pub wait: u64,
 }
 
 impl Inner {
@@ -73,8 +73,8 @@ impl Inner {
         if entry.queued {
             self.queue.retain(|&queued| queued != slot);
         }
-        if entry.hot {
-            self.hot.retain(|&hot| hot != slot);
+        if entry.busy {
+            self.busy.retain(|&busy| busy != slot);
         }
         self.free.push(slot);
         Some(entry)
@@ -99,67 +99,67 @@ impl Inner {
         }
     }
 
-    /// Enqueues hot entries that have news. Those without stay, for a while.
+    /// Polls the busy-poll list, and enqueues what is ready. The others stay, for a while.
     pub fn look(&mut self, epoll: &Epoll) {
         self.review(|entry| {
             entry.looks += 1;
-            let stays = entry.looks < PATIENCE && !entry.disabled && entry.session.watched_only_by(epoll);
-            if !stays {
+            let keeps = entry.looks < IDLE_POLLS && !entry.disabled && entry.session.watched_only_by(epoll);
+            if !keeps {
                 entry.publish_waits();
             }
-            (stays, entry.has_news())
+            (keeps, entry.is_ready())
         });
     }
 
-    /// Makes peers of all hot entries wake this end.
-    pub fn cool_all(&mut self) {
+    /// Arms the wakeup flags of the busy-poll list, and empties it.
+    pub fn arm_all(&mut self) {
         self.review(|entry| {
             entry.publish_waits();
-            (false, entry.has_news())
+            (false, entry.is_ready())
         });
     }
 
-    /// Asks for each hot entry whether it stays hot, and whether it has news.
+    /// Asks for each entry of the busy-poll list whether it stays there, and whether it is ready.
     pub fn review(&mut self, judge: impl Fn(&mut Entry) -> (bool, bool)) {
         let mut i = 0;
-        while let Some(&slot) = self.hot.get(i) {
-            let (stays, news) = self.entries[slot].as_mut().map_or((false, false), &judge);
-            if stays && !news {
+        while let Some(&slot) = self.busy.get(i) {
+            let (keeps, ready) = self.entries[slot].as_mut().map_or((false, false), &judge);
+            if keeps && !ready {
                 i += 1;
                 continue;
             }
-            self.hot.swap_remove(i);
+            self.busy.swap_remove(i);
             if let Some(entry) = &mut self.entries[slot] {
-                entry.hot = false;
-                entry.fresh |= news;
+                entry.busy = false;
+                entry.edge |= ready;
             }
-            if news {
+            if ready {
                 self.enqueue(slot);
             }
         }
     }
 
-    /// Makes peers of hot entries wake this end for their next octets; false if there are some already, or
+    /// Arms the wakeup flags of the busy-poll list before a sleep; false if there are octets already, or
     /// other work.
     pub fn fall_asleep(&mut self) -> bool {
         if !self.queue.is_empty() {
             return false;
         }
-        for &slot in &self.hot {
+        for &slot in &self.busy {
             if let Some(entry) = &mut self.entries[slot] {
-                entry.looks += SLEEP;
+                entry.looks += POLLS_OF_SLEEP;
             }
         }
-        self.hot_rings().for_each(|rings| rings.receive().consumer_sleeps());
-        !self.hot_entries().any(Entry::has_news)
+        self.busy_rings().for_each(|rings| rings.receive().consumer_sleeps());
+        !self.busy_entries().any(Entry::is_ready)
     }
 
-    pub fn hot_entries(&self) -> impl Iterator<Item = &Entry> {
-        self.hot.iter().filter_map(|&slot| self.entry(slot))
+    pub fn busy_entries(&self) -> impl Iterator<Item = &Entry> {
+        self.busy.iter().filter_map(|&slot| self.entry(slot))
     }
 
-    pub fn hot_rings(&self) -> impl Iterator<Item = Rings> + '_ {
-        self.hot_entries().filter_map(|entry| entry.session.rings())
+    pub fn busy_rings(&self) -> impl Iterator<Item = Rings> + '_ {
+        self.busy_entries().filter_map(|entry| entry.session.rings())
     }
 
     pub fn enqueue(&mut self, slot: usize) {
@@ -171,10 +171,10 @@ impl Inner {
 
     pub fn socket_event(&mut self, slot: usize, events: u32) {
         let Some(entry) = self.entries.get_mut(slot).and_then(Option::as_mut) else { return };
-        entry.kernel |= entry.news_of(events);
-        entry.fresh = true;
-        let in_ring = entry.has_event && entry.session.side().receive.phase() == Phase::Ring;
-        if in_ring && events & READ_BITS != 0 && entry.session.side().shut.load(Ordering::Relaxed) == 0 {
+        entry.kernel |= entry.new_events(events);
+        entry.edge = true;
+        let in_ring = entry.has_event && entry.session.end().receive.phase() == Phase::Ring;
+        if in_ring && events & READ_BITS != 0 && entry.session.end().shut.load(Ordering::Relaxed) == 0 {
             entry.session.suspect.store(true, Ordering::Relaxed);
         }
         peer::suspect(entry.session, entry.registered(), events as i16);
@@ -190,7 +190,7 @@ impl Inner {
         let Some(session) = self.entry(slot).map(|entry| entry.session) else { return };
         for &(_, slot) in session.watches.lock().iter().filter(|(e, _)| core::ptr::addr_eq(*e, epoll)) {
             let Some(entry) = self.entries.get_mut(slot).and_then(Option::as_mut) else { continue };
-            entry.fresh |= entry.is_of_event() || entry.asks_again();
+            entry.edge |= entry.is_of_event() || entry.asks_again();
             self.enqueue(slot);
         }
     }
@@ -205,7 +205,7 @@ mod tests {
 
     #[test]
     fn an_event_of_a_former_entry_is_not_that_of_the_next_one_in_its_place() {
-        let identity = Identity { role: Role::Connector, side: end::make().unwrap(), ends: None };
+        let identity = Identity { role: Role::Connector, end: end::make().unwrap(), ends: None };
         let session = Session::make(identity, 1);
         let mut inner = Inner::default();
         let slot = inner.insert(Entry::new(7, session, 0, 1));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-//! What the kernel's instance knows of sessions: their sockets and events, and what it is told of them when something
+//! What the kernel's instance knows of sessions: their sockets and events, and how that follows when something
 //! changes.
 
 use super::entry::{Entry, Registration};
@@ -14,18 +14,18 @@ use crate::sys::real;
 use core::sync::atomic::Ordering;
 use libc::{c_int, epoll_event, EPOLLIN, EPOLLOUT, EPOLLRDHUP, EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD};
 
-/// What an entry was told that has woken a sleeper, and has to be told its events again.
+/// The interest of an entry that has woken a sleeper, and has to be registered again.
 const WOKEN: u32 = u32::MAX;
 
 impl Epoll {
     /// Prepares for an instance that is itself polled, or in another instance.
     pub fn watch(&self) {
         let mut inner = self.inner.lock();
-        if self.nudge.number().is_some() || self.blind.load(Ordering::Relaxed) {
+        if self.wakeup.number().is_some() || self.blind.load(Ordering::Relaxed) {
             // The program may have received since what it was reported for.
-            return self.update_nudge(&mut inner);
+            return self.update_wakeup(&mut inner);
         }
-        let add = |event: &Fd| self.kernel(EPOLL_CTL_ADD, event.number(), EPOLLIN as u32, &Tag::Nudge).is_ok();
+        let add = |event: &Fd| self.kernel(EPOLL_CTL_ADD, event.number(), EPOLLIN as u32, &Tag::Wakeup).is_ok();
         let Some(event) = EventFd::make().filter(add) else {
             self.blind.store(true, Ordering::Relaxed);
             for slot in 0..inner.entries.len() {
@@ -33,9 +33,9 @@ impl Epoll {
             }
             return;
         };
-        self.nudge.put(Some(event));
-        inner.cool_all();
-        self.update_nudge(&mut inner);
+        self.wakeup.put(Some(event));
+        inner.arm_all();
+        self.update_wakeup(&mut inner);
     }
 
     /// Makes a session whose event this instance cannot have go on by the kernel. A sleeper is woken for what its
@@ -48,19 +48,19 @@ impl Epoll {
         };
         entry.session.fall_back();
         if blind || self.sleepers.load(Ordering::SeqCst) > 0 {
-            entry.told = WOKEN;
+            entry.interest = WOKEN;
             let _ = self.kernel(EPOLL_CTL_MOD, entry.registered(), EPOLLOUT as u32 | ONESHOT, &entry.socket());
         }
     }
 
-    pub fn update_nudge(&self, inner: &mut Inner) {
-        if self.nudge.number().is_none() {
+    pub fn update_wakeup(&self, inner: &mut Inner) {
+        if self.wakeup.number().is_none() {
             return;
         }
         inner.settle();
         match inner.queue.is_empty() {
-            true => self.nudge.drain(),
-            false => self.nudge.signal(),
+            true => self.wakeup.drain(),
+            false => self.wakeup.signal(),
         }
     }
 
@@ -90,29 +90,29 @@ impl Epoll {
     pub fn refresh(&self, inner: &mut Guard<Inner>, slot: usize) {
         let Some(entry) = &mut inner.entries[slot] else { return };
         let session = entry.session;
-        entry.fresh = true;
+        entry.edge = true;
         inner.enqueue(slot);
-        self.update_nudge(&mut *inner);
+        self.update_wakeup(&mut *inner);
         if self.sleepers.load(Ordering::SeqCst) > 0 {
             session.wake();
         }
     }
 
     /// Makes the kernel know a socket by a copy of its descriptor. If there is no room for one the kernel goes on to
-    /// report what it was told last, which nobody can change: all that the program asked for, without rings.
+    /// report what was registered last, which nobody can change: all that the program asked for, without rings.
     pub fn rename(&self, entry: &mut Entry, fd: c_int) {
         let events = if entry.disabled { ET } else { entry.kernel_events() };
         // SAFETY: fcntl of a descriptor.
         let copy = Fd::adopt(unsafe { real::fcntl(fd, libc::F_DUPFD_CLOEXEC, 0) });
         let add = |copy: &Fd| self.kernel(EPOLL_CTL_ADD, copy.number(), events, &entry.socket()).is_ok();
         if let Some(copy) = copy.filter(add) {
-            let _ = self.kernel(EPOLL_CTL_DEL, fd, 0, &Tag::Nudge);
-            (entry.registration, entry.told) = (Registration::Copy(copy), events);
+            let _ = self.kernel(EPOLL_CTL_DEL, fd, 0, &Tag::Wakeup);
+            (entry.registration, entry.interest) = (Registration::Copy(copy), events);
             return;
         }
         entry.session.fall_back();
-        entry.told = if entry.disabled { ET } else { entry.events };
-        let _ = self.kernel(EPOLL_CTL_MOD, fd, entry.told, &entry.socket());
+        entry.interest = if entry.disabled { ET } else { entry.events };
+        let _ = self.kernel(EPOLL_CTL_MOD, fd, entry.interest, &entry.socket());
     }
 
     /// Returns whether this process may change the instance: a child of fork only if the process that made the instance
@@ -122,22 +122,23 @@ impl Epoll {
         maker == lock::process() || lock::has_ended(maker)
     }
 
-    /// Tells the kernel the events of a socket again. The kernel does not change exclusive ones.
+    /// Registers the events of a socket again. The kernel does not change exclusive ones.
     pub fn reregister(&self, entry: &mut Entry) -> Outcome<()> {
         let events = entry.kernel_events();
-        entry.told = events;
+        entry.interest = events;
         if entry.events & EXCLUSIVE == 0 {
             return self.kernel(EPOLL_CTL_MOD, entry.registered(), events, &entry.socket());
         }
-        self.kernel(EPOLL_CTL_DEL, entry.registered(), 0, &Tag::Nudge)?;
+        self.kernel(EPOLL_CTL_DEL, entry.registered(), 0, &Tag::Wakeup)?;
         self.kernel(EPOLL_CTL_ADD, entry.registered(), events, &entry.socket())
     }
 
     /// Makes the kernel report no more of a socket than is needed, once it has: it would do so again and again.
     pub fn trim(&self, inner: &mut Guard<Inner>, slot: usize) {
         let Some(entry) = inner.entries.get_mut(slot).and_then(Option::as_mut) else { return };
-        let ended = entry.is_told() && entry.told != entry.kernel_events() && entry.kernel & EPOLLRDHUP as u32 != 0;
-        if ended || entry.told == WOKEN {
+        let ended =
+            entry.has_interest() && entry.interest != entry.kernel_events() && entry.kernel & EPOLLRDHUP as u32 != 0;
+        if ended || entry.interest == WOKEN {
             let _ = self.reregister(entry);
         }
     }

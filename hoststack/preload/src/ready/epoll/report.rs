@@ -17,31 +17,31 @@ use core::time::Duration;
 use libc::{c_int, epoll_event, sigset_t, EPOLL_CTL_MOD};
 
 /// Numbers of waits.
-static TURNS: AtomicU64 = AtomicU64::new(1);
+static WAITS: AtomicU64 = AtomicU64::new(1);
 
 impl Epoll {
     /// Moves ready entries of the queue to `out`, except those that have to be behind what the kernel
     /// has, and returns how many it has moved.
-    fn collect_before_kernel(&self, turn: u64, out: &mut [epoll_event]) -> usize {
-        self.collect_if(turn, out, 0, Entry::defer)
+    fn collect_before_kernel(&self, wait: u64, out: &mut [epoll_event]) -> usize {
+        self.collect_if(wait, out, 0, Entry::defer)
     }
 
     /// Moves ready entries of the queue to `out` behind the first `n`, and returns how many there are then.
-    fn collect(&self, turn: u64, out: &mut [epoll_event], n: usize) -> usize {
+    fn collect(&self, wait: u64, out: &mut [epoll_event], n: usize) -> usize {
         self.inner.lock().put_deferred_last();
-        self.collect_if(turn, out, n, |_| false)
+        self.collect_if(wait, out, n, |_| false)
     }
 
     fn collect_if(
         &self,
-        turn: u64,
+        wait: u64,
         out: &mut [epoll_event],
         mut n: usize,
         leaves: impl Fn(&mut Entry) -> bool,
     ) -> usize {
         let mut inner = self.inner.lock();
         inner.look(self);
-        inner.turn = turn;
+        inner.wait = wait;
         let before = n;
         for _ in 0..inner.queue.len() {
             if n == out.len() {
@@ -58,22 +58,22 @@ impl Epoll {
                 entry.session.wake();
             }
         }
-        self.update_nudge(&mut inner);
+        self.update_wakeup(&mut inner);
         n
     }
 
     /// Stores the events of an entry, if it has any, and decides whether it stays in the queue.
     fn report(&self, inner: &mut Guard<Inner>, slot: usize, out: &mut [epoll_event], place: usize) -> bool {
-        let turn = inner.turn;
+        let wait = inner.wait;
         let lazy = self.is_polled_by_one_thread();
         let Some(entry) = &mut inner.entries[slot] else { return false };
         entry.queued = false;
-        if entry.turn > turn {
+        if entry.wait > wait {
             // A wait that has begun later has reported it: of a handler of signals, or of another thread.
             inner.enqueue(slot);
             return false;
         }
-        if entry.turn == turn {
+        if entry.wait == wait {
             // What has come since belongs to the same event.
             let is_edge = entry.events & ET != 0;
             if is_edge || entry.kernel != 0 {
@@ -88,12 +88,12 @@ impl Epoll {
         }
         let by_kernel = entry.kernel != 0;
         entry.kernel |= entry.rest_of_oneshot();
-        let was_hot = entry.hot;
+        let was_busy = entry.busy;
         // What finds no room from now on waits for another edge.
-        let room_waits = entry.session.side().room_waits.load(Ordering::Relaxed);
+        let room_waits = entry.session.end().room_waits.load(Ordering::Relaxed);
         let events = entry.take_ready(lazy.then_some(self));
-        if entry.hot && !was_hot {
-            inner.hot.push(slot);
+        if entry.busy && !was_busy {
+            inner.busy.push(slot);
         }
         if events == 0 {
             let once = inner.entries[slot].as_mut().filter(|entry| by_kernel && entry.events & ONESHOT != 0);
@@ -107,7 +107,7 @@ impl Epoll {
         let events = events | entry.room_beside_edge();
         entry.deferred = false;
         out[place] = epoll_event { events, u64: entry.data };
-        (entry.turn, entry.place) = (turn, place);
+        (entry.wait, entry.place) = (wait, place);
         entry.reported = entry.reported & WRITE_BITS | events;
         if events & WRITE_BITS != 0 {
             entry.room_waits = room_waits;
@@ -116,7 +116,7 @@ impl Epoll {
             entry.disabled = true;
             if !by_kernel {
                 // ERR and HUP are always reported, but with ET only once.
-                entry.told = ET;
+                entry.interest = ET;
                 let _ = self.kernel(EPOLL_CTL_MOD, entry.registered(), ET, &entry.socket());
             }
         } else if entry.events & ET == 0 && entry.has_event {
@@ -126,9 +126,9 @@ impl Epoll {
     }
 
     /// Returns whether nobody else sleeps on the instance: then the next wait of this thread looks
-    /// at hot entries before it sleeps.
+    /// at the busy-poll list before it sleeps.
     fn is_polled_by_one_thread(&self) -> bool {
-        self.sleepers.load(Ordering::SeqCst) == 0 && self.nudge.number().is_none()
+        self.sleepers.load(Ordering::SeqCst) == 0 && self.wakeup.number().is_none()
     }
 
     /// Goes through the first `n` of `out`, which the kernel reported: events of sessions go to the queue, others
@@ -143,7 +143,7 @@ impl Epoll {
                     out[kept] = event;
                     kept += 1;
                 }
-                Some(Tag::Nudge) => {}
+                Some(Tag::Wakeup) => {}
                 Some(Tag::Socket(place)) => {
                     let Some(slot) = inner.current(place) else { continue };
                     inner.socket_event(slot, event.events);
@@ -163,7 +163,7 @@ impl Epoll {
         drop(inner);
         for (session, fd) in recalled {
             recall::answer(session, fd);
-            session.let_go();
+            session.release();
         }
         kept
     }
@@ -173,16 +173,16 @@ impl Epoll {
         let deadline = Deadline::after(limit);
         let (mut fd, mut left) = (fd, limit);
         loop {
-            let turn = TURNS.fetch_add(1, Ordering::Relaxed);
+            let wait = WAITS.fetch_add(1, Ordering::Relaxed);
             let first = self.share(out.len());
-            let mut n = self.collect_before_kernel(turn, &mut out[..first]);
+            let mut n = self.collect_before_kernel(wait, &mut out[..first]);
             if n < out.len() {
                 match self.ask(fd, &mut out[n..], n > 0, left, mask) {
                     Ok(more) => n += more,
                     Err(error) if n == 0 => return Err(error),
                     Err(_) => {}
                 }
-                n = self.collect(turn, out, n);
+                n = self.collect(wait, out, n);
             }
             if n > 0 || deadline.is_over() {
                 return Ok(n);
@@ -225,17 +225,17 @@ impl Epoll {
         Ok(self.sort(out, result?))
     }
 
-    /// Makes peers of hot entries publish without waking this end, unless another thread has fallen asleep since.
+    /// Disarms the wakeup flags of the busy-poll list, unless another thread has fallen asleep since.
     fn wake_up(&self) {
         let inner = self.inner.lock();
         if self.sleepers.load(Ordering::SeqCst) == 0 {
-            inner.hot_rings().for_each(|rings| rings.receive().consumer_is_awake());
+            inner.busy_rings().for_each(|rings| rings.receive().consumer_is_awake());
         }
     }
 
     /// Sorts what a wait returned that began before the instance had sessions.
     pub fn translate(&self, out: &mut [epoll_event], n: usize) -> usize {
         let kept = self.sort(out, n);
-        self.collect(TURNS.fetch_add(1, Ordering::Relaxed), out, kept)
+        self.collect(WAITS.fetch_add(1, Ordering::Relaxed), out, kept)
     }
 }

@@ -12,7 +12,7 @@ static KEY: AtomicU32 = AtomicU32::new(0);
 pub enum Tag {
     Socket(Place),
     Event(Place),
-    Nudge,
+    Wakeup,
 }
 
 /// The place of an entry, and which one of those that have had it: an event may come after its entry.
@@ -42,7 +42,7 @@ impl Place {
 }
 
 const EVENT_BIT: u64 = 1 << (SLOT_BITS + GENERATION_BITS);
-const NUDGE: u64 = EVENT_BIT - 1;
+const WAKEUP: u64 = EVENT_BIT - 1;
 
 fn key() -> u64 {
     let known = KEY.load(Ordering::Relaxed);
@@ -63,7 +63,7 @@ impl Tag {
             | match self {
                 Tag::Socket(place) => place.pack(),
                 Tag::Event(place) => EVENT_BIT | place.pack(),
-                Tag::Nudge => NUDGE,
+                Tag::Wakeup => WAKEUP,
             }
     }
 
@@ -72,7 +72,7 @@ impl Tag {
             return None;
         }
         Some(match data & (2 * EVENT_BIT - 1) {
-            NUDGE => Tag::Nudge,
+            WAKEUP => Tag::Wakeup,
             low if low & EVENT_BIT != 0 => Tag::Event(Place::unpack(low)),
             low => Tag::Socket(Place::unpack(low)),
         })
@@ -90,7 +90,7 @@ mod tests {
             assert_eq!(Tag::unpack(Tag::Socket(place).pack()), Some(Tag::Socket(place)));
             assert_eq!(Tag::unpack(Tag::Event(place).pack()), Some(Tag::Event(place)));
         }
-        assert_eq!(Tag::unpack(Tag::Nudge.pack()), Some(Tag::Nudge));
+        assert_eq!(Tag::unpack(Tag::Wakeup.pack()), Some(Tag::Wakeup));
         assert_eq!(Tag::unpack(7), None, "data of a program");
     }
 }

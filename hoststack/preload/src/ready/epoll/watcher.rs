@@ -22,14 +22,14 @@ impl Watcher for Epoll {
         let mut inner = self.inner.lock();
         // While the ring carries what is sent, the end of the peer is awaited without being asked for.
         let has_other_end =
-            |e: &Entry| bits & WRITE_BITS != 0 && e.events & READ_BITS == 0 && e.told != e.kernel_events();
+            |e: &Entry| bits & WRITE_BITS != 0 && e.events & READ_BITS == 0 && e.interest != e.kernel_events();
         let known = inner.entry_of(slot, session).filter(|e| e.events & bits != 0 || has_other_end(e));
         let Some(entry) = known.filter(|entry| !entry.is_over()) else { return };
         if !entry.disabled {
             let _ = self.reregister(entry);
         }
         if !is_edge && entry.events & ET != 0 && entry.knows_room() {
-            let state = real::poll_one(entry.registered(), entry.told as i16 | libc::POLLRDHUP);
+            let state = real::poll_one(entry.registered(), entry.interest as i16 | libc::POLLRDHUP);
             // An end of the peer that was not reported is an edge, which reports room, too.
             entry.moved = state != 0 && (entry.peer_ended || state & libc::POLLRDHUP == 0);
             return;
@@ -61,7 +61,7 @@ impl Watcher for Epoll {
         let mut inner = self.inner.lock();
         let Some(entry) = inner.entry_of(slot, session) else { return };
         if open_elsewhere && self.is_own() {
-            let _ = self.kernel(EPOLL_CTL_DEL, entry.registered(), 0, &Tag::Nudge);
+            let _ = self.kernel(EPOLL_CTL_DEL, entry.registered(), 0, &Tag::Wakeup);
         }
         self.forget(&mut inner, slot, self.is_own());
     }
