@@ -2,6 +2,7 @@
 
 //! One session in one instance, and what it has to report.
 
+use super::state::State;
 use super::tag::{Place, Tag};
 use super::{Epoll, ET, EXCLUSIVE, ONESHOT};
 use crate::conn::end::Phase;
@@ -26,17 +27,12 @@ pub struct Entry {
     pub data: u64,
     /// The events that the kernel is to report for the socket.
     pub interest: u32,
-    /// EPOLLONESHOT has reported, and the program has not enabled it again.
-    pub disabled: bool,
-    pub queued: bool,
+    pub state: State,
     /// Something happened since the last report: an edge.
     pub edge: bool,
     /// What the kernel reported for the socket since then.
     pub kernel: u32,
     pub has_event: bool,
-    /// It is in the busy-poll list, and was polled as often while it was not ready.
-    pub busy: bool,
-    pub looks: u32,
     /// The peer's index at the last edge.
     pub seen: u64,
     /// How often this end had waited for room when it was reported last.
@@ -75,13 +71,10 @@ impl Entry {
             events,
             data,
             interest: 0,
-            disabled: false,
-            queued: false,
+            state: State::Idle,
             edge: true,
             kernel: 0,
             has_event: false,
-            busy: false,
-            looks: 0,
             seen: 0,
             room_waits: session.end().room_waits.load(Ordering::Relaxed),
             moved: false,
@@ -177,14 +170,14 @@ impl Entry {
     /// not after it. The end of the peer may be reported although it is not needed, until it comes.
     pub fn has_interest(&self) -> bool {
         let needed = self.kernel_events();
-        let plain = (self.interest | needed) & (ET | ONESHOT | EXCLUSIVE) == 0 && !self.disabled;
+        let plain = (self.interest | needed) & (ET | ONESHOT | EXCLUSIVE) == 0 && !self.state.is_disabled();
         plain && (self.interest == needed || self.interest == needed | EPOLLRDHUP as u32)
     }
 
     /// Returns what is to be reported now. Without any, the next is noticed: by the next wait if the instance
     /// `looks`, or because the peer wakes this end.
     pub fn take_ready(&mut self, looks: Option<&Epoll>) -> u32 {
-        if self.disabled {
+        if self.state.is_disabled() {
             return 0;
         }
         let kernel = core::mem::take(&mut self.kernel);
@@ -200,7 +193,8 @@ impl Entry {
     /// Returns what the kernel has to report beside the rings: an entry with EPOLLONESHOT reports once, so it
     /// has to report all.
     pub fn rest_of_oneshot(&self) -> u32 {
-        let Some(rings) = self.session.rings().filter(|_| self.events & ONESHOT != 0 && !self.disabled) else {
+        let Some(rings) = self.session.rings().filter(|_| self.events & ONESHOT != 0 && !self.state.is_disabled())
+        else {
             return 0;
         };
         let end = self.session.end();
@@ -279,8 +273,9 @@ impl Entry {
         let reads = self.events & READ_BITS != 0;
         match looks.filter(|epoll| reads && self.session.watched_only_by(epoll)) {
             Some(_) => {
-                (self.busy, self.looks, self.seen) = (true, 0, rings.receive().mark());
+                self.seen = rings.receive().mark();
                 self.publish_writer_waits(&rings);
+                self.state.poll();
             }
             None => self.publish_waits(),
         }
@@ -288,7 +283,7 @@ impl Entry {
 
     /// Returns whether an entry of the busy-poll list has something to report.
     pub fn is_ready(&self) -> bool {
-        let Some(rings) = self.session.rings().filter(|_| !self.disabled) else { return false };
+        let Some(rings) = self.session.rings().filter(|_| !self.state.is_disabled()) else { return false };
         match self.events & ET != 0 {
             true => rings.receive().mark() != self.seen,
             false => self.session.reports_readable(self.registered(), &rings),
@@ -305,7 +300,7 @@ impl Entry {
     /// Makes the peer wake this end again after a wake-up for octets that were reported already: they came between
     /// the arming of the flag and the look at the ring. Returns whether there are others by then.
     pub fn asks_again(&self) -> bool {
-        if self.busy || self.disabled {
+        if self.state.is_polled() || self.state.is_disabled() {
             return false;
         }
         self.publish_waits();

@@ -13,6 +13,7 @@ mod kernel;
 mod queue;
 mod registration;
 mod report;
+mod state;
 mod tag;
 mod watcher;
 
@@ -186,7 +187,8 @@ impl Epoll {
             }
             entry.interest = entry.kernel_events();
         }
-        (entry.disabled, entry.kernel) = (false, 0);
+        entry.state.enable();
+        entry.kernel = 0;
         (entry.moved, entry.reported, entry.peer_ended) = (false, 0, false);
         if entry.has_event {
             self.refresh(&mut inner, slot);

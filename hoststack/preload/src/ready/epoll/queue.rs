@@ -70,10 +70,10 @@ impl Inner {
         if entry.has_number() {
             self.by_fd.remove(&entry.fd);
         }
-        if entry.queued {
+        if entry.state.is_queued() {
             self.queue.retain(|&queued| queued != slot);
         }
-        if entry.busy {
+        if entry.state.is_polled() {
             self.busy.retain(|&busy| busy != slot);
         }
         self.free.push(slot);
@@ -92,7 +92,7 @@ impl Inner {
     pub fn settle(&mut self) {
         for slot in core::mem::take(&mut self.queue) {
             let Some(entry) = &mut self.entries[slot] else { continue };
-            entry.queued = false;
+            entry.state.dequeue();
             if entry.has_something() {
                 self.enqueue(slot);
             }
@@ -102,8 +102,7 @@ impl Inner {
     /// Polls the busy-poll list, and enqueues what is ready. The others stay, for a while.
     pub fn look(&mut self, epoll: &Epoll) {
         self.review(|entry| {
-            entry.looks += 1;
-            let keeps = entry.looks < IDLE_POLLS && !entry.disabled && entry.session.watched_only_by(epoll);
+            let keeps = entry.state.count(1) < IDLE_POLLS && entry.session.watched_only_by(epoll);
             if !keeps {
                 entry.publish_waits();
             }
@@ -130,7 +129,7 @@ impl Inner {
             }
             self.busy.swap_remove(i);
             if let Some(entry) = &mut self.entries[slot] {
-                entry.busy = false;
+                entry.state.arm();
                 entry.edge |= ready;
             }
             if ready {
@@ -147,7 +146,7 @@ impl Inner {
         }
         for &slot in &self.busy {
             if let Some(entry) = &mut self.entries[slot] {
-                entry.looks += POLLS_OF_SLEEP;
+                entry.state.count(POLLS_OF_SLEEP);
             }
         }
         self.busy_rings().for_each(|rings| rings.receive().consumer_sleeps());
@@ -163,10 +162,19 @@ impl Inner {
     }
 
     pub fn enqueue(&mut self, slot: usize) {
-        if let Some(entry) = self.entries[slot].as_mut().filter(|entry| !entry.queued) {
-            entry.queued = true;
+        if self.entries[slot].as_mut().is_some_and(|entry| entry.state.enqueue()) {
             self.queue.push_back(slot);
         }
+    }
+
+    /// Leaves an entry alone until the program enables it again.
+    pub fn disable(&mut self, slot: usize) {
+        let Some(entry) = self.entries.get_mut(slot).and_then(Option::as_mut) else { return };
+        if entry.state.is_polled() {
+            entry.publish_waits();
+            self.busy.retain(|&polled| polled != slot);
+        }
+        entry.state.disable();
     }
 
     pub fn socket_event(&mut self, slot: usize, events: u32) {

@@ -42,7 +42,8 @@ impl Epoll {
     /// ring has by the only other thing that the kernel knows of it: its socket, which is writable.
     fn fall_back(&self, inner: &mut Guard<Inner>, slot: usize) {
         let blind = self.blind.load(Ordering::Relaxed);
-        let Some(entry) = inner.entries[slot].as_mut().filter(|e| !e.disabled && (blind || e.session.is_attached()))
+        let Some(entry) =
+            inner.entries[slot].as_mut().filter(|e| !e.state.is_disabled() && (blind || e.session.is_attached()))
         else {
             return;
         };
@@ -101,7 +102,7 @@ impl Epoll {
     /// Makes the kernel know a socket by a copy of its descriptor. If there is no room for one the kernel goes on to
     /// report what was registered last, which nobody can change: all that the program asked for, without rings.
     pub fn rename(&self, entry: &mut Entry, fd: c_int) {
-        let events = if entry.disabled { ET } else { entry.kernel_events() };
+        let events = if entry.state.is_disabled() { ET } else { entry.kernel_events() };
         // SAFETY: fcntl of a descriptor.
         let copy = Fd::adopt(unsafe { real::fcntl(fd, libc::F_DUPFD_CLOEXEC, 0) });
         let add = |copy: &Fd| self.kernel(EPOLL_CTL_ADD, copy.number(), events, &entry.socket()).is_ok();
@@ -111,7 +112,7 @@ impl Epoll {
             return;
         }
         entry.session.fall_back();
-        entry.interest = if entry.disabled { ET } else { entry.events };
+        entry.interest = if entry.state.is_disabled() { ET } else { entry.events };
         let _ = self.kernel(EPOLL_CTL_MOD, fd, entry.interest, &entry.socket());
     }
 

@@ -67,7 +67,7 @@ impl Epoll {
         let wait = inner.wait;
         let lazy = self.is_polled_by_one_thread();
         let Some(entry) = &mut inner.entries[slot] else { return false };
-        entry.queued = false;
+        entry.state.dequeue();
         if entry.wait > wait {
             // A wait that has begun later has reported it: of a handler of signals, or of another thread.
             inner.enqueue(slot);
@@ -88,16 +88,16 @@ impl Epoll {
         }
         let by_kernel = entry.kernel != 0;
         entry.kernel |= entry.rest_of_oneshot();
-        let was_busy = entry.busy;
+        let was_polled = entry.state.is_polled();
         // What finds no room from now on waits for another edge.
         let room_waits = entry.session.end().room_waits.load(Ordering::Relaxed);
         let events = entry.take_ready(lazy.then_some(self));
-        if entry.busy && !was_busy {
+        if entry.state.is_polled() && !was_polled {
             inner.busy.push(slot);
         }
         if events == 0 {
             let once = inner.entries[slot].as_mut().filter(|entry| by_kernel && entry.events & ONESHOT != 0);
-            if let Some(entry) = once.filter(|entry| !entry.disabled) {
+            if let Some(entry) = once.filter(|entry| !entry.state.is_disabled()) {
                 // The kernel has reported what the program did not ask for, and reports nothing more.
                 let _ = self.reregister(entry);
             }
@@ -113,12 +113,12 @@ impl Epoll {
             entry.room_waits = room_waits;
         }
         if entry.events & ONESHOT != 0 {
-            entry.disabled = true;
             if !by_kernel {
                 // ERR and HUP are always reported, but with ET only once.
                 entry.interest = ET;
                 let _ = self.kernel(EPOLL_CTL_MOD, entry.registered(), ET, &entry.socket());
             }
+            inner.disable(slot);
         } else if entry.events & ET == 0 && entry.has_event {
             inner.enqueue(slot);
         }

@@ -25,7 +25,7 @@ impl Watcher for Epoll {
             |e: &Entry| bits & WRITE_BITS != 0 && e.events & READ_BITS == 0 && e.interest != e.kernel_events();
         let known = inner.entry_of(slot, session).filter(|e| e.events & bits != 0 || has_other_end(e));
         let Some(entry) = known.filter(|entry| !entry.is_over()) else { return };
-        if !entry.disabled {
+        if !entry.state.is_disabled() {
             let _ = self.reregister(entry);
         }
         if !is_edge && entry.events & ET != 0 && entry.knows_room() {
