@@ -8,6 +8,8 @@
 //! kernel's.
 
 #![cfg_attr(not(test), no_std)]
+// A panic would end the program that has the library.
+#![cfg_attr(not(test), deny(clippy::indexing_slicing))]
 
 extern crate alloc;
 

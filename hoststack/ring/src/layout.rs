@@ -74,27 +74,39 @@ impl Header {
 
     /// Publishes that the kernel's connection knows of a change of this end.
     pub fn leave(&self, role: Role) {
-        self.left[role as usize].store(1, Ordering::Release);
+        of(&self.left, role).store(1, Ordering::Release);
     }
 
     /// Returns whether the end `role` has called leave.
     pub fn has_left(&self, role: Role) -> bool {
-        self.left[role as usize].load(Ordering::Relaxed) != 0
+        of(&self.left, role).load(Ordering::Relaxed) != 0
     }
 
     /// Returns the direction whose producer is the end `role`.
     pub fn from(&self, role: Role) -> &Direction {
-        &self.directions[role as usize]
+        of(&self.directions, role)
     }
 
     /// Returns the recall of the octets whose producer is the end `role`, if both ends know of it.
     pub fn recall(&self, role: Role) -> Option<&Recall> {
-        (self.chosen.load(Ordering::Acquire) >= WITH_RECALLS).then(|| &self.recalls[role as usize])
+        (self.chosen.load(Ordering::Acquire) >= WITH_RECALLS).then(|| of(&self.recalls, role))
     }
 
     /// Returns the direction whose consumer is the end `role`.
     pub fn to(&self, role: Role) -> &Direction {
-        &self.directions[1 - role as usize]
+        let [of_acceptor, of_connector] = &self.directions;
+        match role {
+            Role::Acceptor => of_connector,
+            Role::Connector => of_acceptor,
+        }
+    }
+}
+
+fn of<T>(pair: &[T; 2], role: Role) -> &T {
+    let [of_acceptor, of_connector] = pair;
+    match role {
+        Role::Acceptor => of_acceptor,
+        Role::Connector => of_connector,
     }
 }
 

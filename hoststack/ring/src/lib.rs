@@ -6,6 +6,7 @@
 //! and checks what it reads from the peer against that. No system calls are made here.
 
 #![cfg_attr(not(any(test, loom)), no_std)]
+#![cfg_attr(not(test), deny(clippy::indexing_slicing))]
 
 mod atomic;
 mod direction;

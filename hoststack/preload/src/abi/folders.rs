@@ -115,15 +115,16 @@ unsafe fn hides(folder: c_int, name: *const u8) -> bool {
 /// It allocates nothing, since children of vfork(2) read such folders, too.
 fn lists_descriptors(folder: c_int) -> bool {
     let mut link = [0u8; PREFIX.len() + 12];
-    link[..PREFIX.len()].copy_from_slice(PREFIX);
-    decimal(folder, &mut link[PREFIX.len()..]);
+    let (prefix, number) = link.split_at_mut(PREFIX.len());
+    prefix.copy_from_slice(PREFIX);
+    decimal(folder, number);
     let mut path = [0u8; 128];
     // SAFETY: the link ends with a zero octet, and the path has that many octets.
     let read = || unsafe { libc::readlink(link.as_ptr().cast(), path.as_mut_ptr().cast(), path.len()) };
     let n = errno::preserve(read);
     // SAFETY: getpid has no preconditions.
     let own = unsafe { libc::getpid() };
-    n > 0 && is_list_of(own, &path[..n as usize])
+    n > 0 && path.get(..n as usize).is_some_and(|path| is_list_of(own, path))
 }
 
 /// Returns whether a path of procfs lists the descriptors of process `own`: .../PID/fd, .../PID/fdinfo, or the same of
@@ -132,7 +133,7 @@ fn is_list_of(own: c_int, path: &[u8]) -> bool {
     let mut parts = path.rsplit(|&octet| octet == b'/');
     let mut digits = [0u8; 12];
     let n = decimal(own, &mut digits);
-    let own = Some(&digits[..n]);
+    let own = digits.get(..n);
     if !matches!(parts.next(), Some(b"fd" | b"fdinfo")) {
         return false;
     }
@@ -144,7 +145,7 @@ fn is_list_of(own: c_int, path: &[u8]) -> bool {
 fn decimal(number: c_int, place: &mut [u8]) -> usize {
     let digits = number.max(1).ilog10() as usize + 1;
     let mut rest = number;
-    for digit in place[..digits].iter_mut().rev() {
+    for digit in place.iter_mut().take(digits).rev() {
         *digit = b'0' + (rest % 10) as u8;
         rest /= 10;
     }

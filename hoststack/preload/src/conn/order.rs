@@ -20,7 +20,8 @@ static UNANSWERED: [Unanswered; 16] = [const { Unanswered(AtomicPtr::new(null_mu
 /// Returns this thread's place. Stacks of threads are far from each other.
 fn of_thread() -> &'static AtomicPtr<Session> {
     let on_stack = 0u8;
-    &UNANSWERED[(from_ref(&on_stack).addr() >> 20) % UNANSWERED.len()].0
+    let [first, ..] = &UNANSWERED;
+    &UNANSWERED.get((from_ref(&on_stack).addr() >> 20) % UNANSWERED.len()).unwrap_or(first).0
 }
 
 /// Notes that the kernel's connection of a session has taken octets.

@@ -35,7 +35,7 @@ fn known(fd: c_int) -> Option<&'static Entry> {
     let fd = usize::try_from(fd).ok()?;
     let chunk = TABLE.get(fd / CHUNK)?.load(Ordering::Acquire);
     // SAFETY: a chunk is published complete and never freed.
-    unsafe { chunk.as_ref() }.map(|chunk| &chunk[fd % CHUNK])
+    unsafe { chunk.as_ref() }.and_then(|chunk| chunk.get(fd % CHUNK))
 }
 
 /// Makes the entry of a descriptor; None beyond the first million.
@@ -199,6 +199,6 @@ pub fn note(fd: c_int) {
 
 /// Returns the numbers whose chunk was ever used.
 pub fn descriptors() -> impl Iterator<Item = c_int> {
-    let used = (0..CHUNKS).filter(|&i| !TABLE[i].load(Ordering::Acquire).is_null());
-    used.flat_map(|i| (i * CHUNK) as c_int..((i + 1) * CHUNK) as c_int)
+    let used = TABLE.iter().enumerate().filter(|(_, chunk)| !chunk.load(Ordering::Acquire).is_null());
+    used.flat_map(|(i, _)| (i * CHUNK) as c_int..((i + 1) * CHUNK) as c_int)
 }

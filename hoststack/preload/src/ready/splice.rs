@@ -194,7 +194,7 @@ impl IntoPipe<'_> {
         };
         let mut done = 0;
         while done < taken {
-            done += match receive(&mut buffer[done..taken], 0)? {
+            done += match receive(buffer.get_mut(done..taken).unwrap_or_default(), 0)? {
                 0 => break,
                 more => more,
             };

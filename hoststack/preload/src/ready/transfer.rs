@@ -50,7 +50,7 @@ fn copy_file(session: &'static Session, fd: c_int, file: c_int, position: &mut o
             Err(EISDIR) => return Err(EINVAL),
             Err(error) => return some(done, error),
         };
-        match send(session, fd, &mut buffer[..n], 0) {
+        match send(session, fd, buffer.get_mut(..n).unwrap_or_default(), 0) {
             Ok(sent) => {
                 done += sent;
                 *position += sent as off_t;

@@ -130,8 +130,8 @@ fn group(mut words: &[u32]) -> u64 {
         let [a, b, c, d] = head.to_ne_bytes();
         let (length, kind) = (u16::from_ne_bytes([a, b]), u16::from_ne_bytes([c, d]));
         if let (INET_DIAG_CGROUP_ID, [low, high, ..]) = (kind, rest) {
-            let halves = [low.to_ne_bytes(), high.to_ne_bytes()];
-            return u64::from_ne_bytes(core::array::from_fn(|i| halves[i / 4][i % 4]));
+            let ([a, b, c, d], [e, f, g, h]) = (low.to_ne_bytes(), high.to_ne_bytes());
+            return u64::from_ne_bytes([a, b, c, d, e, f, g, h]);
         }
         words = words.get(usize::from(length).div_ceil(4).max(1)..).unwrap_or(&[]);
     }

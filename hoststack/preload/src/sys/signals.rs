@@ -114,6 +114,11 @@ struct Kept {
 
 static KEPT: [Kept; SIGNALS] = [const { Kept { handler: AtomicUsize::new(0), flags: AtomicU32::new(0) } }; SIGNALS];
 
+fn kept(signal: c_int) -> Option<&'static Kept> {
+    let number = usize::try_from(signal).ok().filter(|&number| number > 0)?;
+    KEPT.get(number)
+}
+
 /// Flags that the kernel has otherwise than the program: it always gives the details, and what it would do before the
 /// handler runs happens when it does.
 const OWN_FLAGS: c_int = libc::SA_SIGINFO | libc::SA_NODEFER | libc::SA_RESETHAND;
@@ -156,7 +161,7 @@ extern "C" fn on_signal(signal: c_int, info: *mut siginfo_t, context: *mut ucont
 
 /// Runs the program's handler.
 fn run(signal: c_int, info: *mut siginfo_t, context: *mut ucontext_t) {
-    let kept = &KEPT[signal as usize];
+    let Some(kept) = kept(signal) else { return };
     let flags = kept.flags.load(Ordering::Relaxed) as c_int;
     let handler = kept.handler.load(Ordering::Acquire);
     if flags & libc::SA_RESETHAND != 0 {
@@ -180,8 +185,7 @@ fn is_function(handler: usize) -> bool {
 
 /// Replaces what the kernel has by what the program has set.
 fn shown(signal: c_int, action: &mut libc::sigaction) {
-    if action.sa_sigaction == own() {
-        let kept = &KEPT[signal as usize];
+    if let Some(kept) = kept(signal).filter(|_| action.sa_sigaction == own()) {
         action.sa_sigaction = kept.handler.load(Ordering::Acquire);
         action.sa_flags = action.sa_flags & !OWN_FLAGS | kept.flags.load(Ordering::Relaxed) as c_int;
     }
@@ -197,17 +201,17 @@ pub unsafe fn set(
     before: *mut libc::sigaction,
     is_other_process: fn() -> bool,
 ) -> c_int {
-    let known = (1..SIGNALS as c_int).contains(&signal);
+    let kept = kept(signal);
+    let known = kept.is_some();
     // SAFETY: the caller's action, if there is one.
     let action = unsafe { wanted.as_ref() }.filter(|action| known && is_function(action.sa_sigaction));
-    let Some(action) = action.filter(|_| !is_other_process()) else {
+    let (Some(action), Some(kept)) = (action.filter(|_| !is_other_process()), kept) else {
         // SAFETY: the caller keeps the function's contract.
         let result = unsafe { real::sigaction(signal, wanted, before) };
         // SAFETY: as above.
         unsafe { before.as_mut() }.filter(|_| result == 0 && known).into_iter().for_each(|old| shown(signal, old));
         return result;
     };
-    let kept = &KEPT[signal as usize];
     let mut old = (kept.handler.load(Ordering::Relaxed), kept.flags.load(Ordering::Relaxed));
     kept.flags.store((action.sa_flags & OWN_FLAGS) as u32, Ordering::Relaxed);
     kept.handler.store(action.sa_sigaction, Ordering::Release);
@@ -234,10 +238,8 @@ pub unsafe fn set(
 /// # Safety
 /// As for that function.
 pub unsafe fn set_by(signal: c_int, is_other_process: fn() -> bool, call: impl FnOnce() -> usize) -> usize {
-    if !(1..SIGNALS as c_int).contains(&signal) {
-        return call();
-    }
-    let kept = KEPT[signal as usize].handler.load(Ordering::Acquire);
+    let Some(kept) = kept(signal) else { return call() };
+    let kept = kept.handler.load(Ordering::Acquire);
     let former = call();
     // SAFETY: zero is a valid action; the structure is this function's.
     unsafe {

@@ -78,7 +78,7 @@ pub fn test() {
 /// As for the system call of this number.
 unsafe fn call<const N: usize>(number: c_long, some: [usize; N]) -> c_long {
     let mut all = [0; 6];
-    all[..N].copy_from_slice(&some);
+    all.iter_mut().zip(some).for_each(|(to, from)| *to = from);
     // SAFETY: as the caller's.
     unsafe { direct(number, all) }
 }

@@ -67,7 +67,9 @@ impl Counters {
     }
 
     pub fn refuse(&self, why: Refusal) {
-        self.refused[why as usize].add(1);
+        if let Some(counter) = self.refused.get(why as usize) {
+            counter.add(1);
+        }
     }
 }
 

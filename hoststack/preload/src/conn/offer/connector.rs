@@ -158,5 +158,6 @@ fn is_event(event: &Fd) -> bool {
     let n = unsafe { libc::readlink(path.as_ptr().cast(), target.as_mut_ptr().cast(), target.len()) };
     // SAFETY: fcntl of a descriptor.
     let flags = unsafe { real::fcntl(fd, libc::F_GETFL, 0) };
-    n > 0 && target[..n as usize].starts_with(b"anon_inode:[eventfd]") && flags & libc::O_NONBLOCK != 0
+    let is_event = target.get(..n.max(0) as usize).is_some_and(|target| target.starts_with(b"anon_inode:[eventfd]"));
+    is_event && flags & libc::O_NONBLOCK != 0
 }

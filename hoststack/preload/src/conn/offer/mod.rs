@@ -38,7 +38,8 @@ const LAST_AGE_OF_OFFER: u64 = 2 * LAST_AGE;
 
 /// Until LAST_AGE an end also tries after so many milliseconds: the acceptor, which makes ten system calls for it, and
 /// the connector, which makes one.
-const GAP: [u64; 2] = [64, 16];
+const GAP_OF_ACCEPTOR: u64 = 64;
+const GAP_OF_CONNECTOR: u64 = 16;
 
 /// A connector looks for an offer before each of its next operations, and later when the acceptor may have made
 /// one: a look is a system call, and most peers never make an offer.
@@ -69,7 +70,11 @@ fn look_at_times(session: &'static Session, fd: c_int) {
 /// Returns whether an end that has asked tries at this operation.
 fn is_time(session: &Session, n: u32) -> bool {
     let merits = &session.merits;
-    n.is_power_of_two() || merits.waited() <= LAST_AGE && merits.is_due(GAP[session.role() as usize])
+    let gap = match session.role() {
+        Role::Acceptor => GAP_OF_ACCEPTOR,
+        Role::Connector => GAP_OF_CONNECTOR,
+    };
+    n.is_power_of_two() || merits.waited() <= LAST_AGE && merits.is_due(gap)
 }
 
 /// Counts an operation that moved octets, and asks for rings if the session has earned them.

@@ -148,7 +148,7 @@ impl Epoll {
             return Err(EEXIST);
         }
         let slot = inner.insert(Entry::new(fd, session, wanted.events, wanted.u64));
-        let Some(entry) = &mut inner.entries[slot] else { return Err(ENOENT) };
+        let Some(entry) = inner.entry_mut(slot) else { return Err(ENOENT) };
         entry.interest = entry.kernel_events();
         if let Err(error) = self.kernel(EPOLL_CTL_ADD, fd, entry.interest, &entry.socket()) {
             inner.remove(slot);
@@ -174,7 +174,7 @@ impl Epoll {
     fn modify(&self, fd: c_int, wanted: epoll_event) -> Outcome<()> {
         let mut inner = self.inner.lock();
         let slot = *inner.by_fd.get(&fd).ok_or(ENOENT)?;
-        let entry = inner.entries[slot].as_mut().ok_or(ENOENT)?;
+        let entry = inner.entry_mut(slot).ok_or(ENOENT)?;
         if (entry.events | wanted.events) & EXCLUSIVE != 0 {
             return Err(EINVAL);
         }

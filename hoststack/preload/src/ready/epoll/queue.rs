@@ -46,7 +46,9 @@ impl Inner {
         self.generation = Place::next(self.generation);
         entry.at = Place { slot, generation: self.generation };
         self.by_fd.insert(entry.fd, slot);
-        self.entries[slot] = Some(entry);
+        if let Some(place) = self.entries.get_mut(slot) {
+            *place = Some(entry);
+        }
         slot
     }
 
@@ -54,10 +56,14 @@ impl Inner {
         self.entries.get(slot)?.as_ref()
     }
 
+    pub fn entry_mut(&mut self, slot: usize) -> Option<&mut Entry> {
+        self.entries.get_mut(slot)?.as_mut()
+    }
+
     /// Returns an entry that is still a session's: the watches of a session are read without the lock of the instance,
     /// from which the entry may have gone meanwhile.
     pub fn entry_of(&mut self, slot: usize, session: &Session) -> Option<&mut Entry> {
-        self.entries.get_mut(slot)?.as_mut().filter(|entry| core::ptr::eq(entry.session, session))
+        self.entry_mut(slot).filter(|entry| core::ptr::eq(entry.session, session))
     }
 
     /// Returns the slot of an entry for which the kernel has reported something, if it is still there.
@@ -66,7 +72,7 @@ impl Inner {
     }
 
     pub fn remove(&mut self, slot: usize) -> Option<Entry> {
-        let entry = self.entries[slot].take()?;
+        let entry = self.entries.get_mut(slot)?.take()?;
         if entry.has_number() {
             self.by_fd.remove(&entry.fd);
         }
@@ -82,7 +88,8 @@ impl Inner {
 
     /// Moves those behind the others that a wait has left until the kernel was asked.
     pub fn put_deferred_last(&mut self) {
-        let is_deferred = |slot: &usize| self.entries[*slot].as_ref().is_some_and(|entry| entry.deferred);
+        let is_deferred =
+            |slot: &usize| self.entries.get(*slot).and_then(Option::as_ref).is_some_and(|entry| entry.deferred);
         if self.queue.iter().any(is_deferred) {
             self.queue.make_contiguous().sort_by_key(is_deferred);
         }
@@ -91,7 +98,7 @@ impl Inner {
     /// Takes entries out of the queue that have nothing to report.
     pub fn settle(&mut self) {
         for slot in core::mem::take(&mut self.queue) {
-            let Some(entry) = &mut self.entries[slot] else { continue };
+            let Some(entry) = self.entry_mut(slot) else { continue };
             entry.state.dequeue();
             if entry.has_something() {
                 self.enqueue(slot);
@@ -122,13 +129,13 @@ impl Inner {
     pub fn review(&mut self, judge: impl Fn(&mut Entry) -> (bool, bool)) {
         let mut i = 0;
         while let Some(&slot) = self.busy.get(i) {
-            let (keeps, ready) = self.entries[slot].as_mut().map_or((false, false), &judge);
+            let (keeps, ready) = self.entry_mut(slot).map_or((false, false), &judge);
             if keeps && !ready {
                 i += 1;
                 continue;
             }
             self.busy.swap_remove(i);
-            if let Some(entry) = &mut self.entries[slot] {
+            if let Some(entry) = self.entry_mut(slot) {
                 entry.state.arm();
                 entry.edge |= ready;
             }
@@ -145,7 +152,7 @@ impl Inner {
             return false;
         }
         for &slot in &self.busy {
-            if let Some(entry) = &mut self.entries[slot] {
+            if let Some(entry) = self.entries.get_mut(slot).and_then(Option::as_mut) {
                 entry.state.count(POLLS_OF_SLEEP);
             }
         }
@@ -162,7 +169,7 @@ impl Inner {
     }
 
     pub fn enqueue(&mut self, slot: usize) {
-        if self.entries[slot].as_mut().is_some_and(|entry| entry.state.enqueue()) {
+        if self.entry_mut(slot).is_some_and(|entry| entry.state.enqueue()) {
             self.queue.push_back(slot);
         }
     }
@@ -178,7 +185,7 @@ impl Inner {
     }
 
     pub fn socket_event(&mut self, slot: usize, events: u32) {
-        let Some(entry) = self.entries.get_mut(slot).and_then(Option::as_mut) else { return };
+        let Some(entry) = self.entry_mut(slot) else { return };
         entry.kernel |= entry.new_events(events);
         entry.edge = true;
         let in_ring = entry.has_event && entry.session.end().receive.phase() == Phase::Ring;
@@ -197,7 +204,7 @@ impl Inner {
     pub fn own_event(&mut self, epoll: &Epoll, slot: usize) {
         let Some(session) = self.entry(slot).map(|entry| entry.session) else { return };
         for &(_, slot) in session.watches.lock().iter().filter(|(e, _)| core::ptr::addr_eq(*e, epoll)) {
-            let Some(entry) = self.entries.get_mut(slot).and_then(Option::as_mut) else { continue };
+            let Some(entry) = self.entry_mut(slot) else { continue };
             entry.edge |= entry.is_of_event() || entry.asks_again();
             self.enqueue(slot);
         }

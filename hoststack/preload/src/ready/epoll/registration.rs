@@ -43,7 +43,7 @@ impl Epoll {
     fn fall_back(&self, inner: &mut Guard<Inner>, slot: usize) {
         let blind = self.blind.load(Ordering::Relaxed);
         let Some(entry) =
-            inner.entries[slot].as_mut().filter(|e| !e.state.is_disabled() && (blind || e.session.is_attached()))
+            inner.entry_mut(slot).filter(|e| !e.state.is_disabled() && (blind || e.session.is_attached()))
         else {
             return;
         };
@@ -74,7 +74,7 @@ impl Epoll {
 
     /// Adds the session's event, and has the next wait look at the session.
     pub fn add_event(&self, inner: &mut Guard<Inner>, slot: usize) {
-        let Some(entry) = &mut inner.entries[slot] else { return };
+        let Some(entry) = inner.entry_mut(slot) else { return };
         if !entry.has_event {
             entry.has_event = true;
             let event = entry.session.own_event.number().unwrap_or(NO_FD);
@@ -89,7 +89,7 @@ impl Epoll {
 
     /// Makes the next wait look at an entry, also one that sleeps now.
     pub fn refresh(&self, inner: &mut Guard<Inner>, slot: usize) {
-        let Some(entry) = &mut inner.entries[slot] else { return };
+        let Some(entry) = inner.entry_mut(slot) else { return };
         let session = entry.session;
         entry.edge = true;
         inner.enqueue(slot);
@@ -136,7 +136,7 @@ impl Epoll {
 
     /// Makes the kernel report no more of a socket than is needed, once it has: it would do so again and again.
     pub fn trim(&self, inner: &mut Guard<Inner>, slot: usize) {
-        let Some(entry) = inner.entries.get_mut(slot).and_then(Option::as_mut) else { return };
+        let Some(entry) = inner.entry_mut(slot) else { return };
         let ended =
             entry.has_interest() && entry.interest != entry.kernel_events() && entry.kernel & EPOLLRDHUP as u32 != 0;
         if ended || entry.interest == WOKEN {

@@ -48,13 +48,13 @@ impl Epoll {
                 break;
             }
             let Some(slot) = inner.queue.pop_front() else { break };
-            match inner.entries[slot].as_mut().is_some_and(&leaves) {
+            match inner.entry_mut(slot).is_some_and(&leaves) {
                 true => inner.queue.push_back(slot),
                 false => n += usize::from(self.report(&mut inner, slot, out, n)),
             }
         }
         if n > before && !inner.queue.is_empty() && self.sleepers.load(Ordering::SeqCst) > 0 {
-            if let Some(entry) = inner.queue.front().and_then(|&slot| inner.entries[slot].as_ref()) {
+            if let Some(entry) = inner.queue.front().and_then(|&slot| inner.entry(slot)) {
                 entry.session.wake();
             }
         }
@@ -66,7 +66,7 @@ impl Epoll {
     fn report(&self, inner: &mut Guard<Inner>, slot: usize, out: &mut [epoll_event], place: usize) -> bool {
         let wait = inner.wait;
         let lazy = self.is_polled_by_one_thread();
-        let Some(entry) = &mut inner.entries[slot] else { return false };
+        let Some(entry) = inner.entry_mut(slot) else { return false };
         entry.state.dequeue();
         if entry.wait > wait {
             // A wait that has begun later has reported it: of a handler of signals, or of another thread.
@@ -79,7 +79,9 @@ impl Epoll {
             if is_edge || entry.kernel != 0 {
                 let events = entry.take_ready(None);
                 entry.reported |= events;
-                out[entry.place].events |= events;
+                if let Some(reported) = out.get_mut(entry.place) {
+                    reported.events |= events;
+                }
             }
             if !is_edge {
                 inner.enqueue(slot);
@@ -96,17 +98,19 @@ impl Epoll {
             inner.busy.push(slot);
         }
         if events == 0 {
-            let once = inner.entries[slot].as_mut().filter(|entry| by_kernel && entry.events & ONESHOT != 0);
+            let once = inner.entry_mut(slot).filter(|entry| by_kernel && entry.events & ONESHOT != 0);
             if let Some(entry) = once.filter(|entry| !entry.state.is_disabled()) {
                 // The kernel has reported what the program did not ask for, and reports nothing more.
                 let _ = self.reregister(entry);
             }
             return false;
         }
-        let Some(entry) = &mut inner.entries[slot] else { return false };
+        let Some(entry) = inner.entry_mut(slot) else { return false };
         let events = events | entry.room_beside_edge();
         entry.deferred = false;
-        out[place] = epoll_event { events, u64: entry.data };
+        if let Some(reported) = out.get_mut(place) {
+            *reported = epoll_event { events, u64: entry.data };
+        }
         (entry.wait, entry.place) = (wait, place);
         entry.reported = entry.reported & WRITE_BITS | events;
         if events & WRITE_BITS != 0 {
@@ -137,10 +141,10 @@ impl Epoll {
         let (mut kept, mut recalled) = (0, Vec::new());
         let mut inner = self.inner.lock();
         for i in 0..n {
-            let event = out[i];
+            let Some(&event) = out.get(i) else { break };
             match Tag::unpack(event.u64) {
                 None => {
-                    out[kept] = event;
+                    out.swap(kept, i);
                     kept += 1;
                 }
                 Some(Tag::Wakeup) => {}
@@ -175,9 +179,9 @@ impl Epoll {
         loop {
             let wait = WAITS.fetch_add(1, Ordering::Relaxed);
             let first = self.share(out.len());
-            let mut n = self.collect_before_kernel(wait, &mut out[..first]);
+            let mut n = self.collect_before_kernel(wait, out.get_mut(..first).unwrap_or_default());
             if n < out.len() {
-                match self.ask(fd, &mut out[n..], n > 0, left, mask) {
+                match self.ask(fd, out.get_mut(n..).unwrap_or_default(), n > 0, left, mask) {
                     Ok(more) => n += more,
                     Err(error) if n == 0 => return Err(error),
                     Err(_) => {}
