@@ -18,38 +18,48 @@ exported! {
 
     fn connect(fd: c_int, address: *const sockaddr, length: socklen_t) -> c_int {
         descriptors::connecting(fd);
-        let result = real::connect(fd, address, length);
+        // SAFETY: the address is the program's; the kernel checks it.
+        let result = unsafe { real::connect(fd, address, length) };
         let begins = result != 0 && [EINPROGRESS, EINTR].contains(&errno::last());
         if result == 0 || begins {
-            descriptors::connected(fd, address, length, begins);
+            // SAFETY: the kernel has read the address.
+            unsafe { descriptors::connected(fd, address, length, begins) };
         }
         result
     }
 
     fn accept(fd: c_int, address: *mut sockaddr, length: *mut socklen_t) -> c_int {
-        accept4(fd, address, length, 0)
+        // SAFETY: both have the same contract.
+        unsafe { accept4(fd, address, length, 0) }
     }
 
     fn accept4(fd: c_int, address: *mut sockaddr, length: *mut socklen_t, flags: c_int) -> c_int {
         if !config::get().enabled {
-            return real::accept4(fd, address, length, flags);
+            // SAFETY: room for an address is the program's; the kernel checks it.
+            return unsafe { real::accept4(fd, address, length, flags) };
         }
         // SAFETY: zero is a valid sockaddr_storage.
-        let mut storage: sockaddr_storage = core::mem::zeroed();
+        let mut storage: sockaddr_storage = unsafe { core::mem::zeroed() };
         let mut room = size_of::<sockaddr_storage>() as socklen_t;
         let place = core::ptr::from_mut(&mut storage).cast::<sockaddr>();
         // A program that does not want the client's address does not miss it.
         if address.is_null() {
-            let made = real::accept4(fd, place, &mut room, flags);
+            // SAFETY: the storage has `room` octets.
+            let made = unsafe { real::accept4(fd, place, &mut room, flags) };
             if made >= 0 {
                 descriptors::accepted(made, fd, &storage, flags & libc::SOCK_NONBLOCK != 0);
             }
             return made;
         }
-        let given = length.as_ref().copied().unwrap_or(0);
-        let made = real::accept4(fd, address, length, flags);
+        // SAFETY: the length is the program's, as accept(2) requires.
+        let given = unsafe { length.as_ref() }.copied().unwrap_or(0);
+        // SAFETY: as for the first call.
+        let made = unsafe { real::accept4(fd, address, length, flags) };
         if made >= 0 {
-            core::ptr::copy_nonoverlapping(address.cast::<u8>(), place.cast(), given.min(*length).min(room) as usize);
+            // SAFETY: the kernel has stored both, and no more octets than there was room for.
+            unsafe {
+                core::ptr::copy_nonoverlapping(address.cast::<u8>(), place.cast(), given.min(*length).min(room) as usize);
+            }
             descriptors::accepted(made, fd, &storage, flags & libc::SOCK_NONBLOCK != 0);
         }
         made
@@ -68,15 +78,16 @@ exported! {
             _ => None,
         };
         session.as_deref().map(|session| peer::notice(session, fd));
-        let result = real::getsockopt(fd, level, name, value, length);
+        // SAFETY: room for a value is the program's; the kernel checks it.
+        let result = unsafe { real::getsockopt(fd, level, name, value, length) };
         let Some(session) = session else { return result };
-        if result == 0 && *length as usize == size_of::<c_int>() {
-            let place = value.cast::<c_int>();
-            match place.read_unaligned() {
-                0 => place.write_unaligned(peer::kept(&session).map_or(0, |error| error.0)),
-                libc::ECONNRESET => peer::is_reset(&session),
-                _ => {}
-            }
+        let place = value.cast::<c_int>();
+        // SAFETY: the kernel has stored the length, and as many octets.
+        match unsafe { (result == 0 && *length as usize == size_of::<c_int>()).then(|| place.read_unaligned()) } {
+            // SAFETY: as above.
+            Some(0) => unsafe { place.write_unaligned(peer::kept(&session).map_or(0, |error| error.0)) },
+            Some(libc::ECONNRESET) => peer::is_reset(&session),
+            _ => {}
         }
         result
     }
@@ -87,7 +98,8 @@ exported! {
         if needs_kernel && !descriptors::pin(fd) {
             return answer_int(Err(ENOPROTOOPT));
         }
-        let result = real::setsockopt(fd, level, name, value, length);
+        // SAFETY: the value is the program's; the kernel checks it.
+        let result = unsafe { real::setsockopt(fd, level, name, value, length) };
         if (level, name) == (libc::SOL_SOCKET, libc::SO_RCVLOWAT) {
             if let Some(session) = table::session(fd) {
                 session.learn_low_mark(fd);

@@ -40,12 +40,15 @@ exported! {
     }
 
     fn closefrom(first: c_int) -> () {
-        close_range(first.max(0) as c_uint, c_uint::MAX, 0);
+        // SAFETY: no addresses.
+        unsafe { close_range(first.max(0) as c_uint, c_uint::MAX, 0) };
     }
 
     fn pidfd_getfd(process: c_int, fd: c_int, flags: c_uint) -> c_int {
         // Not every C library has it.
-        let made = direct(libc::SYS_pidfd_getfd, [process as usize, fd as usize, flags as usize, 0, 0, 0]) as c_int;
+        let words = [process as usize, fd as usize, flags as usize, 0, 0, 0];
+        // SAFETY: no addresses.
+        let made = unsafe { direct(libc::SYS_pidfd_getfd, words) } as c_int;
         reuse::made(made);
         if let Some(same) = reuse::same_socket(made) {
             descriptors::copied(same, made);
@@ -80,7 +83,8 @@ exported! {
         if fd::is_hidden(fd) {
             return answer_int(Err(EBADF));
         }
-        let result = real::fcntl(fd, command, argument);
+        // SAFETY: the argument is the program's; the kernel checks it.
+        let result = unsafe { real::fcntl(fd, command, argument) };
         match command {
             libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => descriptors::copied(fd, result),
             libc::F_SETFL if result == 0 => set_nonblocking(fd, argument as c_int & libc::O_NONBLOCK != 0),
@@ -90,23 +94,28 @@ exported! {
     }
 
     fn fcntl64(fd: c_int, command: c_int, argument: usize) -> c_int {
-        fcntl(fd, command, argument)
+        // SAFETY: both have the same contract.
+        unsafe { fcntl(fd, command, argument) }
     }
 
     fn ioctl(fd: c_int, request: c_ulong, argument: usize) -> c_int {
-        let Some(session) = table::session(fd) else { return real::ioctl(fd, request, argument) };
+        let session = table::session(fd);
         let place = argument as *mut c_int;
-        match request {
-            libc::FIONREAD => *place = stream::queued(&session, fd) as c_int,
-            libc::TIOCOUTQ if session.is_attached() => *place = stream::unread(&session) as c_int,
+        let count = match (request, &session) {
+            (libc::FIONREAD, Some(session)) => stream::queued(session, fd),
+            (libc::TIOCOUTQ, Some(session)) if session.is_attached() => stream::unread(session),
             _ => {
-                let result = real::ioctl(fd, request, argument);
-                if request == libc::FIONBIO && result == 0 {
-                    set_nonblocking(fd, *place != 0);
+                // SAFETY: the argument is the program's; the kernel checks it.
+                let result = unsafe { real::ioctl(fd, request, argument) };
+                if request == libc::FIONBIO && result == 0 && session.is_some() {
+                    // SAFETY: the kernel has read a number there.
+                    set_nonblocking(fd, unsafe { *place != 0 });
                 }
                 return result;
             }
-        }
+        };
+        // SAFETY: the request stores a number.
+        unsafe { *place = count as c_int };
         0
     }
 
@@ -116,7 +125,8 @@ exported! {
             errno::set(EBUSY);
             return core::ptr::null_mut();
         }
-        real::fdopen(fd, mode)
+        // SAFETY: the mode is the program's.
+        unsafe { real::fdopen(fd, mode) }
     }
 }
 

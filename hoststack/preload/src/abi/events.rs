@@ -8,7 +8,7 @@ use crate::fdtable::{descriptors, reuse};
 use crate::ready::{epoll, poll};
 use crate::ring::parts::is_no_address;
 use crate::sys::clock::{self, Deadline};
-use crate::sys::errno::{Outcome, EFAULT, EINVAL};
+use crate::sys::errno::{Errno, Outcome, EFAULT, EINVAL};
 use crate::sys::real;
 use core::time::Duration;
 use libc::{c_int, epoll_event, fd_set, nfds_t, pollfd, sigset_t, size_t, timespec, timeval};
@@ -18,7 +18,8 @@ exported! {
         if size <= 0 {
             return answer_int(Err(EINVAL));
         }
-        epoll_create1(0)
+        // SAFETY: no addresses.
+        unsafe { epoll_create1(0) }
     }
 
     fn epoll_create1(flags: c_int) -> c_int {
@@ -45,71 +46,80 @@ exported! {
         }
         match (table::session(fd), table::epoll_or_new(epoll)) {
             (Some(session), Some(instance)) if epoll != fd => {
-                let wanted = event.as_ref().filter(|event| !is_no_address(*event)).copied();
+                // SAFETY: the event is the program's, if it can be one.
+                let wanted = unsafe { event.as_ref() }.filter(|event| !is_no_address(*event)).copied();
                 answer_int(instance.control(operation, fd, session.forever(), wanted).map(|()| 0))
             }
-            _ => real::epoll_ctl(epoll, operation, fd, event),
+            // SAFETY: the kernel checks the event.
+            _ => unsafe { real::epoll_ctl(epoll, operation, fd, event) },
         }
     }
 
     fn epoll_wait(epoll: c_int, events: *mut epoll_event, most: c_int, timeout: c_int) -> c_int {
-        epoll_pwait(epoll, events, most, timeout, core::ptr::null())
+        // SAFETY: no mask; otherwise the same contract.
+        unsafe { epoll_pwait(epoll, events, most, timeout, core::ptr::null()) }
     }
 
     fn epoll_pwait(epoll: c_int, events: *mut epoll_event, most: c_int, timeout: c_int, mask: *const sigset_t) -> c_int {
         let limit = (timeout >= 0).then(|| Duration::from_millis(timeout as u64));
-        wait_events(epoll, events, most, limit, mask)
+        // SAFETY: room for events and the mask are the program's.
+        unsafe { wait_events(epoll, events, most, limit, mask) }
     }
 
     fn epoll_pwait2(epoll: c_int, events: *mut epoll_event, most: c_int, timeout: *const timespec, mask: *const sigset_t) -> c_int {
-        match duration(timeout.as_ref()) {
-            Ok(limit) => wait_events(epoll, events, most, limit, mask),
-            Err(error) => answer_int(Err(error)),
-        }
+        // SAFETY: the time, room for events and the mask are the program's.
+        unsafe { duration(timeout.as_ref()).map_or_else(answer_error, |limit| wait_events(epoll, events, most, limit, mask)) }
     }
 
     fn poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int {
         let limit = (timeout >= 0).then(|| Duration::from_millis(timeout as u64));
-        poll_list(fds, count, limit, core::ptr::null())
+        // SAFETY: the list is the program's; no mask.
+        unsafe { poll_list(fds, count, limit, core::ptr::null()) }
     }
 
     fn __poll_chk(fds: *mut pollfd, count: nfds_t, timeout: c_int, size: size_t) -> c_int {
         checked(count as usize * size_of::<pollfd>(), size);
-        poll(fds, count, timeout)
+        // SAFETY: the list has the size that was checked.
+        unsafe { poll(fds, count, timeout) }
     }
 
     fn ppoll(fds: *mut pollfd, count: nfds_t, timeout: *const timespec, mask: *const sigset_t) -> c_int {
-        match duration(timeout.as_ref()) {
-            Ok(limit) => poll_list(fds, count, limit, mask),
-            Err(error) => answer_int(Err(error)),
-        }
+        // SAFETY: the time, the list and the mask are the program's.
+        unsafe { duration(timeout.as_ref()).map_or_else(answer_error, |limit| poll_list(fds, count, limit, mask)) }
     }
 
     fn __ppoll_chk(fds: *mut pollfd, count: nfds_t, timeout: *const timespec, mask: *const sigset_t, size: size_t) -> c_int {
         checked(count as usize * size_of::<pollfd>(), size);
-        ppoll(fds, count, timeout, mask)
+        // SAFETY: the list has the size that was checked.
+        unsafe { ppoll(fds, count, timeout, mask) }
     }
 
     fn select(count: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set, timeout: *mut timeval) -> c_int {
-        let limit = match timeout.as_ref() {
+        // SAFETY: the time is the program's.
+        let limit = match unsafe { timeout.as_ref() } {
             Some(t) if t.tv_sec < 0 || t.tv_usec < 0 => return answer_int(Err(EINVAL)),
             Some(t) => Some(Duration::from_secs(t.tv_sec as u64) + Duration::from_micros(t.tv_usec as u64)),
             None => None,
         };
         let deadline = Deadline::after(limit);
-        let result = select_sets(count, poll::Sets { read, write, except }, limit, core::ptr::null());
-        if let (Some(timeout), Some(left)) = (timeout.as_mut(), deadline.left()) {
+        // SAFETY: the sets are the program's; no mask.
+        let result = unsafe { select_sets(count, poll::Sets { read, write, except }, limit, core::ptr::null()) };
+        // SAFETY: as above; select(2) stores the time that is left.
+        if let (Some(timeout), Some(left)) = (unsafe { timeout.as_mut() }, deadline.left()) {
             *timeout = timeval { tv_sec: left.as_secs() as _, tv_usec: left.subsec_micros() as _ };
         }
         result
     }
 
     fn pselect(count: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set, timeout: *const timespec, mask: *const sigset_t) -> c_int {
-        match duration(timeout.as_ref()) {
-            Ok(limit) => select_sets(count, poll::Sets { read, write, except }, limit, mask),
-            Err(error) => answer_int(Err(error)),
-        }
+        let sets = poll::Sets { read, write, except };
+        // SAFETY: the time, the sets and the mask are the program's.
+        unsafe { duration(timeout.as_ref()).map_or_else(answer_error, |limit| select_sets(count, sets, limit, mask)) }
     }
+}
+
+fn answer_error(error: Errno) -> c_int {
+    answer_int(Err(error))
 }
 
 /// Returns a time limit of a program, which the kernel would take.

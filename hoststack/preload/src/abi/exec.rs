@@ -18,29 +18,34 @@ exported! {
         if !may_execute() {
             return refused(-1);
         }
-        real::execve(path, arguments, environment)
+        // SAFETY: the path and both lists are the program's.
+        unsafe { real::execve(path, arguments, environment) }
     }
 
     fn execv(path: Text, arguments: List) -> c_int {
-        execve(path, arguments, environ)
+        // SAFETY: the lists are the program's and the C library's.
+        unsafe { execve(path, arguments, environ) }
     }
 
     fn execvpe(path: Text, arguments: List, environment: List) -> c_int {
         if !may_execute() {
             return refused(-1);
         }
-        real::execvpe(path, arguments, environment)
+        // SAFETY: the path and both lists are the program's.
+        unsafe { real::execvpe(path, arguments, environment) }
     }
 
     fn execvp(path: Text, arguments: List) -> c_int {
-        execvpe(path, arguments, environ)
+        // SAFETY: the lists are the program's and the C library's.
+        unsafe { execvpe(path, arguments, environ) }
     }
 
     fn fexecve(fd: c_int, arguments: List, environment: List) -> c_int {
         if !may_execute() {
             return refused(-1);
         }
-        real::fexecve(fd, arguments, environment)
+        // SAFETY: both lists are the program's.
+        unsafe { real::fexecve(fd, arguments, environment) }
     }
 
     fn execveat(folder: c_int, path: Text, arguments: List, environment: List, flags: c_int) -> c_int {
@@ -49,21 +54,24 @@ exported! {
         }
         // Not every C library has it.
         let words = [folder as usize, path as usize, arguments as usize, environment as usize, flags as usize, 0];
-        direct(libc::SYS_execveat, words) as c_int
+        // SAFETY: the path and both lists are the program's.
+        unsafe { direct(libc::SYS_execveat, words) as c_int }
     }
 
     fn posix_spawn(child: *mut pid_t, path: Text, actions: *const c_void, attributes: *const c_void, arguments: List, environment: List) -> c_int {
         if !may_execute() {
             return EBUSY.0;
         }
-        real::posix_spawn(child, path, actions, attributes, arguments, environment)
+        // SAFETY: all addresses are the program's.
+        unsafe { real::posix_spawn(child, path, actions, attributes, arguments, environment) }
     }
 
     fn posix_spawnp(child: *mut pid_t, path: Text, actions: *const c_void, attributes: *const c_void, arguments: List, environment: List) -> c_int {
         if !may_execute() {
             return EBUSY.0;
         }
-        real::posix_spawnp(child, path, actions, attributes, arguments, environment)
+        // SAFETY: all addresses are the program's.
+        unsafe { real::posix_spawnp(child, path, actions, attributes, arguments, environment) }
     }
 
     fn posix_spawn_file_actions_adddup2(actions: *mut c_void, from: c_int, to: c_int) -> c_int {
@@ -71,7 +79,8 @@ exported! {
             complain(from);
             return EBUSY.0;
         }
-        real::posix_spawn_file_actions_adddup2(actions, from, to)
+        // SAFETY: the actions are the program's.
+        unsafe { real::posix_spawn_file_actions_adddup2(actions, from, to) }
     }
 
     /// fork(2) without the handlers of pthread_atfork(3).
@@ -82,26 +91,32 @@ exported! {
     fn clone(start: *const c_void, stack: *mut c_void, flags: c_int, argument: *mut c_void, parent: *mut c_void, tls: *mut c_void, child: *mut c_void) -> c_int {
         if flags & libc::CLONE_VM != 0 || start.is_null() {
             fork::shares(flags as u64);
-            return real::clone(start, stack, flags, argument, parent, tls, child);
+            // SAFETY: the function and all addresses are the program's.
+            return unsafe { real::clone(start, stack, flags, argument, parent, tls, child) };
         }
-        // The child has a copy of this stack, too.
-        let begin = Begin { start: core::mem::transmute::<*const c_void, Start>(start), argument };
+        // SAFETY: the program's function for a child has this signature. The child has a copy of this stack, too.
+        let begin = Begin { start: unsafe { core::mem::transmute::<*const c_void, Start>(start) }, argument };
         let place = core::ptr::from_ref(&begin).cast_mut().cast();
-        fork::make(flags as u64, || real::clone(in_copy as *const c_void, stack, flags, place, parent, tls, child) as isize) as c_int
+        let start = in_copy as *const c_void;
+        // SAFETY: in_copy gets what it is to begin with; the other addresses are the program's.
+        let call = || unsafe { real::clone(start, stack, flags, place, parent, tls, child) as isize };
+        fork::make(flags as u64, call) as c_int
     }
 
     fn system(command: Text) -> c_int {
         if !command.is_null() && !may_execute() {
             return refused(-1);
         }
-        real::system(command)
+        // SAFETY: the command is the program's, or null.
+        unsafe { real::system(command) }
     }
 
     fn popen(command: Text, mode: Text) -> *mut FILE {
         if !may_execute() {
             return refused(core::ptr::null_mut());
         }
-        real::popen(command, mode)
+        // SAFETY: the command and the mode are the program's.
+        unsafe { real::popen(command, mode) }
     }
 }
 

@@ -14,29 +14,35 @@ const PREFIX: &[u8] = b"/proc/self/fd/";
 
 exported! {
     fn readdir(folder: *mut DIR) -> *mut dirent {
-        next(folder, || real::readdir(folder))
+        // SAFETY: the folder is open, as the program says.
+        unsafe { next(folder, || real::readdir(folder)) }
     }
 
     fn readdir64(folder: *mut DIR) -> *mut dirent {
-        next(folder, || real::readdir64(folder))
+        // SAFETY: the folder is open, as the program says.
+        unsafe { next(folder, || real::readdir64(folder)) }
     }
 
     fn readdir_r(folder: *mut DIR, entry: *mut dirent, result: *mut *mut dirent) -> c_int {
-        next_in(folder, result, || real::readdir_r(folder, entry, result))
+        // SAFETY: the folder is open, and room for an entry and its address is the program's.
+        unsafe { next_in(folder, result, || real::readdir_r(folder, entry, result)) }
     }
 
     fn readdir64_r(folder: *mut DIR, entry: *mut dirent, result: *mut *mut dirent) -> c_int {
-        next_in(folder, result, || real::readdir64_r(folder, entry, result))
+        // SAFETY: the folder is open, and room for an entry and its address is the program's.
+        unsafe { next_in(folder, result, || real::readdir64_r(folder, entry, result)) }
     }
 
     fn getdents64(fd: c_int, entries: *mut c_void, size: size_t) -> ssize_t {
         loop {
-            // Not every C library has it.
-            let n = direct(libc::SYS_getdents64, [fd as usize, entries as usize, size, 0, 0, 0]) as ssize_t;
+            let words = [fd as usize, entries as usize, size, 0, 0, 0];
+            // SAFETY: room for entries is the program's. Not every C library has the function.
+            let n = unsafe { direct(libc::SYS_getdents64, words) } as ssize_t;
             if n <= 0 {
                 return n;
             }
-            let left = without_hidden(fd, entries.cast(), n as usize);
+            // SAFETY: the kernel has stored as many octets.
+            let left = unsafe { without_hidden(fd, entries.cast(), n as usize) };
             if left > 0 {
                 return left as ssize_t;
             }

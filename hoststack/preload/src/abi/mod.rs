@@ -31,10 +31,7 @@ macro_rules! exported {
         /// # Safety
         /// As for the function of this name in the C library.
         #[no_mangle]
-        pub unsafe extern "C" fn $name($($arg: $type),*) -> $ret {
-            // SAFETY: the caller keeps the contract of the C library's function.
-            unsafe { $body }
-        }
+        pub unsafe extern "C" fn $name($($arg: $type),*) -> $ret $body
     )*};
 }
 

@@ -20,15 +20,19 @@ extern "C" {
 exported! {
     fn vdprintf(fd: c_int, format: Text, list: List) -> c_int {
         match table::session(fd) {
-            Some(_) => print(fd, format, list),
-            None => real::vdprintf(fd, format, list),
+            // SAFETY: the format and the list are the program's.
+            Some(_) => unsafe { print(fd, format, list) },
+            // SAFETY: as above.
+            None => unsafe { real::vdprintf(fd, format, list) },
         }
     }
 
     fn __vdprintf_chk(fd: c_int, flag: c_int, format: Text, list: List) -> c_int {
         match table::session(fd) {
-            Some(_) => print(fd, format, list),
-            None => real::__vdprintf_chk(fd, flag, format, list),
+            // SAFETY: the format and the list are the program's.
+            Some(_) => unsafe { print(fd, format, list) },
+            // SAFETY: as above.
+            None => unsafe { real::__vdprintf_chk(fd, flag, format, list) },
         }
     }
 }

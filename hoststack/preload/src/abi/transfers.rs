@@ -20,82 +20,118 @@ fn receiver(session: &Held, fd: c_int) -> Receiver {
     Receiver { session: session.forever(), fd, verify: reuse::verify }
 }
 
+/// # Safety
+/// `buffer` has room for `count` octets.
+unsafe fn receive_into(session: &Held, fd: c_int, buffer: *mut c_void, count: size_t, flags: c_int) -> ssize_t {
+    let part = one(buffer, count);
+    // SAFETY: one buffer, whose description lives as long as the call.
+    answer(receiver(session, fd).receive(unsafe { Parts::new(&part, 1) }, flags))
+}
+
+/// # Safety
+/// `buffer` has `count` octets.
+unsafe fn send_from(session: &Held, fd: c_int, buffer: *const c_void, count: size_t, flags: c_int) -> ssize_t {
+    let part = one(buffer.cast_mut(), count);
+    // SAFETY: one buffer, whose description lives as long as the call.
+    answer(blocking::send(session.forever(), fd, unsafe { Parts::new(&part, 1) }, flags))
+}
+
 // Receiving.
 exported! {
     fn read(fd: c_int, buffer: *mut c_void, count: size_t) -> ssize_t {
+        // SAFETY: the buffer is the program's; the kernel checks it.
+        let by_kernel = || unsafe { real::read(fd, buffer, count) };
         match table::session(fd) {
             Some(session) => match earn::direct(session.forever(), fd) {
-                Some(direct) => direct.received(fd, real::read(fd, buffer, count), 0),
+                Some(direct) => direct.received(fd, by_kernel(), 0),
                 // The kernel does not ask the socket then.
                 None if count == 0 => 0,
-                None => answer(receiver(&session, fd).receive(Parts::new(&one(buffer, count), 1), 0)),
+                // SAFETY: the buffer is the program's, for this call.
+                None => unsafe { receive_into(&session, fd, buffer, count, 0) },
             },
-            None => real::read(fd, buffer, count),
+            None => by_kernel(),
         }
     }
 
     fn __read_chk(fd: c_int, buffer: *mut c_void, count: size_t, size: size_t) -> ssize_t {
-        read(fd, buffer, checked(count, size))
+        // SAFETY: the buffer has the size that is checked.
+        unsafe { read(fd, buffer, checked(count, size)) }
     }
 
     fn readv(fd: c_int, parts: *const iovec, count: c_int) -> ssize_t {
-        let Some(session) = table::session(fd) else { return real::readv(fd, parts, count) };
+        // SAFETY: the buffers are the program's; the kernel checks them.
+        let by_kernel = || unsafe { real::readv(fd, parts, count) };
+        let Some(session) = table::session(fd) else { return by_kernel() };
         match (earn::direct(session.forever(), fd), valid_count(count)) {
             (None, Ok(1..)) if is_no_address(parts) => answer(Err(EFAULT)),
-            (None, Ok(count)) => match Parts::new(parts, count) {
+            // SAFETY: as many buffers are the program's, for this call.
+            (None, Ok(count)) => match unsafe { Parts::new(parts, count) } {
                 parts if parts.length() == 0 => 0,
                 parts => answer(receiver(&session, fd).receive(parts, 0)),
             },
-            (None, _) => real::readv(fd, parts, count),
-            (Some(direct), _) => direct.received(fd, real::readv(fd, parts, count), 0),
+            (None, _) => by_kernel(),
+            (Some(direct), _) => direct.received(fd, by_kernel(), 0),
         }
     }
 
     fn recv(fd: c_int, buffer: *mut c_void, count: size_t, flags: c_int) -> ssize_t {
+        // SAFETY: the buffer is the program's; the kernel checks it.
+        let by_kernel = || unsafe { real::recv(fd, buffer, count, flags) };
         match table::session(fd).filter(|_| flags & libc::MSG_ERRQUEUE == 0) {
             Some(session) => match earn::direct(session.forever(), fd) {
-                Some(direct) => direct.received(fd, real::recv(fd, buffer, count, flags), flags),
-                None => answer(receiver(&session, fd).receive(Parts::new(&one(buffer, count), 1), flags)),
+                Some(direct) => direct.received(fd, by_kernel(), flags),
+                // SAFETY: the buffer is the program's, for this call.
+                None => unsafe { receive_into(&session, fd, buffer, count, flags) },
             },
-            None => real::recv(fd, buffer, count, flags),
+            None => by_kernel(),
         }
     }
 
     fn __recv_chk(fd: c_int, buffer: *mut c_void, count: size_t, size: size_t, flags: c_int) -> ssize_t {
-        recv(fd, buffer, checked(count, size), flags)
+        // SAFETY: the buffer has the size that is checked.
+        unsafe { recv(fd, buffer, checked(count, size), flags) }
     }
 
     fn recvfrom(fd: c_int, buffer: *mut c_void, count: size_t, flags: c_int, address: *mut sockaddr, length: *mut socklen_t) -> ssize_t {
+        // SAFETY: the buffer and room for an address are the program's; the kernel checks them.
+        let by_kernel = || unsafe { real::recvfrom(fd, buffer, count, flags, address, length) };
         let Some(session) = table::session(fd).filter(|_| flags & libc::MSG_ERRQUEUE == 0) else {
-            return real::recvfrom(fd, buffer, count, flags, address, length);
+            return by_kernel();
         };
         if let Some(direct) = earn::direct(session.forever(), fd) {
-            return direct.received(fd, real::recvfrom(fd, buffer, count, flags, address, length), flags);
+            return direct.received(fd, by_kernel(), flags);
         }
-        let n = recv(fd, buffer, count, flags);
+        // SAFETY: the buffer is the program's.
+        let n = unsafe { recv(fd, buffer, count, flags) };
         if n >= 0 && !address.is_null() && !length.is_null() {
-            // TCP has no address for each message.
-            *length = 0;
+            // SAFETY: the length is the program's. TCP has no address for each message.
+            unsafe { *length = 0 };
         }
         n
     }
 
     fn __recvfrom_chk(fd: c_int, buffer: *mut c_void, count: size_t, size: size_t, flags: c_int, address: *mut sockaddr, length: *mut socklen_t) -> ssize_t {
-        recvfrom(fd, buffer, checked(count, size), flags, address, length)
+        // SAFETY: the buffer has the size that is checked; the address as for recvfrom.
+        unsafe { recvfrom(fd, buffer, checked(count, size), flags, address, length) }
     }
 
     fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
         let session = table::session(fd).filter(|_| flags & libc::MSG_ERRQUEUE == 0);
-        let known = message.as_mut().filter(|message| !is_no_address(*message));
+        // SAFETY: the message is the program's; the kernel checks it.
+        let by_kernel = || unsafe { real::recvmsg(fd, message, flags) };
+        // SAFETY: the message is the program's, if it can be one.
+        let known = unsafe { message.as_mut() }.filter(|message| !is_no_address(*message));
         let (Some(session), Some(message)) = (session, known) else {
-            let n = real::recvmsg(fd, message, flags);
-            message.as_ref().filter(|_| n >= 0).inspect(|message| received(message));
+            let n = by_kernel();
+            // SAFETY: the kernel has read it.
+            unsafe { message.as_ref() }.filter(|_| n >= 0).inspect(|message| received(message));
             return n;
         };
         if let Some(direct) = earn::direct(session.forever(), fd) {
-            return direct.received(fd, real::recvmsg(fd, message, flags), flags);
+            return direct.received(fd, by_kernel(), flags);
         }
-        let result = match parts_of(message) {
+        // SAFETY: the buffers of the message are the program's, for this call.
+        let result = match unsafe { parts_of(message) } {
             Ok(parts) => receiver(&session, fd).receive(parts, flags),
             Err(error) => Err(error),
         };
@@ -107,11 +143,14 @@ exported! {
 
     fn recvmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int, timeout: *mut timespec) -> c_int {
         let Some(session) = table::session(fd) else {
-            let n = real::recvmmsg(fd, messages, count, flags, timeout);
-            (0..n.max(0) as usize).for_each(|i| received(&(*messages.add(i)).msg_hdr));
+            // SAFETY: the messages and the time are the program's; the kernel checks them.
+            let n = unsafe { real::recvmmsg(fd, messages, count, flags, timeout) };
+            // SAFETY: the kernel has filled as many.
+            (0..n.max(0) as usize).for_each(|i| received(unsafe { &(*messages.add(i)).msg_hdr }));
             return n;
         };
-        let deadline = match super::events::duration(timeout.as_ref()) {
+        // SAFETY: the time is the program's, or null.
+        let deadline = match super::events::duration(unsafe { timeout.as_ref() }) {
             Ok(limit) => Deadline::after(limit),
             Err(error) => return answer_int(Err(error)),
         };
@@ -126,15 +165,18 @@ exported! {
         while n < count {
             let waits = n == 0 || flags & libc::MSG_WAITFORONE == 0;
             let how = flags & !libc::MSG_WAITFORONE | if waits { 0 } else { libc::MSG_DONTWAIT };
-            let message = &mut *messages.add(n as usize);
-            let octets = recvmsg(fd, &mut message.msg_hdr, how);
+            // SAFETY: the program has `count` messages.
+            let message = unsafe { &mut *messages.add(n as usize) };
+            // SAFETY: as above.
+            let octets = unsafe { recvmsg(fd, &mut message.msg_hdr, how) };
             if octets < 0 {
                 break;
             }
             message.msg_len = octets as c_uint;
             n += 1;
             // As on the kernel the limit is looked at after each message, and ends no wait.
-            if let (Some(timeout), Some(left)) = (timeout.as_mut(), deadline.left()) {
+            // SAFETY: as above.
+            if let (Some(timeout), Some(left)) = (unsafe { timeout.as_mut() }, deadline.left()) {
                 *timeout = clock::to_timespec(left);
             }
             if deadline.is_over() {
@@ -178,25 +220,29 @@ fn pending_error(fd: c_int) -> Option<Errno> {
 // Sending.
 exported! {
     fn write(fd: c_int, buffer: *const c_void, count: size_t) -> ssize_t {
+        // SAFETY: the buffer is the program's; the kernel checks it.
+        let by_kernel = || unsafe { real::write(fd, buffer, count) };
         match table::session(fd) {
             Some(session) => match earn::direct_send(session.forever(), fd, count) {
-                Some(direct) => direct.sent(fd, real::write(fd, buffer, count), count, 0),
-                None => answer(blocking::send(session.forever(), fd, Parts::new(&one(buffer.cast_mut(), count), 1), 0)),
+                Some(direct) => direct.sent(fd, by_kernel(), count, 0),
+                // SAFETY: the buffer is the program's, for this call.
+                None => unsafe { send_from(&session, fd, buffer, count, 0) },
             },
-            None => real::write(fd, buffer, count),
+            None => by_kernel(),
         }
     }
 
     fn writev(fd: c_int, parts: *const iovec, count: c_int) -> ssize_t {
-        let (Some(session), Ok(valid)) = (table::session(fd), valid_count(count)) else {
-            return real::writev(fd, parts, count);
-        };
+        // SAFETY: the buffers are the program's; the kernel checks them.
+        let by_kernel = || unsafe { real::writev(fd, parts, count) };
+        let (Some(session), Ok(valid)) = (table::session(fd), valid_count(count)) else { return by_kernel() };
         if count > 0 && is_no_address(parts) {
             return answer(Err(EFAULT));
         }
-        let list = Parts::new(parts, valid);
+        // SAFETY: as many buffers are the program's, for this call.
+        let list = unsafe { Parts::new(parts, valid) };
         match earn::direct_send(session.forever(), fd, list.length()) {
-            Some(direct) => direct.sent(fd, real::writev(fd, parts, count), list.length(), 0),
+            Some(direct) => direct.sent(fd, by_kernel(), list.length(), 0),
             // As with readv; write(2) asks the socket.
             None if list.length() == 0 => 0,
             None => answer(blocking::send(session.forever(), fd, list, 0)),
@@ -204,54 +250,66 @@ exported! {
     }
 
     fn send(fd: c_int, buffer: *const c_void, count: size_t, flags: c_int) -> ssize_t {
+        // SAFETY: the buffer is the program's; the kernel checks it.
+        let by_kernel = || unsafe { real::send(fd, buffer, count, flags) };
         match table::session(fd) {
             Some(session) => match earn::direct_send(session.forever(), fd, count) {
-                Some(direct) => direct.sent(fd, real::send(fd, buffer, count, flags), count, flags),
-                None => answer(blocking::send(session.forever(), fd, Parts::new(&one(buffer.cast_mut(), count), 1), flags)),
+                Some(direct) => direct.sent(fd, by_kernel(), count, flags),
+                // SAFETY: the buffer is the program's, for this call.
+                None => unsafe { send_from(&session, fd, buffer, count, flags) },
             },
-            None => real::send(fd, buffer, count, flags),
+            None => by_kernel(),
         }
     }
 
     fn sendto(fd: c_int, buffer: *const c_void, count: size_t, flags: c_int, address: *const sockaddr, length: socklen_t) -> ssize_t {
-        let Some(session) = table::session(fd) else { return real::sendto(fd, buffer, count, flags, address, length) };
+        // SAFETY: the buffer and the address are the program's; the kernel checks them.
+        let by_kernel = || unsafe { real::sendto(fd, buffer, count, flags, address, length) };
+        let Some(session) = table::session(fd) else { return by_kernel() };
         if flags & libc::MSG_FASTOPEN != 0 {
-            let n = real::sendto(fd, buffer, count, flags, address, length);
+            let n = by_kernel();
             if n >= 0 || errno::last() == EINPROGRESS {
-                descriptors::connected(fd, address, length, true);
+                // SAFETY: the kernel has read the address.
+                unsafe { descriptors::connected(fd, address, length, true) };
                 send::by_kernel(&session, n.max(0) as u64);
             }
             return n;
         }
         match earn::direct_send(session.forever(), fd, count) {
-            Some(direct) => direct.sent(fd, real::sendto(fd, buffer, count, flags, address, length), count, flags),
-            // TCP ignores the address of a connected socket.
-            None => send(fd, buffer, count, flags),
+            Some(direct) => direct.sent(fd, by_kernel(), count, flags),
+            // SAFETY: the buffer is the program's. TCP ignores the address of a connected socket.
+            None => unsafe { send(fd, buffer, count, flags) },
         }
     }
 
     fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
-        match (table::session(fd), message.as_ref()) {
+        // SAFETY: the message is the program's; the kernel checks it.
+        let by_kernel = || unsafe { real::sendmsg(fd, message, flags) };
+        // SAFETY: the message is the program's, if it can be one.
+        match (table::session(fd), unsafe { message.as_ref() }) {
             (Some(session), Some(message)) if !is_no_address(message) => {
-                let list = match parts_of(message) {
+                // SAFETY: the buffers of the message are the program's, for this call.
+                let list = match unsafe { parts_of(message) } {
                     Ok(list) => list,
                     Err(error) => return answer(Err(error)),
                 };
                 match earn::direct_send(session.forever(), fd, list.length()) {
-                    Some(direct) => direct.sent(fd, real::sendmsg(fd, message, flags), list.length(), flags),
+                    Some(direct) => direct.sent(fd, by_kernel(), list.length(), flags),
                     None => answer(blocking::send(session.forever(), fd, list, flags)),
                 }
             }
             (None, Some(message)) if passes_session(message) => answer(Err(EBUSY)),
-            _ => real::sendmsg(fd, message, flags),
+            _ => by_kernel(),
         }
     }
 
     fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int {
         if table::session(fd).is_none() {
-            return match any_passes_session(messages, count) {
+            // SAFETY: the program has `count` messages.
+            return match unsafe { any_passes_session(messages, count) } {
                 true => answer_int(Err(EBUSY)),
-                false => real::sendmmsg(fd, messages, count, flags),
+                // SAFETY: as above; the kernel checks them.
+                false => unsafe { real::sendmmsg(fd, messages, count, flags) },
             };
         }
         let count = count.min(MOST as c_uint);
@@ -259,14 +317,17 @@ exported! {
             return answer_int(Err(EFAULT));
         }
         for i in 0..count {
-            let message = &mut *messages.add(i as usize);
-            let n = sendmsg(fd, &message.msg_hdr, flags);
+            // SAFETY: the program has `count` messages.
+            let message = unsafe { &mut *messages.add(i as usize) };
+            // SAFETY: as above.
+            let n = unsafe { sendmsg(fd, &message.msg_hdr, flags) };
             if n < 0 {
                 return if i > 0 { i as c_int } else { -1 };
             }
             message.msg_len = n as c_uint;
             // What follows a message that was sent in part would come before its rest.
-            if parts_of(&message.msg_hdr).is_ok_and(|parts| (n as usize) < parts.length()) {
+            // SAFETY: the buffers of the message are the program's, for this call.
+            if unsafe { parts_of(&message.msg_hdr) }.is_ok_and(|parts| (n as usize) < parts.length()) {
                 return i as c_int + 1;
             }
         }
@@ -278,31 +339,37 @@ exported! {
             // The kernel splices, if the other one is a pipe.
             return answer(spliced(from, to, count, 0));
         }
+        // SAFETY: the offset is the program's, or null; the kernel checks it.
+        let by_kernel = || unsafe { real::sendfile(to, from, offset, count) };
         match table::session(to) {
             Some(session) => match offer::unattached(session.forever()) {
                 Some(alone) => {
-                    let n = real::sendfile(to, from, offset, count);
+                    let n = by_kernel();
                     earn::uncopied(alone, to, n, count, &session.end().send);
                     n
                 }
-                None => answer(transfer::from_file(session.forever(), to, from, offset.as_mut(), count)),
+                // SAFETY: the offset is the program's, or null.
+                None => answer(transfer::from_file(session.forever(), to, from, unsafe { offset.as_mut() }, count)),
             },
-            None => real::sendfile(to, from, offset, count),
+            None => by_kernel(),
         }
     }
 
     fn sendfile64(to: c_int, from: c_int, offset: *mut off_t, count: size_t) -> ssize_t {
-        sendfile(to, from, offset, count)
+        // SAFETY: both have the same contract.
+        unsafe { sendfile(to, from, offset, count) }
     }
 
     fn splice(from: c_int, from_offset: *mut libc::loff_t, to: c_int, to_offset: *mut libc::loff_t, count: size_t, flags: c_uint) -> ssize_t {
         let (source, target) = (table::session(from), table::session(to));
         let no_session = source.is_none() && target.is_none();
+        // SAFETY: the offsets are the program's, or null; the kernel checks them.
+        let by_kernel = || unsafe { real::splice(from, from_offset, to, to_offset, count, flags) };
         if no_session || !from_offset.is_null() || !to_offset.is_null() {
-            return real::splice(from, from_offset, to, to_offset, count, flags);
+            return by_kernel();
         }
         match earn::Ends::unattached((from, source.as_ref()), (to, target.as_ref())) {
-            Some(ends) => ends.moved(real::splice(from, from_offset, to, to_offset, count, flags), count),
+            Some(ends) => ends.moved(by_kernel(), count),
             None => answer(spliced(from, to, count, flags)),
         }
     }

@@ -61,8 +61,7 @@ pub fn notice(session: &Session, fd: c_int) -> bool {
     end.error.store(if was_unread { ECONNRESET } else { EPIPE }.0, Relaxed);
     session.close_rings();
     session.suspect.store(true, Relaxed);
-    // SAFETY: shutdown of a number.
-    unsafe { real::shutdown(fd, libc::SHUT_RDWR) };
+    real::shutdown(fd, libc::SHUT_RDWR);
     true
 }
 

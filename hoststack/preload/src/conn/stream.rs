@@ -85,8 +85,7 @@ pub fn cut_off(session: &'static Session, fd: c_int) -> Errno {
     session.close_rings();
     session.end().receive.enter(Phase::After);
     session.suspect.store(true, Ordering::Relaxed);
-    // SAFETY: shutdown of a number.
-    unsafe { real::shutdown(fd, libc::SHUT_RDWR) };
+    real::shutdown(fd, libc::SHUT_RDWR);
     ECONNRESET
 }
 
@@ -135,8 +134,7 @@ pub fn shut_down(session: &'static Session, fd: c_int, how: c_int) -> Outcome {
         if how != libc::SHUT_WR {
             session.end().shut.store(1, Ordering::Relaxed);
         }
-        // SAFETY: shutdown of a descriptor.
-        errno::outcome(unsafe { real::shutdown(fd, how) } as isize)
+        errno::outcome(real::shutdown(fd, how) as isize)
     };
     let result = direction.with_lock(SHORT, |_| end()).unwrap_or_else(end);
     if direction.phase() != phase {

@@ -265,8 +265,7 @@ fn adopt_uncounted(session: &Session, fd: c_int) {
     }
     if session.is_attached() {
         stream::reset_at_close(fd);
-        // SAFETY: shutdown of a number.
-        unsafe { real::shutdown(fd, libc::SHUT_RDWR) };
+        real::shutdown(fd, libc::SHUT_RDWR);
     }
     drop(table::take_session(fd));
 }

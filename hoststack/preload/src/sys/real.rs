@@ -49,76 +49,76 @@ pub fn at_fork(before: extern "C" fn(), after: extern "C" fn(), child: extern "C
 }
 
 macro_rules! real {
-    ($(fn $name:ident($($arg:ident: $type:ty),*) -> $ret:ty;)*) => {$(
+    ($([$($unsafe:tt)?] fn $name:ident($($arg:ident: $type:ty),*) -> $ret:ty;)*) => {$(
         /// # Safety
         /// As for the function of this name in the C library.
         #[allow(non_snake_case)]
-        pub unsafe fn $name($($arg: $type),*) -> $ret {
+        pub $($unsafe)? fn $name($($arg: $type),*) -> $ret {
             static ADDRESS: AtomicUsize = AtomicUsize::new(0);
             let address = resolve(&ADDRESS, concat!(stringify!($name), "\0").as_bytes());
             // SAFETY: the C library's function of this name has this signature.
             let f: unsafe extern "C" fn($($type),*) -> $ret = unsafe { core::mem::transmute(address) };
-            // SAFETY: the caller keeps the function's contract.
+            // SAFETY: the caller keeps the function's contract; there is none for one that has no addresses.
             unsafe { f($($arg),*) }
         }
     )*};
 }
 
 real! {
-    fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int;
-    fn accept4(fd: c_int, address: *mut sockaddr, length: *mut socklen_t, flags: c_int) -> c_int;
-    fn connect(fd: c_int, address: *const sockaddr, length: socklen_t) -> c_int;
-    fn close(fd: c_int) -> c_int;
-    fn dup(fd: c_int) -> c_int;
-    fn dup2(from: c_int, to: c_int) -> c_int;
-    fn dup3(from: c_int, to: c_int, flags: c_int) -> c_int;
-    fn fcntl(fd: c_int, command: c_int, argument: usize) -> c_int;
-    fn ioctl(fd: c_int, request: libc::c_ulong, argument: usize) -> c_int;
-    fn shutdown(fd: c_int, how: c_int) -> c_int;
-    fn getsockopt(fd: c_int, level: c_int, name: c_int, value: *mut c_void, length: *mut socklen_t) -> c_int;
-    fn setsockopt(fd: c_int, level: c_int, name: c_int, value: *const c_void, length: socklen_t) -> c_int;
-    fn read(fd: c_int, buffer: *mut c_void, count: size_t) -> ssize_t;
-    fn write(fd: c_int, buffer: *const c_void, count: size_t) -> ssize_t;
-    fn readv(fd: c_int, parts: *const iovec, count: c_int) -> ssize_t;
-    fn writev(fd: c_int, parts: *const iovec, count: c_int) -> ssize_t;
-    fn recv(fd: c_int, buffer: *mut c_void, count: size_t, flags: c_int) -> ssize_t;
-    fn send(fd: c_int, buffer: *const c_void, count: size_t, flags: c_int) -> ssize_t;
-    fn recvfrom(fd: c_int, buffer: *mut c_void, count: size_t, flags: c_int, address: *mut sockaddr, length: *mut socklen_t) -> ssize_t;
-    fn sendto(fd: c_int, buffer: *const c_void, count: size_t, flags: c_int, address: *const sockaddr, length: socklen_t) -> ssize_t;
-    fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t;
-    fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t;
-    fn recvmmsg(fd: c_int, messages: *mut libc::mmsghdr, count: c_uint, flags: c_int, timeout: *mut timespec) -> c_int;
-    fn sendmmsg(fd: c_int, messages: *mut libc::mmsghdr, count: c_uint, flags: c_int) -> c_int;
-    fn sendfile(to: c_int, from: c_int, offset: *mut off_t, count: size_t) -> ssize_t;
-    fn splice(from: c_int, from_offset: *mut libc::loff_t, to: c_int, to_offset: *mut libc::loff_t, count: size_t, flags: c_uint) -> ssize_t;
-    fn epoll_ctl(epoll: c_int, operation: c_int, fd: c_int, event: *mut epoll_event) -> c_int;
-    fn epoll_pwait(epoll: c_int, events: *mut epoll_event, most: c_int, timeout: c_int, mask: *const sigset_t) -> c_int;
-    fn ppoll(fds: *mut pollfd, count: nfds_t, timeout: *const timespec, mask: *const sigset_t) -> c_int;
-    fn pselect(count: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set, timeout: *const timespec, mask: *const sigset_t) -> c_int;
-    fn vdprintf(fd: c_int, format: *const c_char, list: *mut c_void) -> c_int;
-    fn __vdprintf_chk(fd: c_int, flag: c_int, format: *const c_char, list: *mut c_void) -> c_int;
-    fn fdopen(fd: c_int, mode: *const c_char) -> *mut FILE;
-    fn execve(path: *const c_char, arguments: *const *const c_char, environment: *const *const c_char) -> c_int;
-    fn execvpe(path: *const c_char, arguments: *const *const c_char, environment: *const *const c_char) -> c_int;
-    fn posix_spawn(child: *mut libc::pid_t, path: *const c_char, actions: *const c_void, attributes: *const c_void, arguments: *const *const c_char, environment: *const *const c_char) -> c_int;
-    fn posix_spawnp(child: *mut libc::pid_t, path: *const c_char, actions: *const c_void, attributes: *const c_void, arguments: *const *const c_char, environment: *const *const c_char) -> c_int;
-    fn fexecve(fd: c_int, arguments: *const *const c_char, environment: *const *const c_char) -> c_int;
-    fn posix_spawn_file_actions_adddup2(actions: *mut c_void, from: c_int, to: c_int) -> c_int;
-    fn sigaction(signal: c_int, wanted: *const libc::sigaction, before: *mut libc::sigaction) -> c_int;
-    fn signal(signal: c_int, handler: usize) -> usize;
-    fn bsd_signal(signal: c_int, handler: usize) -> usize;
-    fn ssignal(signal: c_int, handler: usize) -> usize;
-    fn sysv_signal(signal: c_int, handler: usize) -> usize;
-    fn __sysv_signal(signal: c_int, handler: usize) -> usize;
-    fn sigset(signal: c_int, handler: usize) -> usize;
-    fn _Fork() -> c_int;
-    fn clone(start: *const c_void, stack: *mut c_void, flags: c_int, argument: *mut c_void, parent: *mut c_void, tls: *mut c_void, child: *mut c_void) -> c_int;
-    fn readdir(folder: *mut libc::DIR) -> *mut libc::dirent;
-    fn readdir64(folder: *mut libc::DIR) -> *mut libc::dirent;
-    fn readdir_r(folder: *mut libc::DIR, entry: *mut libc::dirent, result: *mut *mut libc::dirent) -> c_int;
-    fn readdir64_r(folder: *mut libc::DIR, entry: *mut libc::dirent, result: *mut *mut libc::dirent) -> c_int;
-    fn system(command: *const c_char) -> c_int;
-    fn popen(command: *const c_char, mode: *const c_char) -> *mut FILE;
+    [] fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int;
+    [unsafe] fn accept4(fd: c_int, address: *mut sockaddr, length: *mut socklen_t, flags: c_int) -> c_int;
+    [unsafe] fn connect(fd: c_int, address: *const sockaddr, length: socklen_t) -> c_int;
+    [] fn close(fd: c_int) -> c_int;
+    [] fn dup(fd: c_int) -> c_int;
+    [] fn dup2(from: c_int, to: c_int) -> c_int;
+    [] fn dup3(from: c_int, to: c_int, flags: c_int) -> c_int;
+    [unsafe] fn fcntl(fd: c_int, command: c_int, argument: usize) -> c_int;
+    [unsafe] fn ioctl(fd: c_int, request: libc::c_ulong, argument: usize) -> c_int;
+    [] fn shutdown(fd: c_int, how: c_int) -> c_int;
+    [unsafe] fn getsockopt(fd: c_int, level: c_int, name: c_int, value: *mut c_void, length: *mut socklen_t) -> c_int;
+    [unsafe] fn setsockopt(fd: c_int, level: c_int, name: c_int, value: *const c_void, length: socklen_t) -> c_int;
+    [unsafe] fn read(fd: c_int, buffer: *mut c_void, count: size_t) -> ssize_t;
+    [unsafe] fn write(fd: c_int, buffer: *const c_void, count: size_t) -> ssize_t;
+    [unsafe] fn readv(fd: c_int, parts: *const iovec, count: c_int) -> ssize_t;
+    [unsafe] fn writev(fd: c_int, parts: *const iovec, count: c_int) -> ssize_t;
+    [unsafe] fn recv(fd: c_int, buffer: *mut c_void, count: size_t, flags: c_int) -> ssize_t;
+    [unsafe] fn send(fd: c_int, buffer: *const c_void, count: size_t, flags: c_int) -> ssize_t;
+    [unsafe] fn recvfrom(fd: c_int, buffer: *mut c_void, count: size_t, flags: c_int, address: *mut sockaddr, length: *mut socklen_t) -> ssize_t;
+    [unsafe] fn sendto(fd: c_int, buffer: *const c_void, count: size_t, flags: c_int, address: *const sockaddr, length: socklen_t) -> ssize_t;
+    [unsafe] fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t;
+    [unsafe] fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t;
+    [unsafe] fn recvmmsg(fd: c_int, messages: *mut libc::mmsghdr, count: c_uint, flags: c_int, timeout: *mut timespec) -> c_int;
+    [unsafe] fn sendmmsg(fd: c_int, messages: *mut libc::mmsghdr, count: c_uint, flags: c_int) -> c_int;
+    [unsafe] fn sendfile(to: c_int, from: c_int, offset: *mut off_t, count: size_t) -> ssize_t;
+    [unsafe] fn splice(from: c_int, from_offset: *mut libc::loff_t, to: c_int, to_offset: *mut libc::loff_t, count: size_t, flags: c_uint) -> ssize_t;
+    [unsafe] fn epoll_ctl(epoll: c_int, operation: c_int, fd: c_int, event: *mut epoll_event) -> c_int;
+    [unsafe] fn epoll_pwait(epoll: c_int, events: *mut epoll_event, most: c_int, timeout: c_int, mask: *const sigset_t) -> c_int;
+    [unsafe] fn ppoll(fds: *mut pollfd, count: nfds_t, timeout: *const timespec, mask: *const sigset_t) -> c_int;
+    [unsafe] fn pselect(count: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set, timeout: *const timespec, mask: *const sigset_t) -> c_int;
+    [unsafe] fn vdprintf(fd: c_int, format: *const c_char, list: *mut c_void) -> c_int;
+    [unsafe] fn __vdprintf_chk(fd: c_int, flag: c_int, format: *const c_char, list: *mut c_void) -> c_int;
+    [unsafe] fn fdopen(fd: c_int, mode: *const c_char) -> *mut FILE;
+    [unsafe] fn execve(path: *const c_char, arguments: *const *const c_char, environment: *const *const c_char) -> c_int;
+    [unsafe] fn execvpe(path: *const c_char, arguments: *const *const c_char, environment: *const *const c_char) -> c_int;
+    [unsafe] fn posix_spawn(child: *mut libc::pid_t, path: *const c_char, actions: *const c_void, attributes: *const c_void, arguments: *const *const c_char, environment: *const *const c_char) -> c_int;
+    [unsafe] fn posix_spawnp(child: *mut libc::pid_t, path: *const c_char, actions: *const c_void, attributes: *const c_void, arguments: *const *const c_char, environment: *const *const c_char) -> c_int;
+    [unsafe] fn fexecve(fd: c_int, arguments: *const *const c_char, environment: *const *const c_char) -> c_int;
+    [unsafe] fn posix_spawn_file_actions_adddup2(actions: *mut c_void, from: c_int, to: c_int) -> c_int;
+    [unsafe] fn sigaction(signal: c_int, wanted: *const libc::sigaction, before: *mut libc::sigaction) -> c_int;
+    [unsafe] fn signal(signal: c_int, handler: usize) -> usize;
+    [unsafe] fn bsd_signal(signal: c_int, handler: usize) -> usize;
+    [unsafe] fn ssignal(signal: c_int, handler: usize) -> usize;
+    [unsafe] fn sysv_signal(signal: c_int, handler: usize) -> usize;
+    [unsafe] fn __sysv_signal(signal: c_int, handler: usize) -> usize;
+    [unsafe] fn sigset(signal: c_int, handler: usize) -> usize;
+    [] fn _Fork() -> c_int;
+    [unsafe] fn clone(start: *const c_void, stack: *mut c_void, flags: c_int, argument: *mut c_void, parent: *mut c_void, tls: *mut c_void, child: *mut c_void) -> c_int;
+    [unsafe] fn readdir(folder: *mut libc::DIR) -> *mut libc::dirent;
+    [unsafe] fn readdir64(folder: *mut libc::DIR) -> *mut libc::dirent;
+    [unsafe] fn readdir_r(folder: *mut libc::DIR, entry: *mut libc::dirent, result: *mut *mut libc::dirent) -> c_int;
+    [unsafe] fn readdir64_r(folder: *mut libc::DIR, entry: *mut libc::dirent, result: *mut *mut libc::dirent) -> c_int;
+    [unsafe] fn system(command: *const c_char) -> c_int;
+    [unsafe] fn popen(command: *const c_char, mode: *const c_char) -> *mut FILE;
 }
 
 /// Returns the address of the C library's function.
@@ -134,19 +134,13 @@ pub fn abort() -> ! {
 }
 
 /// Calls close_range(2); not every C library has it.
-///
-/// # Safety
-/// As for the system call.
-pub unsafe fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
+pub fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
     // SAFETY: closing numbers is harmless to memory.
     unsafe { direct(libc::SYS_close_range, [first as usize, last as usize, flags as usize, 0, 0, 0]) as c_int }
 }
 
 /// Calls epoll_create1(2).
-///
-/// # Safety
-/// As for the system call.
-pub unsafe fn epoll_create1(flags: c_int) -> c_int {
+pub fn epoll_create1(flags: c_int) -> c_int {
     // SAFETY: no preconditions.
     unsafe { direct(libc::SYS_epoll_create1, [flags as usize, 0, 0, 0, 0, 0]) as c_int }
 }

@@ -44,8 +44,7 @@ impl Waiter {
             return Some(waiter.fd);
         }
         drop(kept.and_then(|waiter| Fd::new(waiter.fd)));
-        // SAFETY: no preconditions.
-        let made = Fd::adopt(unsafe { real::epoll_create1(libc::EPOLL_CLOEXEC) });
+        let made = Fd::adopt(real::epoll_create1(libc::EPOLL_CLOEXEC));
         let kept = made.as_ref().map_or(null_mut(), |fd| Self { fd: fd.number(), process: lock::process() }.pack());
         // SAFETY: as above.
         unsafe { libc::pthread_setspecific(key, kept) };
