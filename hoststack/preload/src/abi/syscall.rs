@@ -108,3 +108,38 @@ unsafe fn unless_session(number: c_long, [a, b, c, d, e, f]: [usize; 6]) -> c_lo
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    const SOURCES: [&str; 8] = [
+        include_str!("connections.rs"),
+        include_str!("descriptors.rs"),
+        include_str!("events.rs"),
+        include_str!("exec.rs"),
+        include_str!("folders.rs"),
+        include_str!("print.rs"),
+        include_str!("signals.rs"),
+        include_str!("transfers.rs"),
+    ];
+
+    /// Exported functions that are no system calls, or those of another name. What a system call of signals sets is
+    /// called at once.
+    const OTHERS: &str = "closefrom fcntl64 fdopen __poll_chk __ppoll_chk pselect execv execvpe execvp fexecve \
+        posix_spawn posix_spawnp posix_spawn_file_actions_adddup2 _Fork system popen readdir readdir64 readdir_r \
+        readdir64_r vdprintf __vdprintf_chk sigaction signal bsd_signal ssignal sysv_signal __sysv_signal sigset \
+        __read_chk recv __recv_chk __recvfrom_chk send sendfile64";
+
+    #[test]
+    fn each_exported_function_that_is_a_system_call_is_in_the_table() {
+        let (table, _) = include_str!("syscall.rs").split_once("#[cfg(test)]").unwrap();
+        let lists = SOURCES.iter().flat_map(|source| source.split("exported! {").skip(1));
+        let lines = lists.flat_map(|list| list.split("\n}\n").next().unwrap().lines());
+        let names = lines.filter_map(|line| Some(line.strip_prefix("    fn ")?.split_once('(')?.0));
+        let (others, calls): (Vec<_>, Vec<_>) = names.partition(|name| OTHERS.split(' ').any(|other| other == *name));
+        assert_eq!(others.len(), OTHERS.split_whitespace().count(), "each of them is exported");
+        assert!(calls.len() >= 40, "{calls:?}");
+        for name in calls {
+            assert!(table.contains(&format!("libc::SYS_{name} ")), "syscall(3) of {name} passes the library by");
+        }
+    }
+}
