@@ -6,6 +6,9 @@
 //! TCP connections are made by the kernel, and stay open as long as the program's sockets do. What the program sends
 //! then goes through rings ([`conn::offer`], [`conn::stream`]); the end of a connection, and of a process, is the
 //! kernel's.
+//!
+//! Atomics that order other memory say at their declaration what their accesses pair with. `Relaxed` is for values that
+//! stand alone, and for those that a lock or such an atomic orders.
 
 #![cfg_attr(not(test), no_std)]
 // A panic would end the program that has the library.

@@ -48,18 +48,23 @@ pub struct Direction {
 #[repr(C, align(64))]
 struct ProducerLine {
     /// Octets sent by the kernel's connection before the first one of the ring.
+    /// The release of begin() pairs with the acquire of start().
     start: AtomicU64,
+    /// publish() and close() release, and available(), mark() and is_closed() acquire: the octets before the index are
+    /// there. publish() also acquires close(): a recall was asked before.
     tail: AtomicU64,
-    /// The producer found the ring full, and sleeps or may sleep.
+    /// The producer found the ring full, and sleeps or may sleep. Its fence pairs with that of take().
     waits: AtomicU32,
     /// The octets in the ring follow others that the producer's program has sent by another connection of the kernel.
+    /// `tail` orders it.
     behind: AtomicU32,
 }
 
 #[repr(C, align(64))]
 struct ConsumerLine {
+    /// The release of release() pairs with the acquire of free(): the octets before the index were copied.
     head: AtomicU64,
-    /// The consumer found the ring empty, and sleeps or may sleep.
+    /// The consumer found the ring empty, and sleeps or may sleep. Its fences pair with that of take().
     waits: AtomicU32,
 }
 

@@ -35,9 +35,11 @@ pub struct Header {
     newest: u32,
     /// Octets of each ring, a power of two.
     capacity: u32,
-    /// The version that the connector chose; 0 until it has.
+    /// The version that the connector chose; 0 until it has. The exchange of accept() pairs with the
+    /// acquires: both ends have mapped the memory.
     chosen: AtomicU32,
-    /// An end has closed or shut down its socket: the kernel knows the details. By role.
+    /// An end has closed or shut down its socket: the kernel knows the details. By role. A hint: who
+    /// sees it asks the kernel, so nothing is ordered by its load.
     left: [AtomicU32; 2],
     directions: [Direction; 2],
     /// By the role of the producer.

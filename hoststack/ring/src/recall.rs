@@ -15,6 +15,7 @@ const DONE: u64 = 3;
 const BITS: u32 = 2;
 
 /// The question for one direction, and its answer.
+/// All accesses but a first look are SeqCst, as `tail` is changed between the question and its answer.
 pub struct Recall(AtomicU64);
 
 #[derive(Debug, PartialEq, Eq, Clone, Copy)]

@@ -42,6 +42,7 @@ struct Rule {
     ports: (u16, u16),
 }
 
+/// get() acquires what it has released: the settings are complete.
 static CONFIG: AtomicPtr<Config> = AtomicPtr::new(null_mut());
 
 /// Reads the environment at the first call. A value that cannot be read is reported on standard error,

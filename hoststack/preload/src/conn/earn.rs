@@ -47,7 +47,9 @@ const ACCEPTOR: (u32, u64) = (16, 16);
 const POLLS: u32 = 16;
 
 pub struct Merits {
-    /// Calls of the kernel may begin: the session is not attached, nor about to be.
+    /// Calls of the kernel may begin: the session is not attached, nor about to be. SeqCst with `inside`: a call that
+    /// begins sees that it is shut, or shut() sees the call. The release of the end of a call pairs with the load in
+    /// shut().
     open: AtomicBool,
     /// It has earned rings, and asks for them.
     asks: AtomicBool,

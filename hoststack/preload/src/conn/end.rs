@@ -36,9 +36,11 @@ pub struct End {
     pub nonblocking: AtomicU32,
     /// The processes that have descriptors of the socket.
     pub owners: Owners,
-    /// The connection must not move to rings any more.
+    /// The connection must not move to rings any more. SeqCst, with `upgrading` and the memory of the session: a thread
+    /// that pins a connection sees that it is attached, or the one that attaches it sees that it is pinned.
     pub pinned: AtomicU32,
     /// Another program may send by the kernel's connection.
+    /// SeqCst, with the index of the ring: whoever sees it also sees that nothing is left in the ring.
     pub left: AtomicU32,
     /// This end has asked for what is in the ring, and the peer has taken the question and not sent everything.
     pub recalled: AtomicU32,
@@ -54,8 +56,9 @@ pub struct End {
     pub error: AtomicI32,
     /// The connection was reset, by the kernel or because the peer was killed.
     pub reset: AtomicU32,
+    /// The release of free() pairs with the exchange of make(): the former connection has left the place.
     used: AtomicU32,
-    /// How often the place was taken.
+    /// How often the place was taken. A child of fork that has counted its descriptor loads it: AcqRel orders both.
     pub generation: AtomicU64,
 }
 
@@ -64,6 +67,7 @@ pub struct End {
 #[derive(Default)]
 pub struct Direction {
     pub lock: AtomicU32,
+    /// Its release pairs with the acquire of phase(): what was sent or received before the change is counted.
     phase: AtomicU32,
     /// Octets that passed by the kernel before the ring.
     pub kernel: AtomicU64,
@@ -118,6 +122,7 @@ pub const LONG: u32 = 1900;
 /// Places for ends. The kernel gives memory to those that are used.
 const PLACES: usize = 16384;
 
+/// Loads acquire what Mmap::publish has released.
 static ARENA: AtomicPtr<End> = AtomicPtr::new(null_mut());
 static SEARCH: Lock<Search> = Lock::new(Search::NEW);
 

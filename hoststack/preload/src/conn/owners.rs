@@ -13,6 +13,7 @@ use core::sync::atomic::{
 /// closing is not noticed.
 const PLACES: usize = 8;
 
+/// All accesses are SeqCst: processes that remove their last descriptors at the same time agree on who was the last.
 #[derive(Default)]
 pub struct Owners {
     /// A process in the upper half, the number of its descriptors in the lower.

@@ -32,10 +32,12 @@ pub struct Identity {
 }
 
 pub struct Session {
-    /// Descriptors of this process, and calls that use the session now.
+    /// Descriptors of this process, and calls that use the session now. AcqRel: what all of them did comes before
+    /// dispose().
     holders: AtomicUsize,
-    /// Descriptors of this process alone.
+    /// Descriptors of this process alone. AcqRel: the one that is closed last sees what the others did.
     pub descriptors: AtomicUsize,
+    /// Its release pairs with the exchange of the last holder: what make() has stored is seen by dispose().
     live: AtomicBool,
     identity: Lock<Option<Identity>>,
     /// Of the identity, without its lock.
@@ -46,6 +48,7 @@ pub struct Session {
     pub was_last: AtomicBool,
 
     /// Rings: the shared memory, once this end is attached.
+    /// SeqCst: see End::pinned and `early_event`. The acquire of rings() pairs with the store: the length is there.
     memory: AtomicPtr<u8>,
     length: AtomicUsize,
     /// The kernel's number of the socket, by which a descriptor that is another file now is known.
@@ -59,6 +62,8 @@ pub struct Session {
     /// A connection to the offer socket whose message has not come yet.
     pub offer_connection: FdCell,
     early_event: EventFd,
+    /// A thread looks for rings, or attaches them. SeqCst: see End::pinned. The release of its end pairs with the next
+    /// swap.
     pub upgrading: AtomicBool,
     pub merits: Merits,
     /// The socket is in an epoll instance, but not connected yet: whether it may use rings is not known.
@@ -70,6 +75,7 @@ pub struct Session {
     pub suspect: AtomicBool,
     pub watches: Lock<Vec<Watch>>,
     /// The only epoll instance that may leave the wakeup flag of the ring unarmed while it is awake.
+    /// AcqRel: the next one sees what the former has done to the flag.
     pub watcher: AtomicPtr<()>,
 }
 

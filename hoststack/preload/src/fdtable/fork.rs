@@ -20,6 +20,7 @@ static MARK: AtomicPtr<AtomicU32> = AtomicPtr::new(&raw const UNWIPED as *mut At
 static COUNTED: AtomicBool = AtomicBool::new(false);
 
 /// The memory has a process beside this one that is no thread of it: no connection goes on rings.
+/// SeqCst: only the first such child has the connections leave their rings.
 static SHARED: AtomicBool = AtomicBool::new(false);
 
 const PAGE: usize = 65536; // the largest page of aarch64

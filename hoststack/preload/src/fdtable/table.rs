@@ -17,6 +17,8 @@ use libc::c_int;
 const CHUNK: usize = 1024;
 const CHUNKS: usize = 1024;
 
+/// What is stored here is complete: each store releases it, and each load acquires it. A reader of a session holds it
+/// and loads again: AcqRel of the holders orders that before the swap by which the entry gives it up.
 struct Entry {
     session: AtomicPtr<Session>,
     epoll: AtomicPtr<Epoll>,
@@ -27,6 +29,7 @@ struct Entry {
 /// The address that all connections of a socket have; None if each has its own.
 type Listener = Option<SocketAddr>;
 
+/// A chunk is published by an exchange, which loads acquire.
 static TABLE: [AtomicPtr<[Entry; CHUNK]>; CHUNKS] = [const { AtomicPtr::new(null_mut()) }; CHUNKS];
 
 /// Returns the entry of a descriptor, if one of its neighbours was ever used.

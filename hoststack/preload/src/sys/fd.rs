@@ -83,6 +83,8 @@ impl Drop for Fd {
 }
 
 /// A place for the number of a descriptor, which threads share.
+/// SeqCst, with the memory of the session: a thread that waits stores its event and then looks whether the session is
+/// attached, and the one that attaches it stores the memory and then signals the event.
 pub struct Number(AtomicI32);
 
 impl Number {
@@ -90,7 +92,6 @@ impl Number {
         Self(AtomicI32::new(NO_FD))
     }
 
-    // The order is that of the session's state, which a thread that waits looks at after it has stored its event.
     pub fn get(&self) -> Option<c_int> {
         Some(self.0.load(Ordering::SeqCst)).filter(|&fd| fd != NO_FD)
     }

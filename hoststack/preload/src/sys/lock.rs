@@ -85,6 +85,7 @@ pub fn has_ended(process: u32) -> bool {
     unsafe { libc::kill(process as i32, 0) != 0 && errno::last() == ESRCH }
 }
 
+/// Its release pairs with the acquire of take(): the next holder sees what this one did.
 pub fn give(word: &AtomicU32) {
     word.store(0, Ordering::Release);
 }

@@ -64,7 +64,8 @@ pub fn may_be_twin() -> bool {
 }
 
 /// Puts handlers off while it lives. Only its own thread and handlers on that thread use the area, so that plain
-/// loads and stores are enough: a handler that runs leaves the depth as it found it.
+/// loads and stores are enough: a handler that runs leaves the depth as it found it. The compiler's fences keep
+/// accesses to what a lock guards inside.
 pub struct Section(());
 
 impl Section {
@@ -106,7 +107,8 @@ fn set_mask(how: c_int, mask: u64) {
 
 const SIGNALS: usize = 65;
 
-/// What the program has set for a signal, while the kernel has `on_signal`.
+/// What the program has set for a signal, while the kernel has `on_signal`. The handler is stored last: its release
+/// pairs with the acquire of run(), which then has its flags.
 struct Kept {
     handler: AtomicUsize,
     flags: AtomicU32,

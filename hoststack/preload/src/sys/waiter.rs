@@ -14,6 +14,7 @@ use libc::{c_int, c_void, epoll_event, EPOLLET, EPOLLIN, EPOLL_CTL_ADD};
 
 /// The key of the threads' waiters, plus one. Threads have none before their first wait, and programs that have no
 /// session never make the key.
+/// The exchange that stores the key pairs with the loads that acquire it.
 static KEY: AtomicU32 = AtomicU32::new(0);
 
 /// The waiter of one thread, and the process that made it: a child of fork must not share its parent's.

@@ -37,7 +37,8 @@ struct Head {
 /// A connection on rings. Addresses of IPv4 are mapped to IPv6; ports are in the host's byte order.
 #[repr(C, align(64))]
 struct Entry {
-    /// The process that attached the rings, as it sees its own number; 0 for none. Written last.
+    /// The process that attached the rings, as it sees its own number; 0 for none. Written last: its release pairs with
+    /// the agent's load, and a new owner's exchange with the release of the former one.
     process: AtomicU32,
     role: AtomicU8,
     /// Phases of both directions, as `conn/end.rs` numbers them.
@@ -72,6 +73,7 @@ impl Head {
 
 /// What counts before there is a page, and where none can be had.
 static OWN: Head = Head::new();
+/// Loads acquire what Mmap::publish has released: the head is complete.
 static PAGE: AtomicPtr<Head> = AtomicPtr::new(null_mut());
 
 fn head() -> &'static Head {

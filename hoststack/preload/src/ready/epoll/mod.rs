@@ -43,9 +43,12 @@ pub struct Epoll {
     /// Descriptors of the instance in this process.
     descriptors: AtomicUsize,
     /// Waits of this process that use it now, and one for all of its descriptors: a wait goes on when the last of these
-    /// is closed, and the instance is used again when nobody does.
+    /// is closed, and the instance is used again when nobody does. AcqRel: what all of them did comes before recycle().
     holders: AtomicUsize,
+    /// The release of make() pairs with the exchange of the last holder.
     live: AtomicBool,
+    /// SeqCst, with the lock of `inner`: a thread that falls asleep sees what is queued, or the one that has queued it
+    /// sees the sleeper.
     sleepers: AtomicUsize,
     /// Readable while the queue is not empty; only for an instance that is itself polled.
     wakeup: EventFd,
