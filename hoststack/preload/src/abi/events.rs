@@ -3,13 +3,11 @@
 //! epoll, poll and select.
 
 use super::{answer_int, checked};
-use crate::fdtable::table::{self, Table};
-use crate::fdtable::{descriptors, reuse};
+use crate::fdtable::{descriptors, reuse, table, Table};
 use crate::ready::{epoll, poll};
 use crate::ring::parts::is_no_address;
-use crate::sys::clock::{self, Deadline};
-use crate::sys::errno::{Errno, Outcome, EFAULT, EINVAL};
-use crate::sys::real;
+use crate::sys::errno::{EFAULT, EINVAL};
+use crate::sys::{clock, real, Deadline, Errno, Outcome};
 use core::time::Duration;
 use libc::{c_int, epoll_event, fd_set, nfds_t, pollfd, sigset_t, size_t, timespec, timeval};
 

@@ -6,8 +6,7 @@
 //! Functions with a variable argument list take the last argument as a word: the calling conventions of x86-64 and
 //! aarch64 pass it in the same register.
 
-use crate::sys::errno::{self, Outcome};
-use crate::sys::real;
+use crate::sys::{errno, real, Outcome};
 use libc::{c_int, size_t, ssize_t};
 
 fn answer(result: Outcome) -> ssize_t {

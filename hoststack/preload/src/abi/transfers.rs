@@ -4,16 +4,14 @@
 
 use super::{answer, answer_int, checked};
 use crate::conn::peer::keep;
-use crate::conn::session::Held;
-use crate::conn::{earn, offer, send};
+use crate::conn::{earn, offer, send, Held};
 use crate::fdtable::{descriptors, reuse, table};
-use crate::ready::blocking::{self, Receiver};
 use crate::ready::splice::{self, End};
-use crate::ready::transfer;
-use crate::ring::parts::{is_no_address, one, valid_count, Parts, MOST};
-use crate::sys::clock::{self, Deadline};
-use crate::sys::errno::{self, Errno, Outcome, EBUSY, EFAULT, EINPROGRESS, EMSGSIZE};
-use crate::sys::real;
+use crate::ready::{blocking, transfer, Receiver};
+use crate::ring::parts::{is_no_address, one, valid_count, MOST};
+use crate::ring::Parts;
+use crate::sys::errno::{self, EBUSY, EFAULT, EINPROGRESS, EMSGSIZE};
+use crate::sys::{clock, real, Deadline, Errno, Outcome};
 use libc::{c_int, c_uint, c_void, iovec, mmsghdr, msghdr, off_t, size_t, sockaddr, socklen_t, ssize_t, timespec};
 
 fn receiver(session: &Held, fd: c_int) -> Receiver {

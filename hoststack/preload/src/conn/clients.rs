@@ -8,8 +8,7 @@
 //! is shared with children, because a server may have one for each connection.
 
 use crate::conn::config;
-use crate::sys::clock;
-use crate::sys::mmap::Mmap;
+use crate::sys::{clock, Mmap};
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering::Relaxed};
 

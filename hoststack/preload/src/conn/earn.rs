@@ -7,10 +7,8 @@
 //! thread is in such a call, since it would not notice them: `inside` counts these threads, and a session is attached
 //! only when there is none.
 
-use crate::conn::end::Direction;
 use crate::conn::offer::{self, Alone};
-use crate::conn::session::{Held, Session};
-use crate::conn::{config, order};
+use crate::conn::{config, order, Direction, Held, Session};
 use crate::sys::{clock, socket};
 use beeline_ring::Role;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};

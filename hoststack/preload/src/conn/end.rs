@@ -6,9 +6,8 @@
 //! own for connections that begin after it.
 
 use crate::conn::owners::Owners;
-use crate::sys::lock::{self, Lock, Taken};
-use crate::sys::mmap::Mmap;
-use crate::sys::signals::Section;
+use crate::sys::lock::{self, Taken};
+use crate::sys::{Lock, Mmap, Section};
 use crate::telemetry::page;
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};

@@ -6,8 +6,7 @@
 //! not see. The library learns of it without a further system call in send and receive: by a number that the kernel has
 //! just returned, by connect(2), and by an answer of the kernel that a ring does not expect.
 
-use crate::conn::session::{Identity, Session};
-use crate::conn::{offer, watch};
+use crate::conn::{offer, watch, Identity, Session};
 use crate::sys::errno::{self, ENOTCONN};
 use crate::sys::socket::{address, cookie, option};
 use beeline_ring::Role;

@@ -21,3 +21,9 @@ pub mod sink;
 pub mod source;
 pub mod stream;
 pub mod watch;
+
+pub use end::{Direction, End, Phase, LONG, SHORT};
+pub use session::{Held, Identity, Session};
+pub use sink::{Buffers, Sink};
+pub use source::Source;
+pub use watch::{Watcher, READ_BITS, WRITE_BITS};

@@ -6,7 +6,7 @@
 //! kernel does not know that order. So a ring says whether its octets follow others that went by a connection of the
 //! kernel, and the peer's epoll_wait(2) reports them behind what the kernel has.
 
-use crate::conn::session::Session;
+use crate::conn::Session;
 use core::ptr::{from_ref, null_mut};
 use core::sync::atomic::{AtomicPtr, Ordering::Relaxed};
 

@@ -3,12 +3,11 @@
 //! A peer that has ended without closing, because it was killed or its program has ended. The kernel would have reset
 //! the connection if it had known that the peer has not read all of the ring. So this end behaves as after a reset.
 
-use crate::conn::end::Direction;
-use crate::conn::session::Session;
 use crate::conn::stream::unread;
+use crate::conn::{Direction, Session};
 use crate::sys::clock::{tick, ticks};
-use crate::sys::errno::{Errno, EAGAIN, ECONNRESET, EFAULT, EINTR, ENOMEM, EPIPE};
-use crate::sys::real;
+use crate::sys::errno::{EAGAIN, ECONNRESET, EFAULT, EINTR, ENOMEM, EPIPE};
+use crate::sys::{real, Errno};
 use core::sync::atomic::Ordering::Relaxed;
 use libc::c_int;
 

@@ -2,9 +2,8 @@
 
 //! Whether the rings of a session have something for a reader, or room for a writer.
 
-use crate::conn::end::Phase;
-use crate::conn::session::Session;
-use crate::ring::memory::Rings;
+use crate::conn::{Phase, Session};
+use crate::ring::Rings;
 use crate::sys::socket;
 use beeline_ring::{Answer, Recall};
 use core::sync::atomic::Ordering;

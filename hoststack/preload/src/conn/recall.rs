@@ -3,16 +3,11 @@
 //! Octets of a ring that come by the kernel's connection after all: before its socket goes to another program, which
 //! does not see the ring. Only the peer can send them, and only while its program is in a call of this library.
 
-use crate::conn::end::{Phase, SHORT};
 use crate::conn::peer::keep;
-use crate::conn::session::Session;
-use crate::conn::sink::Sink;
-use crate::conn::stream;
-use crate::conn::watch::{self, READ_BITS, WRITE_BITS};
-use crate::ring::memory::Rings;
-use crate::sys::clock::{self, Deadline};
-use crate::sys::errno::{self, Outcome, EAGAIN};
-use crate::sys::{real, uncancelled};
+use crate::conn::{stream, watch, Phase, Session, Sink, READ_BITS, SHORT, WRITE_BITS};
+use crate::ring::Rings;
+use crate::sys::errno::{self, EAGAIN};
+use crate::sys::{clock, real, uncancelled, Deadline, Outcome};
 use beeline_ring::{Answer, Recall, Violation};
 use core::sync::atomic::Ordering;
 use core::time::Duration;

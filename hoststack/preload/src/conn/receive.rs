@@ -2,17 +2,13 @@
 
 //! One attempt to receive: from the kernel's connection, from the ring, and from both where one follows the other.
 
-use crate::conn::end::Phase;
 use crate::conn::peer::{self, keep, kept_for_receive};
 use crate::conn::readiness::enough;
-use crate::conn::session::Session;
-use crate::conn::sink::Sink;
 use crate::conn::stream::{break_off, is_kernels, octets};
-use crate::conn::watch::{self, READ_BITS};
-use crate::conn::{identity, recall};
-use crate::ring::memory::Rings;
-use crate::sys::errno::{self, Errno, Outcome, EAGAIN, ECONNRESET};
-use crate::sys::{real, uncancelled};
+use crate::conn::{identity, recall, watch, Phase, Session, Sink, READ_BITS};
+use crate::ring::Rings;
+use crate::sys::errno::{self, EAGAIN, ECONNRESET};
+use crate::sys::{real, uncancelled, Errno, Outcome};
 use crate::telemetry::page;
 use beeline_ring::Violation;
 use core::sync::atomic::Ordering;

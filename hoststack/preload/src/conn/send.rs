@@ -2,16 +2,12 @@
 
 //! One attempt to send: by the kernel's connection, or by the ring.
 
-use crate::conn::end::{Phase, SHORT};
 use crate::conn::peer::{self, kept_for_send};
-use crate::conn::session::Session;
-use crate::conn::source::Source;
 use crate::conn::stream::{break_off, is_kernels, leave_to_kernel, octets};
-use crate::conn::watch::{self, WRITE_BITS};
-use crate::conn::{order, recall};
-use crate::ring::memory::Rings;
-use crate::sys::errno::{Outcome, EAGAIN, ECONNRESET};
-use crate::sys::real;
+use crate::conn::{order, recall, watch, Phase, Session, Source, SHORT, WRITE_BITS};
+use crate::ring::Rings;
+use crate::sys::errno::{EAGAIN, ECONNRESET};
+use crate::sys::{real, Outcome};
 use crate::telemetry::page;
 use beeline_ring::{Published, Violation};
 use core::sync::atomic::Ordering;

@@ -3,16 +3,11 @@
 //! A TCP connection of this process that may use rings: made at accept or connect, attached when both ends agree.
 
 use crate::conn::earn::Merits;
-use crate::conn::end::{End, Phase};
 use crate::conn::watch::{self, Watch};
-use crate::conn::{config, order};
-use crate::ring::memory::{Memory, Rings};
-use crate::sys::fd::{EventFd, Fd, FdCell};
-use crate::sys::lock::Lock;
-use crate::sys::mmap::Mmap;
-use crate::sys::waiter;
-use crate::telemetry::counters::Refusal;
-use crate::telemetry::page;
+use crate::conn::{config, order, End, Phase};
+use crate::ring::{Memory, Rings};
+use crate::sys::{waiter, EventFd, Fd, FdCell, Lock, Mmap};
+use crate::telemetry::{page, Refusal};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use beeline_ring::{Header, Layout, Role, HEADER_BYTES};

@@ -2,9 +2,9 @@
 
 //! Where a receive puts octets: into a program's buffers, or into a pipe.
 
-use crate::ring::parts::{Octets, Parts};
-use crate::sys::errno::{self, Outcome, EFAULT};
-use crate::sys::uncancelled;
+use crate::ring::{Octets, Parts};
+use crate::sys::errno::{self, EFAULT};
+use crate::sys::{uncancelled, Outcome};
 use libc::{c_int, MSG_DONTWAIT, MSG_OOB, MSG_PEEK, MSG_TRUNC, MSG_WAITALL};
 
 pub trait Sink {

@@ -2,10 +2,10 @@
 
 //! Where a send gets octets: from a program's buffers, or from a pipe.
 
-use crate::conn::sink::Buffers;
-use crate::ring::parts::Octets;
-use crate::sys::errno::{self, Outcome, EFAULT};
-use crate::sys::uncancelled;
+use crate::conn::Buffers;
+use crate::ring::Octets;
+use crate::sys::errno::{self, EFAULT};
+use crate::sys::{uncancelled, Outcome};
 use libc::{c_int, MSG_DONTWAIT, MSG_OOB};
 
 pub trait Source {

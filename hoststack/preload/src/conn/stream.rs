@@ -2,14 +2,11 @@
 
 //! Both directions of a session: what they have, which carrier they are on, and how they end.
 
-use crate::conn::end::{Direction, Phase, SHORT, UNKNOWN};
-use crate::conn::recall;
-use crate::conn::session::Session;
-use crate::conn::watch::{self, WRITE_BITS};
-use crate::ring::memory::Rings;
-use crate::ring::parts::Octets;
-use crate::sys::errno::{self, Errno, Outcome, ECONNRESET};
-use crate::sys::{lock, real, socket};
+use crate::conn::end::UNKNOWN;
+use crate::conn::{recall, watch, Direction, Phase, Session, SHORT, WRITE_BITS};
+use crate::ring::{Octets, Rings};
+use crate::sys::errno::{self, ECONNRESET};
+use crate::sys::{lock, real, socket, Errno, Outcome};
 use crate::telemetry::page;
 use beeline_ring::Violation;
 use core::sync::atomic::Ordering;

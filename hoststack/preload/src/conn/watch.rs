@@ -2,7 +2,7 @@
 
 //! The epoll instances that a session is in, as the session knows them.
 
-use crate::conn::session::Session;
+use crate::conn::Session;
 use libc::{c_int, EPOLLIN, EPOLLOUT, EPOLLRDNORM, EPOLLWRBAND, EPOLLWRNORM};
 
 pub const READ_BITS: u32 = (EPOLLIN | EPOLLRDNORM) as u32;

@@ -2,8 +2,7 @@
 
 //! What happens to sessions when descriptors are made, copied and closed.
 
-use crate::conn::session::{Held, Identity, Session};
-use crate::conn::{clients, config, end, identity, recall, stream, watch};
+use crate::conn::{clients, config, end, identity, recall, stream, watch, Held, Identity, Session};
 use crate::fdtable::{fork, reuse, table};
 use crate::sys::{errno, real, socket, waiter};
 use crate::telemetry::page;

@@ -5,8 +5,7 @@
 
 use crate::conn::end;
 use crate::fdtable::descriptors;
-use crate::sys::mmap::Mmap;
-use crate::sys::{diag, lock, real, signals};
+use crate::sys::{diag, lock, real, signals, Mmap};
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
 use libc::c_int;
 

@@ -6,3 +6,5 @@ pub mod descriptors;
 pub mod fork;
 pub mod reuse;
 pub mod table;
+
+pub use table::Table;

@@ -4,8 +4,7 @@
 
 use super::{fork, table};
 use crate::conn::identity::{cookie_of, is_socket_of};
-use crate::conn::session::Session;
-use crate::conn::watch;
+use crate::conn::{watch, Session};
 use crate::sys::socket;
 use core::sync::atomic::Ordering;
 use libc::c_int;

@@ -5,9 +5,8 @@
 //! Numbers are the kernel's. Reading an entry takes no lock: sessions are never freed, only used again, and a
 //! reader holds one by its counter before it checks that the entry is still the same.
 
-use crate::conn::session::{Held, Session};
-use crate::ready::epoll::Epoll;
-use crate::ready::poll::Lookup;
+use crate::conn::{Held, Session};
+use crate::ready::{Epoll, Lookup};
 use alloc::boxed::Box;
 use core::net::SocketAddr;
 use core::ptr::null_mut;
@@ -17,8 +16,9 @@ use libc::c_int;
 const CHUNK: usize = 1024;
 const CHUNKS: usize = 1024;
 
-/// What is stored here is complete: each store releases it, and each load acquires it. A reader of a session holds it
-/// and loads again: AcqRel of the holders orders that before the swap by which the entry gives it up.
+/// What is stored here is complete: each store releases it, and each load acquires it. A reader of a session holds it and
+/// loads again. It finds the same if its hold came before the entry's release of it, and otherwise sees the swap: both
+/// change the count of holders by AcqRel.
 struct Entry {
     session: AtomicPtr<Session>,
     epoll: AtomicPtr<Epoll>,

@@ -2,17 +2,14 @@
 
 //! Calls that send and receive, and may wait.
 
-use crate::conn::end::{LONG, SHORT};
 use crate::conn::peer::{self, keep};
 use crate::conn::receive::{self, OTHER_FILE, STUCK};
-use crate::conn::session::Session;
-use crate::conn::sink::{Buffers, Sink};
 use crate::conn::stream::{blocks, is_kernels, queued};
-use crate::conn::{earn, offer, order, send};
+use crate::conn::{earn, offer, order, send, Buffers, Session, Sink, LONG, SHORT};
 use crate::ready::wait;
-use crate::ring::parts::Parts;
-use crate::sys::errno::{self, Errno, Outcome, EAGAIN, ECONNRESET};
-use crate::sys::{real, socket, uncancelled};
+use crate::ring::Parts;
+use crate::sys::errno::{self, EAGAIN, ECONNRESET};
+use crate::sys::{real, socket, uncancelled, Errno, Outcome};
 use core::sync::atomic::Ordering;
 use libc::{c_int, MSG_DONTWAIT, MSG_PEEK, MSG_WAITALL};
 

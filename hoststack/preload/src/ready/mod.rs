@@ -8,3 +8,7 @@ pub mod poll;
 pub mod splice;
 pub mod transfer;
 pub mod wait;
+
+pub use blocking::Receiver;
+pub use epoll::Epoll;
+pub use poll::Lookup;

@@ -2,14 +2,10 @@
 
 //! poll(2) and select(2) over sessions and other descriptors.
 
-use crate::conn::end::Phase;
-use crate::conn::session::{Held, Session};
-use crate::conn::{earn, peer, recall, stream};
-use crate::ready::epoll::Epoll;
-use crate::sys::clock::{self, Deadline};
-use crate::sys::errno::{self, Outcome, EBADF, EINVAL};
-use crate::sys::fd::NO_FD;
-use crate::sys::{real, waiter};
+use crate::conn::{earn, peer, recall, stream, Held, Phase, Session};
+use crate::ready::Epoll;
+use crate::sys::errno::{self, EBADF, EINVAL};
+use crate::sys::{clock, real, waiter, Deadline, Outcome, NO_FD};
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
 use core::time::Duration;

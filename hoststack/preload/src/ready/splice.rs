@@ -8,18 +8,14 @@
 //! SPLICE_F_NONBLOCK is for the pipe alone, and O_NONBLOCK of the socket for the socket.
 
 use crate::conn::receive::peek;
-use crate::conn::session::Session;
-use crate::conn::sink::{Buffers, Sink};
-use crate::conn::source::Source;
 use crate::conn::stream::blocks;
-use crate::conn::{offer, send};
-use crate::ready::blocking::Receiver;
-use crate::ready::wait;
-use crate::ring::parts::{one, Octets, Parts};
-use crate::sys::errno::{self, Outcome, EAGAIN, EBADF, EINTR, EINVAL, ENOSYS, EOPNOTSUPP, EPERM, EPIPE};
-use crate::sys::mmap::Mmap;
+use crate::conn::{offer, send, Buffers, Session, Sink, Source};
+use crate::ready::{wait, Receiver};
+use crate::ring::parts::one;
+use crate::ring::{Octets, Parts};
+use crate::sys::errno::{self, EAGAIN, EBADF, EINTR, EINVAL, ENOSYS, EOPNOTSUPP, EPERM, EPIPE};
 use crate::sys::syscall::direct;
-use crate::sys::{real, uncancelled};
+use crate::sys::{real, uncancelled, Mmap, Outcome};
 use core::cell::Cell;
 use core::ptr::null_mut;
 use libc::{c_int, iovec, MSG_DONTWAIT, MSG_PEEK, POLLERR, POLLIN, POLLOUT, SPLICE_F_NONBLOCK};

@@ -2,10 +2,12 @@
 
 //! sendfile(2) to a session: by a copy through a buffer.
 
-use crate::conn::session::Session;
+use crate::conn::Session;
 use crate::ready::blocking::{self, some};
-use crate::ring::parts::{one, Parts};
-use crate::sys::errno::{self, Outcome, EINVAL, EISDIR, ESPIPE};
+use crate::ring::parts::one;
+use crate::ring::Parts;
+use crate::sys::errno::{self, EINVAL, EISDIR, ESPIPE};
+use crate::sys::Outcome;
 use libc::{c_int, off_t};
 
 const BUFFER: usize = 65536;

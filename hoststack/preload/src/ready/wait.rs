@@ -2,13 +2,9 @@
 
 //! How a thread sleeps on one session: until the ring or the kernel's connection has something for it.
 
-use crate::conn::end::Phase;
-use crate::conn::session::Session;
-use crate::conn::{offer, peer, recall, stream};
-use crate::sys::clock::{self, Deadline};
-use crate::sys::errno::{self, Outcome, EAGAIN, EINTR, EINVAL};
-use crate::sys::fd::NO_FD;
-use crate::sys::{real, waiter};
+use crate::conn::{offer, peer, recall, stream, Phase, Session};
+use crate::sys::errno::{self, EAGAIN, EINTR, EINVAL};
+use crate::sys::{clock, real, waiter, Deadline, Outcome, NO_FD};
 use core::time::Duration;
 use libc::{c_int, pollfd, timeval, POLLIN, POLLOUT, POLLRDHUP};
 

@@ -2,7 +2,7 @@
 
 //! The shared memory of a connection, as one end has mapped it.
 
-use crate::sys::mmap::Mmap;
+use crate::sys::Mmap;
 use beeline_ring::{Direction, Header, Layout, Recall, Role, HEADER_BYTES};
 
 /// The rings of an attached session.

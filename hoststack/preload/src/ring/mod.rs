@@ -4,3 +4,6 @@
 
 pub mod memory;
 pub mod parts;
+
+pub use memory::{Memory, Rings};
+pub use parts::{Octets, Parts};

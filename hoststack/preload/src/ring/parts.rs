@@ -2,7 +2,8 @@
 
 //! A program's buffers, and copies between them and a ring.
 
-use crate::sys::errno::{Outcome, EINVAL};
+use crate::sys::errno::EINVAL;
+use crate::sys::Outcome;
 use libc::{c_int, c_void, iovec, msghdr};
 
 /// The buffers of one call, from a position on.

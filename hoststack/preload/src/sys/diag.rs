@@ -2,9 +2,8 @@
 
 //! Who has a TCP socket of this network namespace, as the kernel reports by sock_diag(7).
 
-use crate::sys::errno::{self, Errno, Outcome, ENOENT, EPROTO};
-use crate::sys::fd::{Fd, FdCell};
-use crate::sys::uncancelled;
+use crate::sys::errno::{self, ENOENT, EPROTO};
+use crate::sys::{uncancelled, Errno, Fd, FdCell, Outcome};
 use core::mem::{size_of, zeroed};
 use core::net::{IpAddr, SocketAddr};
 use core::sync::atomic::{AtomicU32, Ordering};

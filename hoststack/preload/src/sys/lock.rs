@@ -3,7 +3,7 @@
 //! A lock that survives fork: a child breaks those that other threads of its parent held.
 
 use crate::sys::errno::{self, ESRCH};
-use crate::sys::signals::Section;
+use crate::sys::Section;
 use core::cell::UnsafeCell;
 use core::ops::{Deref, DerefMut};
 use core::sync::atomic::{AtomicU32, Ordering};

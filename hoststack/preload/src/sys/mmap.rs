@@ -2,9 +2,7 @@
 
 //! Mappings of memory.
 
-use crate::sys::errno::{self, Outcome};
-use crate::sys::fd::Fd;
-use crate::sys::real;
+use crate::sys::{errno, real, Fd, Outcome};
 use core::ffi::CStr;
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, Ordering};

@@ -17,6 +17,13 @@ pub mod syscall;
 pub mod uncancelled;
 pub mod waiter;
 
+pub use clock::Deadline;
+pub use errno::{Errno, Outcome};
+pub use fd::{EventFd, Fd, FdCell, Number, NO_FD};
+pub use lock::{Guard, Lock};
+pub use mmap::Mmap;
+pub use signals::Section;
+
 /// Writes a line to standard error.
 pub fn report(text: &str) {
     let line = alloc::format!("beeline-hoststack: {text}\n");

@@ -2,7 +2,7 @@
 
 //! System calls without the C library.
 
-use crate::sys::errno::{self, Errno};
+use crate::sys::{errno, Errno};
 use core::arch::asm;
 use libc::c_long;
 

@@ -4,10 +4,8 @@
 //!
 //! Events are never read. So no thread can take one from another thread, or from an instance of the program.
 
-use crate::sys::clock::Deadline;
-use crate::sys::errno::{self, Outcome, EEXIST};
-use crate::sys::fd::Fd;
-use crate::sys::{lock, real};
+use crate::sys::errno::{self, EEXIST};
+use crate::sys::{lock, real, Deadline, Fd, Outcome};
 use core::ptr::{null_mut, without_provenance_mut};
 use core::sync::atomic::{AtomicU32, Ordering};
 use libc::{c_int, c_void, epoll_event, EPOLLET, EPOLLIN, EPOLL_CTL_ADD};

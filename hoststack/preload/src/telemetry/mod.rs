@@ -4,3 +4,5 @@
 
 pub mod counters;
 pub mod page;
+
+pub use counters::{Counters, Refusal};

@@ -6,9 +6,8 @@
 //! A program has it from its first session on, and its children share it. The library never waits for the agent, and
 //! works without it.
 
-use crate::sys::lock;
-use crate::sys::mmap::Mmap;
-use crate::telemetry::counters::Counters;
+use crate::sys::{lock, Mmap};
+use crate::telemetry::Counters;
 use beeline_ring::Role;
 use core::mem::size_of;
 use core::ptr::null_mut;

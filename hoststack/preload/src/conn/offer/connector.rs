@@ -4,14 +4,11 @@
 
 use super::message::{self, address, unix_socket, user_of, Offer, DESCRIPTORS};
 use super::{exclusively, give_up, stop, without_calls};
-use crate::conn::session::Session;
-use crate::ring::memory::Memory;
+use crate::conn::Session;
+use crate::ring::Memory;
 use crate::sys::errno::EAGAIN;
-use crate::sys::fd::Fd;
-use crate::sys::mmap::Mmap;
-use crate::sys::{diag, real, socket, uncancelled};
-use crate::telemetry::counters::Refusal;
-use crate::telemetry::page;
+use crate::sys::{diag, real, socket, uncancelled, Fd, Mmap};
+use crate::telemetry::{page, Refusal};
 use beeline_ring::Layout;
 use core::sync::atomic::Ordering;
 use libc::c_int;

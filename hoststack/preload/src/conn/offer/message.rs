@@ -2,10 +2,9 @@
 
 //! What both ends know of an offer: the name of the offer socket, and the message with its descriptors.
 
-use crate::conn::session::{Identity, Session};
-use crate::sys::errno::{self, Outcome, EPROTO};
-use crate::sys::fd::Fd;
-use crate::sys::{real, uncancelled};
+use crate::conn::{Identity, Session};
+use crate::sys::errno::{self, EPROTO};
+use crate::sys::{real, uncancelled, Fd, Outcome};
 use crate::telemetry::page;
 use alloc::vec::Vec;
 use core::mem::{size_of, zeroed};

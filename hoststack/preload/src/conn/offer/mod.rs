@@ -16,12 +16,9 @@ mod acceptor;
 mod connector;
 mod message;
 
-use crate::conn::earn;
-use crate::conn::session::Session;
-use crate::sys::errno;
-use crate::sys::signals::Section;
-use crate::telemetry::counters::Refusal;
-use crate::telemetry::page;
+use crate::conn::{earn, Session};
+use crate::sys::{errno, Section};
+use crate::telemetry::{page, Refusal};
 use beeline_ring::Role;
 pub use connector::look;
 use core::sync::atomic::Ordering;

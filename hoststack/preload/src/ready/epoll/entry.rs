@@ -5,13 +5,9 @@
 use super::state::State;
 use super::tag::{Place, Tag};
 use super::{Epoll, ET, EXCLUSIVE, ONESHOT};
-use crate::conn::end::Phase;
-use crate::conn::peer;
-use crate::conn::session::Session;
-use crate::conn::watch::{READ_BITS, WRITE_BITS};
-use crate::ring::memory::Rings;
-use crate::sys::fd::{Fd, NO_FD};
-use crate::sys::real;
+use crate::conn::{peer, Phase, Session, READ_BITS, WRITE_BITS};
+use crate::ring::Rings;
+use crate::sys::{real, Fd, NO_FD};
 use beeline_ring::Recall;
 use core::sync::atomic::Ordering;
 use libc::{c_int, EPOLLERR, EPOLLHUP, EPOLLIN, EPOLLOUT, EPOLLRDHUP, EPOLLWRNORM};

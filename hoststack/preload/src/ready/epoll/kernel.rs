@@ -2,9 +2,9 @@
 
 //! The kernel's epoll_wait(2), behind that of this library.
 
-use crate::sys::errno::{self, Outcome, ENOSYS};
+use crate::sys::errno::{self, ENOSYS};
 use crate::sys::syscall::direct;
-use crate::sys::{clock, real};
+use crate::sys::{clock, real, Outcome};
 use core::time::Duration;
 use libc::{c_int, epoll_event, sigset_t};
 

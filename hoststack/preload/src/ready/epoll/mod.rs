@@ -17,10 +17,9 @@ mod state;
 mod tag;
 mod watcher;
 
-use crate::conn::session::Session;
-use crate::sys::errno::{Outcome, EEXIST, EFAULT, EINVAL, ENOENT};
-use crate::sys::fd::{EventFd, Number};
-use crate::sys::lock::{self, Guard, Lock};
+use crate::conn::Session;
+use crate::sys::errno::{EEXIST, EFAULT, EINVAL, ENOENT};
+use crate::sys::{lock, EventFd, Guard, Lock, Number, Outcome};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};

@@ -5,11 +5,8 @@
 use super::entry::Entry;
 use super::tag::Place;
 use super::{Epoll, END_BITS};
-use crate::conn::end::Phase;
-use crate::conn::peer;
-use crate::conn::session::Session;
-use crate::conn::watch::{READ_BITS, WRITE_BITS};
-use crate::ring::memory::Rings;
+use crate::conn::{peer, Phase, Session, READ_BITS, WRITE_BITS};
+use crate::ring::Rings;
 use crate::sys::real;
 use alloc::collections::{BTreeMap, VecDeque};
 use alloc::vec::Vec;

@@ -7,10 +7,8 @@ use super::entry::{Entry, Registration};
 use super::queue::Inner;
 use super::tag::Tag;
 use super::{Epoll, ET, EXCLUSIVE, ONESHOT};
-use crate::sys::errno::{self, Outcome, EBADF, EEXIST};
-use crate::sys::fd::{EventFd, Fd, NO_FD};
-use crate::sys::lock::{self, Guard};
-use crate::sys::real;
+use crate::sys::errno::{self, EBADF, EEXIST};
+use crate::sys::{lock, real, EventFd, Fd, Guard, Outcome, NO_FD};
 use core::sync::atomic::Ordering;
 use libc::{c_int, epoll_event, EPOLLIN, EPOLLOUT, EPOLLRDHUP, EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD};
 

@@ -5,8 +5,7 @@
 use super::entry::{Entry, Registration};
 use super::tag::Tag;
 use super::{Epoll, ET};
-use crate::conn::session::Session;
-use crate::conn::watch::{Watcher, READ_BITS, WRITE_BITS};
+use crate::conn::{Session, Watcher, READ_BITS, WRITE_BITS};
 use crate::sys::real;
 use libc::{c_int, EPOLL_CTL_DEL};
 
