@@ -16,9 +16,9 @@ use libc::c_int;
 const CHUNK: usize = 1024;
 const CHUNKS: usize = 1024;
 
-/// What is stored here is complete: each store releases it, and each load acquires it. A reader of a session holds it and
-/// loads again. It finds the same if its hold came before the entry's release of it, and otherwise sees the swap: both
-/// change the count of holders by AcqRel.
+/// What is stored here is complete: each store releases it, and each load acquires it. A reader of a session holds it
+/// and loads again. It finds the same if its hold came before the entry's release of it, and otherwise sees the swap:
+/// both change the count of holders by AcqRel.
 struct Entry {
     session: AtomicPtr<Session>,
     epoll: AtomicPtr<Epoll>,
