@@ -4,7 +4,7 @@
 
 use crate::conn::earn::Merits;
 use crate::conn::watch::{self, Watch};
-use crate::conn::{config, order, End, Phase};
+use crate::conn::{config, order, End, Phase, Watcher};
 use crate::ring::{Memory, Rings};
 use crate::sys::{waiter, EventFd, Fd, FdCell, Lock, Mmap};
 use crate::telemetry::{page, Refusal};
@@ -227,13 +227,13 @@ impl Session {
     }
 
     /// Returns whether a watcher is, or becomes, the only one.
-    pub fn watched_only_by<T>(&self, watcher: &T) -> bool {
+    pub fn watched_only_by(&self, watcher: &dyn Watcher) -> bool {
         let this = core::ptr::from_ref(watcher).cast_mut().cast();
         let claimed = self.watcher.compare_exchange(null_mut(), this, Ordering::AcqRel, Ordering::Acquire);
         claimed.is_ok() || claimed == Err(this)
     }
 
-    pub fn is_not_watched_by<T>(&self, watcher: &T) {
+    pub fn is_not_watched_by(&self, watcher: &dyn Watcher) {
         let this = core::ptr::from_ref(watcher).cast_mut().cast();
         let _ = self.watcher.compare_exchange(this, null_mut(), Ordering::AcqRel, Ordering::Relaxed);
     }

@@ -267,7 +267,7 @@ impl Entry {
     pub fn expect(&mut self, looks: Option<&Epoll>) {
         let Some(rings) = self.session.rings().filter(|_| self.has_event) else { return };
         let reads = self.events & READ_BITS != 0;
-        match looks.filter(|epoll| reads && self.session.watched_only_by(epoll)) {
+        match looks.filter(|&epoll| reads && self.session.watched_only_by(epoll)) {
             Some(_) => {
                 self.seen = rings.receive().mark();
                 self.publish_writer_waits(&rings);
