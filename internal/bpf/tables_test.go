@@ -87,4 +87,8 @@ func TestFullTableNamesItsFlag(t *testing.T) {
 	if !errors.As(err, &full) || !strings.Contains(err.Error(), "--max-source-ranges") {
 		t.Errorf("third source range of two: %v", err)
 	}
+	balancers := &FullError{EdgeTCMapBalancers, NetworkLimit, componentList{edgeAt()}.table(EdgeTCMapBalancers)}
+	if !strings.Contains(balancers.Error(), "set --dsr-balancers to the nodes' networks") {
+		t.Errorf("too many balancers: %v", balancers)
+	}
 }

@@ -15,11 +15,11 @@ func TestStatusAndMetrics(t *testing.T) {
 	var status Status
 	read := func(b *metrics.Batch) { addStatus(b, &status) }
 	metricstest.EachMovesOne(t, &status, read, map[string]string{
-		"Threshold": "",
-		"Entries":   "beeline_offload_entries",
-		"Limit":     "beeline_offload_entries_limit",
-		"Learned":   "beeline_offload_learned_total",
-		"Bytes":     "beeline_offload_bytes_total",
+		"ThresholdPackets": "",
+		"CacheEntries":     "beeline_offload_entries",
+		"CacheLimit":       "beeline_offload_entries_limit",
+		"LearnedEntries":   "beeline_offload_learned_total",
+		"CacheBytes":       "beeline_offload_bytes_total",
 	})
 	for want, changed := range map[string]Status{
 		"beeline_offload_packets_total{path=cache}":         {Packets: map[string]uint64{"cache": 7}},

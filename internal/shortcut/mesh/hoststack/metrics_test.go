@@ -14,12 +14,12 @@ import (
 func TestCountersAndMetrics(t *testing.T) {
 	w := NewWatcher(ModeOn, nil, nil)
 	metricstest.EachMovesOne(t, &w.sums, w.Metrics, map[string]string{
-		"Attached":   "beeline_mesh_hoststack_attached_total",
-		"Unlisted":   "",
-		"Received":   "beeline_mesh_hoststack_bytes_total{direction=received}",
-		"Sent":       "beeline_mesh_hoststack_bytes_total{direction=sent}",
-		"Violations": "beeline_mesh_hoststack_violations_total",
-		"Returned":   "beeline_mesh_hoststack_returned_total",
+		"Attached":         "beeline_mesh_hoststack_attached_total",
+		"Unlisted":         "",
+		"Received":         "beeline_mesh_hoststack_bytes_total{direction=received}",
+		"Sent":             "beeline_mesh_hoststack_bytes_total{direction=sent}",
+		"Violations":       "beeline_mesh_hoststack_violations_total",
+		"ReturnedToKernel": "beeline_mesh_hoststack_returned_total",
 	})
 	for i, reason := range refusals {
 		w.sums.Refused[reason] = uint64(i) + 1
