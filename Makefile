@@ -38,7 +38,7 @@ GENERATED_FOLDERS := $(sort $(dir $(GENERATED)))
 BENCH_GENERATED := bench/testrun/costxdp_bpfel.go bench/testrun/costtc_bpfel.go bench/balancer/sockmap_bpfel.go bench/pods/podsredirect_bpfel.go \
 	bench/forward/rates_bpfel.go bench/forward/ratestc_bpfel.go
 BENCH_FOLDERS := $(sort $(dir $(BENCH_GENERATED)))
-SCRIPTS := hoststack/programs/run scripts/audit scripts/floors scripts/hoststack scripts/manifests scripts/includes scripts/walls scripts/links scripts/words scripts/setup scripts/mutants scripts/suites scripts/envoy scripts/kernels test/kernels/guest test/kernels/instructions .ci/run test/edge/testdata/systemd
+SCRIPTS := hoststack/programs/run scripts/audit scripts/floors scripts/hoststack scripts/manifests scripts/includes scripts/walls scripts/links scripts/sentences scripts/words scripts/setup scripts/mutants scripts/suites scripts/envoy scripts/kernels test/kernels/guest test/kernels/instructions .ci/run test/edge/testdata/systemd
 # Runs commands: hides what passes, reports progress every 30 seconds, and sums up at the end.
 SUITE = bin/suite
 # lint vets all packages. The program is the one that users get. Go runs a test of the first module again if a file of
@@ -243,6 +243,7 @@ lint: programs $(SUITE) ## vet, staticcheck, shellcheck, formats
 		--quiet 'includes of bpf/=scripts/includes' \
 		--quiet 'host stack=scripts/hoststack lint' \
 		--quiet 'links of the documents=scripts/links' \
+		--quiet 'a line for each sentence of the documents=scripts/sentences' \
 		--quiet 'which folders import which=scripts/walls' \
 		--quiet 'words of C, Go and Rust=scripts/words' \
 		--quiet 'shellcheck=shellcheck $(SCRIPTS)'
