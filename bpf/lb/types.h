@@ -128,8 +128,8 @@ enum frontend_flag {
 	 * masquerade if the backend is on another node. */
 	FRONTEND_MASQUERADE = 1,
 	FRONTEND_LOOPBACK_EXACT = 8, /* matches 127.0.0.1 only, instead of 127.0.0.0/8 */
-	FRONTEND_OWN_ADDRESS = 16, /* the address is this node's, and `source_set` is not 0 */
-	FRONTEND_MAGLEV = 32,	   /* the sets of `decisions` are Maglev tables */
+	FRONTEND_OWN_ADDRESS = 16,   /* the address is this node's, and `source_set` is not 0 */
+	FRONTEND_MAGLEV = 32,	     /* the sets of `decisions` are Maglev tables */
 	/* Packets of clients outside the cluster go to backends on other nodes without a conntrack
 	 * entry, unless their slot of the table is contested. */
 	FRONTEND_UNTRACKED = 64,
