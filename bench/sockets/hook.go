@@ -174,7 +174,7 @@ func unroute(pod *lab.Host) error {
 }
 
 func programOf(bpffs, hook string) (*ebpf.Program, error) {
-	attached, err := bpf.Attachments(bpffs, bpf.Socket())
+	attached, err := bpf.Attachments(bpffs, bpf.Socket(), bpf.SocketStats(nil))
 	if err != nil {
 		return nil, err
 	}

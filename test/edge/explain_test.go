@@ -309,7 +309,7 @@ func TestExplainBadQuestions(t *testing.T) {
 		{"connect " + node + " 192.0.2.1/icmp", "ICMP has no connect()"},
 		{"connect " + node + " 192.0.2.1:80 --device eth0", "unknown flag: --device"},
 		{"packet " + client, "accepts 2 arg(s)"},
-		{"packet " + client + " 192.0.2.1:80 --agent-socket /run/beeline/agent.sock", "unknown flag: --agent-socket"},
+		{"packet " + client + " 192.0.2.1:80 --agent-socket /run/beeline/agent.sock", "--agent-socket has no effect with --pins: leave one of them out"},
 		{"packet " + client + " 192.0.2.1:80/DCCP", `"DCCP" is neither tcp, udp, sctp nor icmp`},
 		{"packet " + client + " 192.0.2.1:80000/TCP", "not ADDRESS:PORT"},
 	} {
