@@ -12,6 +12,10 @@ import (
 	"net"
 	"net/netip"
 	"time"
+
+	"golang.org/x/sys/unix"
+
+	"beeline.io/beeline/internal/util/wakeup"
 )
 
 // A Kind is a kind of flow.
@@ -128,10 +132,16 @@ func (w *World) OpenTo(ctx context.Context, network string, to netip.AddrPort) (
 	return w.open(ctx, Kind{Network: network, IPv6: to.Addr().Is6()}, to)
 }
 
+// dialAgain is the pause before a server that has no route yet is asked again.
+const dialAgain = 100 * time.Millisecond
+
 func (w *World) open(ctx context.Context, k Kind, to netip.AddrPort) (f *Flow, err error) {
 	f = &Flow{Kind: k}
 	err = w.Client.Do(func() error {
-		f.Conn, err = new(net.Dialer).DialContext(ctx, k.Network, to.String())
+		// On a busy machine the kernel takes seconds until IPv6 answers at devices that have just been set up.
+		for f.Conn, err = new(net.Dialer).DialContext(ctx, k.Network, to.String()); errors.Is(err, unix.EHOSTUNREACH) && wakeup.Sleep(ctx, dialAgain); {
+			f.Conn, err = new(net.Dialer).DialContext(ctx, k.Network, to.String())
+		}
 		return err
 	})
 	if err != nil {
